@@ -1,0 +1,108 @@
+"""Einops patterns: which axes of a tensor a statistic reduces, and how the kept ones are laid out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from einops import EinopsError, rearrange
+from einops.parsing import ParsedExpression
+from torch import Tensor
+
+from reducers.errors import PatternError
+
+__all__ = ["arrange", "validate"]
+
+_ELLIPSIS = "\u2026"  # how einops' parser writes "..."
+
+
+class Layout(NamedTuple):
+    """How to bring a tensor into the shape a lift expects: permute (a view) or rearrange, then reduce `axes`."""
+
+    permute: tuple[int, ...] | None
+    rearrange: str | None
+    axes: tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def _sides(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
+    left, arrow, right = pattern.partition("->")
+    if not arrow:
+        raise PatternError(f"pattern {pattern!r} has no '->': write the axes, then '->', then the axes to keep, as in 'b c h w -> c'")
+    try:
+        parsed = ParsedExpression(left), ParsedExpression(right)
+    except EinopsError as error:
+        raise PatternError(f"pattern {pattern!r} is malformed: {error}") from None
+    unknown = {name for name in parsed[1].identifiers if isinstance(name, str)} - parsed[0].identifiers
+    if unknown:
+        shown = sorted("..." if name == _ELLIPSIS else name for name in unknown)
+        raise PatternError(f"pattern {pattern!r} keeps {shown}, which its left side does not name")
+    return *parsed, left.strip(), right.strip()
+
+
+def validate(pattern: str) -> None:
+    """Raises `PatternError` where `pattern` is no einops pattern of the form `"axes -> axes to keep"`."""
+    if not isinstance(pattern, str):
+        raise PatternError(f"a pattern is a string such as 'b c h w -> c'; got {type(pattern).__name__} {pattern!r}")
+    _sides(pattern)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _layout(pattern: str, ndim: int) -> Layout:
+    return _cached_layout(pattern, ndim)
+
+
+@lru_cache(maxsize=1024)
+def _cached_layout(pattern: str, ndim: int) -> Layout:
+    left, right, left_text, right_text = _sides(pattern)
+    plain = all(axis == _ELLIPSIS or len(axis) == 1 for side in (left, right) for axis in side.composition)
+    if not plain or left.has_non_unitary_anonymous_axes:
+        flat = [name for axis in left.composition for name in ([axis] if axis == _ELLIPSIS else axis)]
+        reduced = [name for name in flat if name not in right.identifiers]
+        if _ELLIPSIS in reduced or not reduced:
+            lead = ndim - len(left.composition) + 1 + (len(reduced) - 1) if reduced else 0
+        else:
+            lead = len(reduced)
+        names = " ".join("..." if name == _ELLIPSIS else str(name) for name in reduced)
+        return Layout(None, f"{left_text} -> {names} {right_text}", tuple(range(lead)))
+    names_left = [axis if axis == _ELLIPSIS else axis[0] for axis in left.composition]
+    free = ndim - len(names_left) + left.has_ellipsis
+    if (free < 0) or (not left.has_ellipsis and free != 0):
+        raise PatternError(
+            f"pattern {pattern!r} needs {'at least ' if left.has_ellipsis else ''}{len(names_left) - left.has_ellipsis} axes, "
+            f"got {ndim}; write '...' for any number of axes, as in 'b ... c -> c'"
+        )
+    where: dict[str, list[int]] = {}
+    position = 0
+    for name in names_left:
+        width = free if name == _ELLIPSIS else 1
+        where[name] = list(range(position, position + width))
+        position += width
+    names_right = [axis if axis == _ELLIPSIS else axis[0] for axis in right.composition]
+    kept = [dim for name in names_right for dim in where[name]]
+    axes = tuple(dim for dim in range(ndim) if dim not in kept)
+    order = iter(kept)
+    permute = tuple(dim if dim in axes else next(order) for dim in range(ndim))
+    return Layout(None if permute == tuple(range(ndim)) else permute, None, axes)
+
+
+def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor and the axes to reduce: what is left after reducing them is laid out as the pattern's right side says.
+
+    Plain patterns give a view of `x`, so nothing is copied; patterns with parentheses are rearranged first. There is always
+    at least one axis to reduce (of length 1 where the pattern keeps everything), because `sum(dim=())` would reduce all.
+
+    Raises:
+        PatternError: the pattern does not fit the shape of `x`.
+    """
+    try:
+        layout = _layout(pattern, x.ndim)
+        if layout.rearrange is not None:
+            x = rearrange(x, layout.rearrange)
+        elif layout.permute is not None:
+            x = x.permute(layout.permute)
+    except (PatternError, EinopsError) as error:
+        reason = str(error).strip().splitlines()[-1] if isinstance(error, EinopsError) else str(error)
+        raise PatternError(f"shape {tuple(x.shape)} does not fit: {reason}") from None
+    return (x, layout.axes) if layout.axes else (x.unsqueeze(0), (0,))

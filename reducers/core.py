@@ -1,0 +1,171 @@
+"""State, Reducer and Statistic: what every online statistic of this package is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
+
+from torch import Tensor
+
+from reducers.axes import arrange, validate
+from reducers.chunks import pieces
+from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchError
+
+if TYPE_CHECKING:
+    from reducers.combine import Postmap, Premap
+
+__all__ = ["Reducer", "Result", "State", "Statistic", "check_reducer", "require_state"]
+
+State: TypeAlias = dict[str, Tensor]
+Result: TypeAlias = Union[Tensor, Mapping[str, "Result"]]
+
+_registry: dict[str, type[Reducer]] = {}
+
+
+class Reducer(ABC):
+    """An immutable description of an online statistic; the numbers live in a `State` that the caller holds.
+
+    Laws, for all states `a, b, c` made by the same reducer:
+
+    - `merge(merge(a, b), c) == merge(a, merge(b, c))`, and `merge({}, a) == a == merge(a, {})`
+    - `update(a, x) == merge(a, update({}, x))`
+    - `merge(a, b) == merge(b, a)` unless the reducer is `ordered`
+    - nothing writes into a state or into an input
+    """
+
+    ordered: ClassVar[bool] = False
+    """Whether the result depends on the order of the observations (`merge(a, b)`: `a` came first)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__module__.partition(".")[0] == "reducers"
+        _registry[cls.__qualname__ if own else f"{cls.__module__}:{cls.__qualname__}"] = cls
+
+    @classmethod
+    def from_fields(cls, **fields: Any) -> Reducer:
+        """The reducer with these dataclass fields, as `from_recipe` read them."""
+        return cls(**fields)
+
+    def init(self) -> State:
+        """The empty state, the identity of `merge`."""
+        return {}
+
+    @abstractmethod
+    def update(self, state: State, *xs: Tensor) -> State:
+        """The state after one more observation; `state` itself is left as it was."""
+
+    @abstractmethod
+    def merge(self, a: State, b: State) -> State:
+        """The state of both: as if what made `b` had been observed after what made `a`."""
+
+    @abstractmethod
+    def compute(self, state: State) -> Result:
+        """The statistic itself.
+
+        Raises:
+            EmptyStateError: nothing was reduced into `state`.
+        """
+
+    def premap(self, function: Callable[..., Tensor | tuple[Tensor, ...]]) -> Premap:
+        """This reducer over `function(*xs)` instead of `xs`."""
+        from reducers.combine import Premap
+
+        return Premap(self, function)
+
+    def postmap(self, function: Callable[[Any], Any]) -> Postmap:
+        """This reducer with `function` applied to its result."""
+        from reducers.combine import Postmap
+
+        return Postmap(self, function)
+
+
+@dataclass(frozen=True)
+class Statistic(Reducer):
+    """Base of reducers over the axes of one tensor. Authors write `lift`, `join` and `read`, nothing else.
+
+    Args:
+        pattern: einops pattern. Axes on the right are kept, all others are reduced: `"... ->"` reduces everything,
+            `"b c h w -> c"` gives one value per channel, `"b ... d -> d"` one per feature whatever lies between.
+    """
+
+    pattern: str = "... ->"
+
+    fixed_shape: ClassVar[bool] = True
+    """Whether every state has the same shapes, so that a difference is a mistake and never broadcast."""
+
+    def __post_init__(self) -> None:
+        validate(self.pattern)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the lifts of the parts of an observation join to the lift of the whole, so that big tensors may be cut."""
+        return True
+
+    @abstractmethod
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        """The state of one observation: reduce `axes` (never none, never over zero elements) and keep the others."""
+
+    @abstractmethod
+    def join(self, a: State, b: State) -> State:
+        """The state of both; neither is empty."""
+
+    @abstractmethod
+    def read(self, state: State) -> Result:
+        """The statistic of a state that is not empty."""
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        if len(xs) != 1 or not isinstance(xs[0], Tensor):
+            raise ReducerTypeError(f"{self!r} reduces one tensor at a time; got ({', '.join(type(x).__name__ for x in xs)})")
+        x, axes = arrange(xs[0].detach(), self.pattern)
+        if x.numel() == 0:
+            return state
+        if state and next(iter(state.values())).device != x.device:
+            state = {key: value.to(x.device) for key, value in state.items()}
+        for piece in pieces(x, axes) if self.divisible else (x,):
+            state = self.merge(state, self.lift(piece, axes))
+        return state
+
+    def merge(self, a: State, b: State) -> State:
+        if not a or not b:
+            return a or b
+        check_states(self, a, b, self.fixed_shape)
+        device = next(iter(a.values())).device
+        if next(iter(b.values())).device != device:
+            b = {key: value.to(device) for key, value in b.items()}
+        return self.join(a, b)
+
+    def compute(self, state: State) -> Result:
+        require_state(self, state)
+        return self.read(state)
+
+
+def require_state(reducer: Reducer, state: State) -> None:
+    """Raises `EmptyStateError` where `state` is empty."""
+    if not state:
+        raise EmptyStateError(f"{reducer!r} has nothing to compute: no observation was reduced into this state yet")
+
+
+def check_states(reducer: Reducer, a: State, b: State, shapes: bool = True) -> None:
+    """Raises `StateMismatchError`, with both sides listed, where two states cannot belong to `reducer`."""
+    if a.keys() != b.keys():
+        raise StateMismatchError(
+            f"{reducer!r} cannot merge states with different keys: {sorted(a)} and {sorted(b)}; were they made by the same reducer?"
+        )
+    if shapes:
+        for key, value in a.items():
+            if value.shape != b[key].shape:
+                raise StateMismatchError(
+                    f"{reducer!r} keeps shape {tuple(value.shape)} for {key!r} so far and now met {tuple(b[key].shape)}: "
+                    "the kept axes must not change; keep fewer axes in the pattern, or record these apart"
+                )
+
+
+def check_reducer(reducer: object, where: str) -> Reducer:
+    """Returns `reducer`, or raises `ReducerTypeError` that shows the mistaken code and its mend."""
+    if isinstance(reducer, Reducer):
+        return reducer
+    if isinstance(reducer, type) and issubclass(reducer, Reducer):
+        raise ReducerTypeError(f"{where} needs a reducer instance and got the class: write {reducer.__name__}(), not {reducer.__name__}")
+    raise ReducerTypeError(f"{where} needs a reducer such as Mean() and got {type(reducer).__name__}: {reducer!r}")
