@@ -1,0 +1,5 @@
+"""Where tensors are captured, and where results go."""
+
+from recorders.recording import Recording, Subrecording
+
+__all__ = ["Recording", "Subrecording"]

@@ -1,0 +1,66 @@
+"""Errors of capture and of files. Every one says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CorruptRecordingError",
+    "MergeError",
+    "MonitorError",
+    "NotARecordingError",
+    "OperandError",
+    "RecorderError",
+    "RecordingWarning",
+    "SchemaError",
+    "SelectionError",
+    "StorageError",
+    "SyncError",
+    "TargetError",
+]
+
+
+class RecorderError(Exception):
+    """Base of every error raised by `recorders`."""
+
+
+class SelectionError(RecorderError, LookupError):
+    """A selection matched nothing, or a name is not there; the message lists what is."""
+
+
+class TargetError(RecorderError, AttributeError):
+    """A monitor cannot sit where it was put: no module, or the module has no such attribute."""
+
+
+class OperandError(RecorderError, TypeError):
+    """What a module gave, or what `map_` or `op_` made of it, holds no tensor a reducer could take."""
+
+
+class MonitorError(RecorderError, RuntimeError):
+    """A reducer or one of the user's callables failed during capture; names monitor, module and shapes."""
+
+
+class MergeError(RecorderError, ValueError):
+    """Two recordings do not fit together; both sides are listed."""
+
+
+class StorageError(RecorderError, OSError):
+    """A recording could not be written or read; names the file and the reason."""
+
+
+class NotARecordingError(StorageError):
+    """The path exists and is not a recording."""
+
+
+class CorruptRecordingError(StorageError):
+    """The path is a recording, and its bytes are not what was saved."""
+
+
+class SchemaError(StorageError):
+    """The recording was written in a schema this version does not know."""
+
+
+class SyncError(RecorderError, RuntimeError):
+    """The ranks of a process group do not record the same things; both sides are listed."""
+
+
+class RecordingWarning(UserWarning):
+    """Something was not recorded; training goes on."""
