@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from recorders.errors import MergeError, SelectionError
 from reducers import Reducer, Result, State
 from reducers.core import check_reducer
-from recorders.errors import MergeError, SelectionError
 
 __all__ = ["Recording", "Subrecording", "lookup"]
 
@@ -78,9 +78,8 @@ class Recording(Mapping[str, Subrecording]):
     >>> import torch
     >>> from reducers import Mean
     >>> mean = Mean()
-    >>> left, right = (
-    ...     Recording({"loss": Subrecording(mean, {"": mean.update({}, torch.tensor(values))}, samples=1)}) for values in ([1.0, 2.0], [6.0])
-    ... )
+    >>> states = [mean.update({}, torch.tensor(values)) for values in ([1.0, 2.0], [6.0])]
+    >>> left, right = (Recording({"loss": Subrecording(mean, {"": state}, samples=1)}) for state in states)
     >>> left.merge(right).compute()
     {'loss': tensor(3., dtype=torch.float64)}
     """
@@ -117,7 +116,9 @@ class Recording(Mapping[str, Subrecording]):
         """
         if set(self) != set(other):
             only = sorted(set(self) - set(other)), sorted(set(other) - set(self))
-            raise MergeError(f"the recordings hold different subrecorders: only in the first {only[0]}, only in the second {only[1]}")
+            raise MergeError(
+                f"the recordings differ in their subrecorders: only the first has {only[0]}, only the second {only[1]}"
+            )
         merged = {}
         for name, part in self.items():
             try:

@@ -29,7 +29,7 @@ class Layout(NamedTuple):
 def _sides(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
     left, arrow, right = pattern.partition("->")
     if not arrow:
-        raise PatternError(f"pattern {pattern!r} has no '->': write the axes, then '->', then the axes to keep, as in 'b c h w -> c'")
+        raise PatternError(f"pattern {pattern!r} has no '->': write all axes, '->', then the axes to keep, as in 'b c h w -> c'")
     try:
         parsed = ParsedExpression(left), ParsedExpression(right)
     except EinopsError as error:

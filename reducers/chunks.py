@@ -25,5 +25,5 @@ def pieces(x: Tensor, axes: tuple[int, ...]) -> Sequence[Tensor]:
         return (x,)
     axis = max(cuttable, key=x.stride)
     wanted = x.numel() // CHUNK
-    cuts = x.split(max(1, x.shape[axis] // wanted), dim=axis)
+    cuts = torch.split(x, max(1, x.shape[axis] // wanted), dim=axis)
     return cuts if x.shape[axis] >= wanted else [piece for cut in cuts for piece in pieces(cut, axes)]

@@ -85,7 +85,7 @@ class _Wrapper(Reducer):
     def __post_init__(self) -> None:
         check_reducer(self.reducer, type(self).__name__)
         if not callable(self.function):
-            raise ReducerTypeError(f"{type(self).__name__} needs a function and got {type(self.function).__name__}: {self.function!r}")
+            raise ReducerTypeError(f"{type(self).__name__} needs a function and got {self.function!r}")
 
     @property
     def ordered(self) -> bool:  # type: ignore[override]

@@ -167,5 +167,6 @@ def check_reducer(reducer: object, where: str) -> Reducer:
     if isinstance(reducer, Reducer):
         return reducer
     if isinstance(reducer, type) and issubclass(reducer, Reducer):
-        raise ReducerTypeError(f"{where} needs a reducer instance and got the class: write {reducer.__name__}(), not {reducer.__name__}")
+        name = reducer.__name__
+        raise ReducerTypeError(f"{where} needs a reducer instance and got the class: write {name}(), not {name}")
     raise ReducerTypeError(f"{where} needs a reducer such as Mean() and got {type(reducer).__name__}: {reducer!r}")
