@@ -117,7 +117,7 @@ class Recording(Mapping[str, Subrecording]):
         if set(self) != set(other):
             only = sorted(set(self) - set(other)), sorted(set(other) - set(self))
             raise MergeError(
-                f"the recordings differ in their subrecorders: only the first has {only[0]}, only the second {only[1]}"
+                f"the recordings hold different names: only the first has {only[0]}, only the second {only[1]}"
             )
         merged = {}
         for name, part in self.items():
