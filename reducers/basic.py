@@ -1,16 +1,18 @@
-"""Counts, sums, means and extremes."""
+"""Counts, sums, means, extremes and norms."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from reducers.core import State, Statistic
-from reducers.numeric import count_of, finite, widen
+from reducers.errors import ArgumentError
+from reducers.numeric import comparable, count_of, finite, magnitude, nan_where_infinite, real, real_or_complex, widen
 
-__all__ = ["Count", "Mean", "Sum"]
+__all__ = ["Count", "Max", "Mean", "Min", "Norm", "Sum"]
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,123 @@ class Mean(Statistic):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         wide, mask = finite(widen(x, "Mean"))
         count = count_of(x, mask, axes)
-        return {"count": count, "mean": wide.sum(dim=axes) / count.clamp(min=1).double()}
+        return {"count": count, "mean": wide.sum(dim=axes) / real(count.clamp(min=1))}
 
     def join(self, a: State, b: State) -> State:
         count = a["count"] + b["count"]
-        share = b["count"].double() / count.clamp(min=1).double()
+        share = real(b["count"]) / real(count.clamp(min=1))
         return {"count": count, "mean": a["mean"] + (b["mean"] - a["mean"]) * share}
 
     def read(self, state: State) -> Tensor:
         return torch.where(state["count"] > 0, state["mean"], torch.nan)
+
+
+@dataclass(frozen=True)
+class Min(Statistic):
+    """Smallest finite element.
+
+    Returns:
+        The dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the kept axes; for
+        floats NaN where nothing finite was seen.
+
+    Raises:
+        DTypeError: complex numbers, which have no order, or uint64.
+
+    >>> import torch
+    >>> low = Min("b c -> c")
+    >>> low.compute(low.update({}, torch.tensor([[1.0, float("nan")], [-2.0, 3.0]])))
+    tensor([-2.,  3.])
+    """
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"min": finite(comparable(x, "Min"), torch.inf)[0].amin(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"min": torch.minimum(a["min"], b["min"])}
+
+    def read(self, state: State) -> Tensor:
+        return nan_where_infinite(state["min"])
+
+
+@dataclass(frozen=True)
+class Max(Statistic):
+    """Largest finite element.
+
+    Returns:
+        The dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the kept axes; for
+        floats NaN where nothing finite was seen.
+
+    Raises:
+        DTypeError: complex numbers, which have no order, or uint64.
+
+    >>> import torch
+    >>> top = Max("b c -> c")
+    >>> top.compute(top.update({}, torch.tensor([[1.0, float("inf")], [-2.0, 3.0]])))
+    tensor([1., 3.])
+    """
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"max": finite(comparable(x, "Max"), -torch.inf)[0].amax(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"max": torch.maximum(a["max"], b["max"])}
+
+    def read(self, state: State) -> Tensor:
+        return nan_where_infinite(state["max"])
+
+
+@dataclass(frozen=True)
+class Norm(Statistic):
+    """Norm of all finite elements seen, as if they were one long vector: `(sum |x|^p)^(1/p)`.
+
+    Args:
+        p: order, from 0 (how many elements are not zero) over 1 and 2 to infinity (the largest magnitude).
+        normalize: take the mean of `|x|^p` in place of the sum, so that the size does not matter: p=2 gives the root mean
+            square, p=0 the share of elements that are not zero; p=inf stays as it is.
+
+    Returns:
+        float64, in the shape of the kept axes, as `torch.linalg.vector_norm` of everything seen; normalised NaN where nothing
+        finite was seen.
+
+    Raises:
+        ArgumentError: p is negative or not a number.
+
+    >>> import torch
+    >>> norm, rms = Norm(), Norm(normalize=True)
+    >>> norm.compute(norm.update(norm.update({}, torch.tensor([3.0])), torch.tensor([4.0])))
+    tensor(5., dtype=torch.float64)
+    >>> rms.compute(rms.update({}, torch.tensor([2.0, -2.0])))
+    tensor(2., dtype=torch.float64)
+    """
+
+    p: float = 2.0
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.p, (int, float)) or not self.p >= 0:
+            raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        wide, mask = finite(real_or_complex(widen(x, "Norm")))
+        count = count_of(x, mask, axes)
+        if self.p == math.inf:
+            return {"count": count, "power": wide.abs().amax(dim=axes)}
+        if self.p == 0:
+            return {"count": count, "power": real((wide != 0).sum(dim=axes))}
+        return {"count": count, "power": self._power(wide).sum(dim=axes)}
+
+    def _power(self, wide: Tensor) -> Tensor:
+        if self.p == 2:
+            return magnitude(wide)
+        return wide.abs() if self.p == 1 else wide.abs().pow(self.p)
+
+    def join(self, a: State, b: State) -> State:
+        join = torch.maximum if self.p == math.inf else torch.add
+        return {"count": a["count"] + b["count"], "power": join(a["power"], b["power"])}
+
+    def read(self, state: State) -> Tensor:
+        power = state["power"]
+        if self.normalize:
+            power = torch.where(state["count"] > 0, power if self.p == math.inf else power / real(state["count"]), torch.nan)
+        return power if self.p in (0, 1, math.inf) else power.pow(1 / self.p)

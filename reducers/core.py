@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
 
+import torch
 from torch import Tensor
 
 from reducers.axes import arrange, validate
@@ -16,7 +17,18 @@ from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchErro
 if TYPE_CHECKING:
     from reducers.combine import Postmap, Premap
 
-__all__ = ["Reducer", "Result", "State", "Statistic", "check_reducer", "require_state"]
+__all__ = [
+    "Reducer",
+    "Result",
+    "State",
+    "Statistic",
+    "check_reducer",
+    "check_states",
+    "follow",
+    "observation",
+    "require_state",
+    "unshared",
+]
 
 State: TypeAlias = dict[str, Tensor]
 Result: TypeAlias = Union[Tensor, Mapping[str, "Result"]]
@@ -116,29 +128,52 @@ class Statistic(Reducer):
         """The statistic of a state that is not empty."""
 
     def update(self, state: State, *xs: Tensor) -> State:
-        if len(xs) != 1 or not isinstance(xs[0], Tensor):
-            raise ReducerTypeError(f"{self!r} reduces one tensor at a time; got ({', '.join(type(x).__name__ for x in xs)})")
-        x, axes = arrange(xs[0].detach(), self.pattern)
+        x, axes = arrange(observation(self, xs), self.pattern)
         if x.numel() == 0:
             return state
-        if state and next(iter(state.values())).device != x.device:
-            state = {key: value.to(x.device) for key, value in state.items()}
+        state = follow(state, x.device)
         for piece in pieces(x, axes) if self.divisible else (x,):
-            state = self.merge(state, self.lift(piece, axes))
+            lifted = self.lift(piece, axes)
+            if not piece.is_contiguous():  # reductions keep the order of strides, and files hold contiguous tensors only
+                lifted = {key: value.contiguous() for key, value in lifted.items()}
+            state = self.merge(state, lifted)
         return state
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
         check_states(self, a, b, self.fixed_shape)
-        device = next(iter(a.values())).device
-        if next(iter(b.values())).device != device:
-            b = {key: value.to(device) for key, value in b.items()}
-        return self.join(a, b)
+        return self.join(a, follow(b, next(iter(a.values())).device))
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        return self.read(state)
+        return unshared(self.read(state), state)
+
+
+def observation(reducer: Reducer, xs: tuple[Any, ...]) -> Tensor:
+    """The one tensor in `xs`, detached and dense.
+
+    Raises:
+        ReducerTypeError: there are several, or something else.
+    """
+    if len(xs) != 1 or not isinstance(xs[0], Tensor):
+        raise ReducerTypeError(f"{reducer!r} reduces one tensor at a time; got ({', '.join(type(x).__name__ for x in xs)})")
+    x = xs[0].detach()
+    return x if x.layout is torch.strided else x.to_dense()
+
+
+def follow(state: State, device: torch.device) -> State:
+    """`state` on `device`; the very same where it is there already."""
+    if all(value.device == device for value in state.values()):
+        return state
+    return {key: value.to(device) for key, value in state.items()}
+
+
+def unshared(result: Result, state: State) -> Result:
+    """`result` with copies of those tensors that are the state's own, so that the caller may write into what he is given."""
+    if isinstance(result, Tensor):
+        return result.clone() if any(result is value for value in state.values()) else result
+    return {key: unshared(value, state) for key, value in result.items()}
 
 
 def require_state(reducer: Reducer, state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "ArgumentError",
     "DTypeError",
     "EmptyStateError",
     "PatternError",
@@ -19,6 +20,10 @@ class ReducerError(Exception):
 
 class ReducerTypeError(ReducerError, TypeError):
     """Something that is no reducer instance was given where one is needed."""
+
+
+class ArgumentError(ReducerError, ValueError):
+    """A reducer was given an argument outside the range in which it is defined."""
 
 
 class PatternError(ReducerError, ValueError):

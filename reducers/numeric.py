@@ -9,7 +9,12 @@ from torch import Tensor
 
 from reducers.errors import DTypeError
 
-__all__ = ["count_of", "finite", "widen"]
+__all__ = ["comparable", "count_of", "finite", "magnitude", "nan_where_infinite", "real", "real_or_complex", "widen"]
+
+
+def real(x: Tensor) -> Tensor:
+    """`x` in the dtype that means and shares are kept in: float64, or float32 where the device has none."""
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def widen(x: Tensor, who: str) -> Tensor:
@@ -21,10 +26,35 @@ def widen(x: Tensor, who: str) -> Tensor:
     if x.is_complex():
         return x.to(torch.complex128)
     if x.is_floating_point():
-        return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+        return real(x)
     if x.dtype is torch.uint64:
         raise DTypeError(f"{who} has no exact sum for torch.uint64; convert it first, for example .premap(torch.Tensor.double)")
     return x.to(torch.int64)
+
+
+def real_or_complex(x: Tensor) -> Tensor:
+    """`x` with integers made real, so that powers and differences neither overflow nor truncate."""
+    return x if x.is_complex() or x.is_floating_point() else real(x)
+
+
+def comparable(x: Tensor, who: str) -> Tensor:
+    """`x` itself, or in the narrowest dtype that holds it and has an order in torch: float8 as float32, uint16, uint32 as signed.
+
+    Raises:
+        DTypeError: complex numbers, which have no order, and unsigned 64-bit integers, which no wider dtype holds.
+    """
+    if x.is_complex():
+        raise DTypeError(f"{who} is not defined for {x.dtype}, which has no order; reduce its magnitude: .premap(torch.abs)")
+    if x.dtype is torch.uint64:
+        raise DTypeError(f"{who} is not defined for torch.uint64; convert it first, for example .premap(torch.Tensor.double)")
+    if x.is_floating_point():
+        return x.float() if x.dtype.itemsize == 1 else x
+    return x.to({torch.uint16: torch.int32, torch.uint32: torch.int64}.get(x.dtype, x.dtype))
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """Squared absolute value, real also for complex numbers."""
+    return x.real.square() + x.imag.square() if x.is_complex() else x.square()
 
 
 def finite(x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor | None]:
@@ -36,11 +66,16 @@ def finite(x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor | None]:
     if not (x.is_floating_point() or x.is_complex()):
         return x, None
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        total = x.sum()
+        total = x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()
         if torch.isfinite(total).item():
             return x, None
     mask = torch.isfinite(x)
     return torch.where(mask, x, fill), mask
+
+
+def nan_where_infinite(x: Tensor) -> Tensor:
+    """`x` with NaN where it still is the infinity that extremes start from; integers have none."""
+    return torch.where(torch.isinf(x), torch.nan, x) if x.is_floating_point() else x
 
 
 def count_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> Tensor:
