@@ -15,6 +15,8 @@ __all__ = [
     "StorageError",
     "SyncError",
     "TargetError",
+    "TickError",
+    "VisualizerError",
 ]
 
 
@@ -60,6 +62,14 @@ class SchemaError(StorageError):
 
 class SyncError(RecorderError, RuntimeError):
     """The ranks of a process group do not record the same things; both sides are listed."""
+
+
+class TickError(RecorderError, ValueError):
+    """A tick of a timeline is no whole number, or is there already."""
+
+
+class VisualizerError(RecorderError, RuntimeError):
+    """Nothing can be shown: the library that draws it is not installed, or the visualizer is unknown; names the remedy."""
 
 
 class RecordingWarning(UserWarning):
