@@ -32,7 +32,7 @@ class Product(Reducer):
 
     parts: tuple[tuple[str, Reducer], ...]
 
-    def __init__(self, **parts: Reducer) -> None:
+    def __init__(self, /, **parts: Reducer) -> None:
         if not parts:
             raise ReducerTypeError("Product needs at least one named part: Product(mean=Mean(), top=Max())")
         for name, part in parts.items():

@@ -65,6 +65,7 @@ def finite(x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor | None]:
     """
     if not (x.is_floating_point() or x.is_complex()):
         return x, None
+    x = x.float() if x.dtype.itemsize == 1 else x  # float8 can be converted, and hardly more
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         total = x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()
         if torch.isfinite(total).item():

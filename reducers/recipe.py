@@ -55,12 +55,14 @@ def from_recipe(recipe: object) -> Reducer:
     if cls is None or not is_dataclass(cls):
         raise RecipeError(f"reducer {recipe['type']!r} is not defined here: import the module that defines it before loading")
     known = {field.name for field in fields(cls)}
-    given = {name: _decode(value) for name, value in recipe.items() if name != "type"}
-    if set(given) - known:
-        raise RecipeError(f"recipe of {recipe['type']!r} has fields {sorted(set(given) - known)} that the class does not know")
+    unknown = set(recipe) - known - {"type"}
+    if unknown:
+        raise RecipeError(f"recipe of {recipe['type']!r} has fields {sorted(map(str, unknown))} that the class does not know")
     try:
-        return cls.from_fields(**given)
-    except (ReducerError, TypeError, ValueError) as error:
+        return cls.from_fields(**{name: _decode(value) for name, value in recipe.items() if name != "type"})
+    except RecursionError:
+        raise RecipeError(f"recipe of {recipe['type']!r} is nested too deeply") from None
+    except (ReducerError, KeyError, TypeError, ValueError) as error:
         raise RecipeError(f"recipe of {recipe['type']!r} does not fit: {error}") from None
 
 

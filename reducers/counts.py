@@ -1,0 +1,80 @@
+"""How often units are active, and which never are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reducers.core import Result, State, Statistic
+from reducers.errors import ArgumentError
+from reducers.numeric import count_of, finite, real, real_or_complex, widen
+
+__all__ = ["Activity"]
+
+
+@dataclass(frozen=True)
+class Activity(Statistic):
+    """How often each unit is active (`|x| > eps`), and which units never were.
+
+    A unit is one position of the kept axes: with the default pattern a channel of a batch-first tensor. NaN and infinite elements
+    are left out. Two things are called death: here a unit is *dead* when it was seen and never active in all that was reduced;
+    the *death rate* looks at each observation by itself, so a unit that fires once in ten batches is dead in nine of them.
+
+    Args:
+        eps: largest magnitude that still counts as zero, in the unit of the data.
+        death: also give the death rate. It depends on how the data were cut into observations.
+
+    Returns:
+        `rate`: float64, active share of the finite elements of each unit, NaN where there were none; `dead`: bool per unit; and
+        with `death=True` also `death`: float64, 0-d, mean over observations of the share of units dead in that observation.
+
+    Raises:
+        ArgumentError: `eps` is negative or not a number.
+
+    >>> import torch
+    >>> activity = Activity(death=True)
+    >>> state = activity.update({}, torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]))
+    >>> result = activity.compute(activity.update(state, torch.tensor([[0.0, 0.0, 3.0], [0.0, 1.0, 1.0]])))
+    >>> result["rate"].tolist(), result["dead"].tolist(), result["death"].item()
+    ([0.0, 0.5, 0.5], [True, False, False], 0.5)
+    """
+
+    pattern: str = "b c ... -> c"
+    eps: float = 1e-8
+    death: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.eps, (int, float)) or not self.eps >= 0:
+            raise ArgumentError(f"Activity takes eps from 0 up and got {self.eps!r}")
+
+    @property
+    def divisible(self) -> bool:
+        return not self.death
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        wide, mask = finite(real_or_complex(widen(x, "Activity")))
+        state = {"count": count_of(wide, mask, axes), "active": (wide.abs() > self.eps).sum(dim=axes)}
+        if self.death:
+            seen, dead = _seen_and_dead(state)
+            units = seen.sum()
+            state["deaths"] = real(dead.sum()) / real(units.clamp(min=1))
+            state["observations"] = (units > 0).to(torch.int64)
+        return state
+
+    def join(self, a: State, b: State) -> State:
+        return {key: value + b[key] for key, value in a.items()}
+
+    def read(self, state: State) -> Result:
+        seen, dead = _seen_and_dead(state)
+        result = {"rate": torch.where(seen, real(state["active"]) / real(state["count"]), torch.nan), "dead": dead}
+        if self.death:
+            result["death"] = state["deaths"] / real(state["observations"])
+        return result
+
+
+def _seen_and_dead(state: State) -> tuple[Tensor, Tensor]:
+    seen = state["count"] > 0
+    return seen, seen & (state["active"] == 0)
