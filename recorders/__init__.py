@@ -1,5 +1,55 @@
 """Where tensors are captured, and where results go."""
 
+from recorders.attributes import DifferenceMonitor, StateMonitor
+from recorders.constructor import MonitorConstructor
+from recorders.errors import (
+    CorruptRecordingError,
+    MergeError,
+    MonitorError,
+    NotARecordingError,
+    OperandError,
+    RecorderError,
+    RecordingWarning,
+    SchemaError,
+    SelectionError,
+    StorageError,
+    SyncError,
+    TargetError,
+)
+from recorders.gradients import BackwardInputMonitor, BackwardMonitor
+from recorders.monitor import Monitor
+from recorders.monitors import CallMonitor, ForwardInputMonitor, ForwardMonitor
+from recorders.parameters import OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
+from recorders.recorder import Recorder
 from recorders.recording import Recording, Subrecording
 
-__all__ = ["Recording", "Subrecording"]
+__all__ = [
+    "BackwardInputMonitor",
+    "BackwardMonitor",
+    "CallMonitor",
+    "CorruptRecordingError",
+    "DifferenceMonitor",
+    "ForwardInputMonitor",
+    "ForwardMonitor",
+    "MergeError",
+    "Monitor",
+    "MonitorConstructor",
+    "MonitorError",
+    "NotARecordingError",
+    "OperandError",
+    "OptimizerStateMonitor",
+    "ParameterGradientMonitor",
+    "ParameterMonitor",
+    "ParameterUpdateMonitor",
+    "Recorder",
+    "RecorderError",
+    "Recording",
+    "RecordingWarning",
+    "SchemaError",
+    "SelectionError",
+    "StateMonitor",
+    "StorageError",
+    "Subrecording",
+    "SyncError",
+    "TargetError",
+]

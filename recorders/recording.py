@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from recorders.errors import MergeError, SelectionError
@@ -26,6 +28,7 @@ class Subrecording:
         monitor: the kind of monitor, such as "ForwardMonitor".
         attr: the attribute or parameter it watched, if any.
         functions: what `apply` and `apply_sample` asked to be done to the result, in order; each takes (result, samples).
+        recipe: where the reducer is None, what its file says of it, so that saving again loses nothing.
     """
 
     reducer: Reducer | None
@@ -35,6 +38,7 @@ class Subrecording:
     monitor: str = ""
     attr: str | None = None
     functions: tuple[Callable[[Any, int], Any], ...] = ()
+    recipe: Mapping[str, Any] | str | None = None
 
     def leaves(self) -> dict[str, Any]:
         """Result by leaf path; leaves into which nothing was reduced are absent."""
@@ -88,7 +92,9 @@ class Recording(Mapping[str, Subrecording]):
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str | int) -> Subrecording:
-        return self.subrecordings[lookup(name, list(self.subrecordings), self.aliases)]
+        if name in self.subrecordings:
+            return self.subrecordings[str(name)]
+        return self.subrecordings[lookup(name, self.subrecordings, self.aliases)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.subrecordings)
@@ -116,9 +122,7 @@ class Recording(Mapping[str, Subrecording]):
         """
         if set(self) != set(other):
             only = sorted(set(self) - set(other)), sorted(set(other) - set(self))
-            raise MergeError(
-                f"the recordings hold different names: only the first has {only[0]}, only the second {only[1]}"
-            )
+            raise MergeError(f"the recordings hold different names: only the first has {only[0]}, only the second {only[1]}")
         merged = {}
         for name, part in self.items():
             try:
@@ -126,6 +130,12 @@ class Recording(Mapping[str, Subrecording]):
             except Exception as error:
                 raise MergeError(f"subrecorder {name!r}: {error}") from error
         return Recording(merged, self.aliases)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the recording into the folder `path`; see `recorders.storage.save`."""
+        from recorders.storage import save
+
+        return save(self, path)
 
     def with_reducers(self, reducers: Reducer | Mapping[str, Reducer]) -> Recording:
         """The same recording with reducers given by the caller, for those whose recipe holds a function.
@@ -144,7 +154,7 @@ class Recording(Mapping[str, Subrecording]):
         return replace(self, subrecordings=parts)
 
 
-def lookup(name: str | int, names: list[str], aliases: Mapping[str, str]) -> str:
+def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
     """The true name behind a name, an alias or an index.
 
     Raises:
@@ -152,10 +162,10 @@ def lookup(name: str | int, names: list[str], aliases: Mapping[str, str]) -> str
     """
     if isinstance(name, int):
         if -len(names) <= name < len(names):
-            return names[name]
+            return list(names)[name]
         raise SelectionError(f"no subrecorder {name}: there are {len(names)}")
     if name in names:
         return name
     if name in aliases:
         return aliases[name]
-    raise SelectionError(f"no subrecorder {name!r}; there are {names[:20]}{' and more' if len(names) > 20 else ''}")
+    raise SelectionError(f"no subrecorder {name!r}; there are {list(names)[:20]}{' and more' if len(names) > 20 else ''}")

@@ -1,0 +1,178 @@
+"""Monitors of attributes of a module: their values, and how a forward changes them."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recorders.constructor import Hook
+from recorders.errors import TargetError
+from recorders.monitor import Monitor
+from recorders.operands import as_operand, recomputing
+from reducers import Reducer
+
+__all__ = ["DifferenceMonitor", "StateMonitor"]
+
+
+class _AttributeMonitor(Monitor):
+    """Reads attributes of the module, by dot path."""
+
+    def __init__(self, reducer: Reducer, attr: str | Sequence[str], module: nn.Module | None = None, **options: Any) -> None:
+        if not attr or not (isinstance(attr, str) or all(isinstance(name, str) and name for name in attr)):
+            raise TargetError(f"{type(self).__name__} needs the name of an attribute, with dots for nested ones; got {attr!r}")
+        self._attr = attr if isinstance(attr, str) else tuple(attr)
+        super().__init__(reducer, module, **options)
+
+    def _check(self, module: nn.Module) -> None:
+        for name in (self._attr,) if isinstance(self._attr, str) else self._attr:
+            self._read(module, name)
+
+    def _read(self, module: nn.Module, name: str) -> Any:
+        try:
+            return as_operand(operator.attrgetter(name)(module))
+        except AttributeError:
+            there = sorted(
+                {*module._parameters, *module._buffers, *module._modules, *(k for k in vars(module) if k[0] != "_")} - {"training"}
+            )
+            raise TargetError(
+                f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; it has {there}. "
+                "Where forward sets it, give it a first value (None will do) before the monitor is put on"
+            ) from None
+
+
+class StateMonitor(_AttributeMonitor):
+    """Records attributes of a module after its forward (before it with `as_prehook=True`). Operands: the attributes, in order.
+
+    Args:
+        attr: name or dot path; or several, each with a state of its own unless `map_` or `op_` brings them together.
+        as_prehook: read before the forward instead of after it.
+
+    An attribute that is None is not recorded; Python numbers are taken as tensors.
+
+    >>> import torch
+    >>> from reducers import Last
+    >>> norm = torch.nn.BatchNorm1d(1)
+    >>> monitor = StateMonitor(Last(), "num_batches_tracked", norm)
+    >>> _ = norm(torch.ones(4, 1))
+    >>> monitor.peek()
+    tensor(1)
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        attr: str | Sequence[str],
+        module: nn.Module | None = None,
+        *,
+        as_prehook: bool = False,
+        **options: Any,
+    ) -> None:
+        self.as_prehook = as_prehook
+        super().__init__(reducer, attr, module, **options)
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        if self.as_prehook:
+            return [module.register_forward_pre_hook(Hook(self._see), prepend=self.prepend)]
+        return [module.register_forward_hook(Hook(self._see), prepend=self.prepend)]
+
+    def _see(self, module: nn.Module, *_: Any) -> None:
+        if recomputing():
+            self._skip("recomputed by checkpointing")
+        elif self._due(module, module.training):
+            try:
+                names = (self._attr,) if isinstance(self._attr, str) else self._attr
+                operands = [self._read(module, name) for name in names]
+            except TargetError as error:
+                self._fail(error, module, ())
+                return
+            self._record(module, *operands)
+
+    def _default(self, *operands: Any) -> Any:
+        if isinstance(self._attr, str):
+            return operands[0]
+        there = {name: operand for name, operand in zip(self._attr, operands, strict=True) if operand is not None}
+        return there or None
+
+
+class DifferenceMonitor(_AttributeMonitor):
+    """Records how a forward changes an attribute of its module. Operands: after, before.
+
+    The default is `after - before`; a None on one side counts as zeros, on both sides it is not recorded. The value before is
+    cloned, so that a change in place is seen.
+
+    >>> import torch
+    >>> from reducers import Last
+    >>> norm = torch.nn.BatchNorm1d(1, momentum=0.5)
+    >>> monitor = DifferenceMonitor(Last(), "running_mean", norm)
+    >>> _ = norm(torch.tensor([[2.0], [6.0]]))
+    >>> monitor.peek()
+    tensor([2.])
+    """
+
+    def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Any) -> None:
+        self._stacks = threading.local()
+        self._traced_stack: list[Any] = []
+        super().__init__(reducer, attr, module, **options)
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        before = module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend)
+        return [before, module.register_forward_hook(Hook(self._after), prepend=self.prepend, always_call=True)]
+
+    @property
+    def _stack(self) -> list[Any]:
+        """Values before, of the calls under way: one stack a thread, deeper than one where a module calls itself."""
+        if torch.compiler.is_compiling():
+            return self._traced_stack
+        if not hasattr(self._stacks, "values"):
+            self._stacks.values = []
+        values: list[Any] = self._stacks.values
+        return values
+
+    def _before(self, module: nn.Module, *_: Any) -> None:
+        value: Any = None
+        try:
+            value = self._read(module, self._attr)  # type: ignore[arg-type]
+        except TargetError as error:
+            self._fail(error, module, ())
+        finally:
+            self._stack.append(value.detach().clone() if isinstance(value, Tensor) else value)
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._stack:  # put on in the middle of a call
+            return
+        before = self._stack.pop()
+        if torch.compiler.is_compiling():
+            if self._due(module, module.training):
+                self._record(module, self._read(module, self._attr), before)  # type: ignore[arg-type]
+            return
+        if output is None and sys.exc_info()[1] is not None:  # called all the same after the user's forward raised
+            self._skip("forward raised")
+        elif recomputing():
+            self._skip("recomputed by checkpointing")
+        elif self._due(module, module.training):
+            try:
+                after = self._read(module, self._attr)  # type: ignore[arg-type]
+            except TargetError as error:
+                self._fail(error, module, ())
+                return
+            self._record(module, after, before)
+
+    def _mapped(self, operands: tuple[Any, ...]) -> Any:
+        after, before = operands
+        if self.filter_ is None and after is None and before is None:
+            self._skip("operand was None")
+            return None
+        if isinstance(after, Tensor) and before is None:
+            operands = after, torch.zeros_like(after)
+        elif isinstance(before, Tensor) and after is None:
+            operands = torch.zeros_like(before), before
+        return super()._mapped(operands)
+
+    def _default(self, *operands: Any) -> Any:
+        return operands[0] - operands[1]

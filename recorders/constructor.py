@@ -1,0 +1,55 @@
+"""How monitors are made and hung into modules: recipes, spelled-out signatures, and hooks that copies of a model do not keep."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from reducers import Reducer
+
+if TYPE_CHECKING:
+    from recorders.monitor import Monitor
+
+__all__ = ["Hook", "MonitorConstructor", "spelled_out"]
+
+
+@dataclass(frozen=True)
+class MonitorConstructor:
+    """A frozen, picklable recipe: `constructor(attr, module)` makes a Monitor. Returned by `partialconstructor`."""
+
+    kind: type[Monitor]
+    reducer: Reducer
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, attr: Any = None, module: nn.Module | None = None) -> Monitor:
+        target = {} if attr is None else {"attr": attr}
+        return self.kind(self.reducer, module=module, **target, **dict(self.options))
+
+
+class Hook:
+    """What is put into a module. A copied or unpickled model carries a no-op in its place, made of the standard library alone."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> None:
+        self.call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def spelled_out(cls: type, root: type) -> inspect.Signature:
+    """The signature of `cls` with the arguments that `**options` passes up to `root`, so that help shows them."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in cls.__mro__:
+        if "__init__" in owner.__dict__ and issubclass(owner, root):
+            for name, parameter in inspect.signature(owner.__dict__["__init__"]).parameters.items():
+                if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                    found.setdefault(name, parameter)
+    return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))

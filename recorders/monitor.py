@@ -1,0 +1,379 @@
+"""Monitor: a reducer bound to one place of one module. Gates, error policy and the state that is rebound, never written into."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from recorders.constructor import MonitorConstructor, spelled_out
+from recorders.errors import MergeError, MonitorError, OperandError, RecordingWarning, TargetError
+from recorders.operands import detached, isolated, leaves, shapes, transient
+from recorders.recording import Subrecording
+from reducers import Reducer, State
+from reducers.core import check_reducer
+
+__all__ = ["Monitor", "OnError"]
+
+OnError = Literal["raise", "warn", "disable"]
+
+
+class Monitor(ABC):
+    """Captures operands at one place of one module, reduces them, and holds the State.
+
+    Operands pass, in order: the gates (`train_update`/`eval_update`, `condition`, `every`), `filter_`, then `map_` or `op_`, then
+    `reducer.update`. All of them see detached operands, and what they raise never reaches a half-updated state.
+
+    Args:
+        reducer: an instance, such as `Mean("b c -> c")`; immutable, so it may be shared.
+        module: registers the monitor on this module at once; without it the monitor serves as a prototype.
+        train_update: record while the module is in training mode.
+        eval_update: record while the module is in evaluation mode.
+        prepend: put the hook before those already registered.
+        condition: called without arguments; nothing is recorded where it returns False.
+        every: record the first of every so many calls that passed the gates before.
+        filter_: called with the operands; nothing is recorded where it returns False.
+        map_: called with the operands; returns the tuple of tensors that the reducer gets.
+        op_: called with the operands, only where `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
+        on_error: what to do when a callable or the reducer fails: "warn" (once; the observation is left out and training goes on),
+            "disable" (warn, and take the monitor off) or "raise".
+
+    Raises:
+        ReducerTypeError: `reducer` is no reducer instance.
+        TargetError: `module` is no module, or has not what is to be watched.
+    """
+
+    _defaults: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Spells out `**options` in the signature, so that help and editors show every argument."""
+        super().__init_subclass__(**kwargs)
+        signature = spelled_out(cls, Monitor)
+        cls.__signature__ = signature  # type: ignore[attr-defined]
+        cls._defaults = {name: p.default for name, p in signature.parameters.items() if name not in ("reducer", "attr", "module")}
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        module: nn.Module | None = None,
+        *,
+        train_update: bool = True,
+        eval_update: bool = True,
+        prepend: bool = False,
+        condition: Callable[[], bool] | None = None,
+        every: int = 1,
+        filter_: Callable[..., bool] | None = None,
+        map_: Callable[..., tuple[Tensor, ...]] | None = None,
+        op_: Callable[..., Any] | None = None,
+        on_error: OnError = "warn",
+    ) -> None:
+        kind = type(self).__name__
+        self.reducer = check_reducer(reducer, kind)
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"{kind}(every={every!r}): every is a whole number of calls, at least 1")
+        if on_error not in ("raise", "warn", "disable"):
+            raise ValueError(f"{kind}(on_error={on_error!r}): choose 'raise', 'warn' or 'disable'")
+        for label, function in {"condition": condition, "filter_": filter_, "map_": map_, "op_": op_}.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"{kind}({label}={function!r}): {label} must be callable")
+        self.train_update, self.eval_update, self.prepend = train_update, eval_update, prepend
+        self.condition, self.every, self.on_error = condition, every, on_error
+        self.filter_, self.map_, self.op_ = filter_, map_, op_
+        self.name = ""
+        self.rehearsing = False
+        self.rehearsed: dict[str, tuple[int, ...]] = {}
+        self.tally: dict[str, int] = {}
+        self.last_error: str | None = None
+        self._held: tuple[dict[str, State], dict[str, int]] = ({}, {})
+        self._traced: dict[str, Tensor] = {}
+        self._merged = 0
+        self._functions: tuple[Callable[[Any, int], Any], ...] = ()
+        self._eligible: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._handles: list[Any] = []
+        self._module: weakref.ref[nn.Module] | None = None
+        if module is not None:
+            self.register(module)
+
+    @classmethod
+    def partialconstructor(cls, reducer: Reducer, **options: Any) -> MonitorConstructor:
+        """The monitor's arguments except `attr` and `module`, kept as a recipe that is called with those two.
+
+        Raises:
+            TypeError: an argument the monitor does not know.
+        """
+        check_reducer(reducer, f"{cls.__name__}.partialconstructor")
+        if unknown := sorted(set(options) - set(cls._defaults)):
+            raise TypeError(f"{cls.__name__}.partialconstructor got {unknown}; it takes {list(cls._defaults)}")
+        return MonitorConstructor(cls, reducer, tuple(sorted(options.items())))
+
+    @property
+    def constructor(self) -> MonitorConstructor:
+        """The recipe of this monitor, for making others like it."""
+        given = {name: getattr(self, name) for name in self._defaults}
+        changed = sorted(
+            (name, value) for name, value in given.items() if value is not self._defaults[name] and value != self._defaults[name]
+        )
+        return MonitorConstructor(type(self), self.reducer, tuple(changed))
+
+    @property
+    def attr(self) -> Any:
+        """The attribute or parameter the monitor watches, None where it watches none."""
+        return getattr(self, "_attr", None)
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module the monitor sits on, held weakly; None where it was never put on one, or that one is gone."""
+        return None if self._module is None else self._module()
+
+    @property
+    def registered(self) -> bool:
+        """Whether the monitor's hooks are on."""
+        return bool(self._handles)
+
+    def register(self, module: nn.Module | None = None) -> Monitor:
+        """Puts the hooks on, on `module` or on the module it sat on before; returns the monitor itself.
+
+        Raises:
+            TargetError: there is no module, or it has not what is to be watched.
+        """
+        target = module if module is not None else self.module
+        if not isinstance(target, nn.Module):
+            raise TargetError(
+                f"{self.describe()} needs a torch.nn.Module to sit on and got {'none' if target is None else repr(target)}"
+            )
+        if self.registered and target is self.module:
+            return self
+        self._check(target)
+        self.deregister()
+        self._module = weakref.ref(target)
+        self._handles = self._attach(target)
+        return self
+
+    def deregister(self) -> Monitor:
+        """Takes the hooks off; what was recorded stays. Returns the monitor itself."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        return self
+
+    def peek(self) -> Any:
+        """The result so far: of the lone tensor, or by leaf path for nested operands; None where nothing was recorded."""
+        return self.snapshot().peek()
+
+    @property
+    def samples(self) -> int:
+        """How many observations were recorded: calls that passed the gates and the filter."""
+        counts, traced = self._held[1], self._traced
+        return self._merged + max((counts.get(path, 0) + int(traced.get(path, 0)) for path in {**counts, **traced}), default=0)
+
+    @property
+    def states(self) -> dict[str, State]:
+        """One State per tensor leaf, keyed by path ("" for a lone tensor)."""
+        return dict(self._held[0])
+
+    @property
+    def state(self) -> State:
+        """All states as one flat State, keys `path/key` (plain `key` for a lone tensor)."""
+        return {f"{path}/{key}" if path else key: value for path, state in self._held[0].items() for key, value in state.items()}
+
+    def snapshot(self) -> Subrecording:
+        """What was recorded so far, without hooks."""
+        with self._lock:
+            states, samples = self.states, self.samples
+        return Subrecording(self.reducer, states, samples, None, type(self).__name__, _text(self.attr), self._functions)
+
+    def clear(self) -> None:
+        """Forgets what was recorded; hooks stay as they are."""
+        with self._lock:
+            self._held, self._traced, self._merged, self._eligible, self._functions = ({}, {}), {}, 0, {}, ()
+            self.tally, self.last_error = {}, None
+
+    def check_merge(self, other: Subrecording) -> Subrecording:
+        """Both together, with nothing changed.
+
+        Raises:
+            MergeError: the reducers or the states do not fit.
+        """
+        theirs = replace(other, reducer=self.reducer) if other.reducer is None else other
+        try:
+            return Subrecording(self.reducer, self.states).merge(theirs)
+        except Exception as error:
+            raise MergeError(f"{self.describe()}: {error}") from error
+
+    def merge(self, other: Monitor | Subrecording) -> Monitor:
+        """Adds what another monitor, or a loaded subrecording, recorded; returns the monitor itself.
+
+        Raises:
+            MergeError: the reducers or the states do not fit; nothing has changed then.
+        """
+        theirs = other.snapshot() if isinstance(other, Monitor) else other
+        with self._lock:
+            self._held, self._merged = (dict(self.check_merge(theirs).states), self._held[1]), self._merged + theirs.samples
+        return self
+
+    def apply(self, function: Callable[[Any, int], Any]) -> Monitor:
+        """From now on `peek` and `save` show `function(result, samples)`; states stay mergeable. Returns the monitor itself."""
+        self._functions = (*self._functions, function)
+        return self
+
+    def describe(self, module: nn.Module | None = None) -> str:
+        """Monitor, name and module, for messages."""
+        target = module if module is not None else self.module
+        name = f" {self.name!r}" if self.name else ""
+        attr = f" of {self.attr!r}" if self.attr is not None else ""
+        return f"{type(self).__name__}{name}{attr} on {'no module' if target is None else type(target).__name__}"
+
+    def __repr__(self) -> str:
+        parts = [repr(self.reducer), *([repr(self.attr)] if self.attr is not None else [])]
+        parts += [f"{name}={value!r}" for name, value in self.constructor.options]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.constructor, self.attr, self.name, self._held[0], self.samples, self._functions)
+
+    @abstractmethod
+    def _attach(self, module: nn.Module) -> list[Any]:
+        """Puts the hooks on and returns their handles."""
+
+    def applies(self, module: nn.Module) -> bool:
+        """Whether there is anything on `module` for this monitor to watch; where not, a Recorder passes the module by."""
+        return True
+
+    def _check(self, module: nn.Module) -> None:
+        """Raises `TargetError` where `module` has not what is to be watched."""
+        if not self.applies(module):
+            raise TargetError(f"{self.describe(module)}: there is nothing on it for this monitor to watch")
+
+    def _default(self, *operands: Any) -> Any:
+        """What the reducer gets where neither `map_` nor `op_` is given."""
+        return operands[0]
+
+    def _skip(self, reason: str) -> bool:
+        if torch.compiler.is_compiling():  # a counter in Python would compile the graph anew at every call
+            return False
+        self.tally[reason] = self.tally.get(reason, 0) + 1
+        return False
+
+    def _due(self, module: nn.Module | None, training: bool, path: str = "") -> bool:
+        """The gates, in order: train/eval, condition, every (counted apart for each leaf that is observed by itself)."""
+        wanted = self.train_update if training else self.eval_update
+        if torch.compiler.is_compiling():
+            return wanted and (self.condition is None or self.condition())
+        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        if not wanted:
+            return self._skip("not recorded in train mode" if training else "not recorded in eval mode")
+        if self.condition is not None:
+            try:
+                if not self.condition():
+                    return self._skip("condition was false")
+            except Exception as error:
+                self._fail(error, module, ())
+                return False
+        if self.every == 1:
+            return True
+        eligible = self._eligible[path] = self._eligible.get(path, -1) + 1
+        return eligible % self.every == 0 or self._skip("not due (every)")
+
+    def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
+        """Filter, map and reduce; then bind the new states, at once.
+
+        Args:
+            path: of the leaf the operands belong to, where each leaf is observed by itself.
+        """
+        if torch.compiler.is_compiling():
+            self._reduce(operands, path)
+            return
+        try:
+            with isolated(operands):
+                self._reduce(operands, path)
+        except Exception as error:
+            self._fail(error, module, operands)
+
+    def _reduce(self, operands: tuple[Any, ...], path: str) -> None:
+        if self.filter_ is None and self.map_ is None and self.op_ is None:
+            inputs = self._mapped(operands)
+        else:
+            operands = tuple(map(detached, operands))
+            with torch.no_grad():
+                if self.filter_ is not None and not self.filter_(*operands):
+                    self._skip("filtered out")
+                    return
+                inputs = self._mapped(operands)
+        if inputs is None:
+            return
+        if path:
+            inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
+        if torch.compiler.is_compiling():  # no lock and no counter in Python: neither can be traced
+            self._held = self._updated(inputs), self._held[1]
+            self._traced = {
+                **self._traced,
+                **{leaf: self._traced.get(leaf, 0) + torch.ones((), dtype=torch.int64) for leaf in inputs},
+            }
+            return
+        with self._lock:
+            counts = self._held[1]
+            self._held = self._updated(inputs), {**counts, **{leaf: counts.get(leaf, 0) + 1 for leaf in inputs}}
+
+    def _updated(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> dict[str, State]:
+        states = dict(self._held[0])
+        for path, xs in inputs.items():
+            states[path] = self.reducer.update(states.get(path, {}), *xs)
+        return states
+
+    def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
+        """By leaf path what the reducer gets; None where there is nothing to record."""
+        if self.map_ is not None:
+            mapped = self.map_(*operands)
+            if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
+                raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
+            found = {"": tuple(x.detach() for x in mapped)}
+        else:
+            value = self._default(*operands) if self.op_ is None else self.op_(*operands)
+            if value is None:
+                self._skip("operand was None")
+                return None
+            found = {path: (tensor.detach(),) for path, tensor in leaves(value)}
+            if not found:
+                raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
+        if self.rehearsing:
+            self.rehearsed.update({path: tuple(xs[0].shape) for path, xs in found.items() if xs})
+        elif not torch.compiler.is_compiling() and any(transient(x) for xs in found.values() for x in xs):
+            self._skip("not a real tensor (meta, fake, vmap or grad)")
+            return None
+        return found
+
+    def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
+        seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
+        message = f"{self.describe(module)}: {type(error).__name__}: {error}{seen}"
+        first = self.last_error is None
+        self._skip("errors")
+        self.last_error = message
+        if self.on_error == "raise":
+            raise MonitorError(message) from error
+        if self.on_error == "disable":
+            self.deregister()
+            warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=4)
+        elif first:
+            warnings.warn(
+                f"{message}; this observation is left out, and later ones like it silently", RecordingWarning, stacklevel=4
+            )
+
+
+def _text(attr: Any) -> str | None:
+    return attr if attr is None or isinstance(attr, str) else ", ".join(attr)
+
+
+def _rebuild(
+    constructor: MonitorConstructor, attr: Any, name: str, states: dict[str, State], samples: int, functions: tuple[Any, ...]
+) -> Monitor:
+    monitor = constructor(attr)
+    monitor.name, monitor._held, monitor._merged, monitor._functions = name, (states, {}), samples, functions
+    return monitor

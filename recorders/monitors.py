@@ -1,0 +1,87 @@
+"""Monitors of what modules return and are given, and of values pushed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from recorders.constructor import Hook
+from recorders.monitor import Monitor
+from recorders.operands import as_operand, pack, recomputing
+
+__all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor"]
+
+
+class ForwardMonitor(Monitor):
+    """Records what a module returns. Operands: output, inputs.
+
+    Inputs are the tensor itself where the call had one, a tuple for several, a dict where some were keywords. Forwards that
+    activation checkpointing runs again during backward are not recorded twice.
+
+    >>> import torch
+    >>> from reducers import Mean
+    >>> layer = torch.nn.ReLU()
+    >>> monitor = ForwardMonitor(Mean(), layer)
+    >>> _ = layer(torch.tensor([-1.0, 3.0]))
+    >>> monitor.peek()
+    tensor(1.5000, dtype=torch.float64)
+    """
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        return [module.register_forward_hook(Hook(self._after), prepend=self.prepend, with_kwargs=True)]
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if recomputing():
+            self._skip("recomputed by checkpointing")
+        elif self._due(module, module.training):
+            self._record(module, output, pack(args, kwargs))
+
+
+class ForwardInputMonitor(Monitor):
+    """Records what a module is given, keyword arguments included, before it can change it in place. Operands: inputs.
+
+    >>> import torch
+    >>> from reducers import Max
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> monitor = ForwardInputMonitor(Max(), layer)
+    >>> _ = layer(input=torch.tensor([[1.0, 7.0]]))
+    >>> monitor.peek()
+    tensor(7.)
+    """
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        return [module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend, with_kwargs=True)]
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if recomputing():
+            self._skip("recomputed by checkpointing")
+        elif self._due(module, module.training):
+            self._record(module, pack(args, kwargs))
+
+
+class CallMonitor(Monitor):
+    """Records what is pushed: losses, metrics, anything that no hook sees. Operands: the values pushed.
+
+    >>> from reducers import Mean
+    >>> loss = CallMonitor(Mean())
+    >>> for value in (3.0, 1.0):
+    ...     loss.push(value)
+    >>> loss.peek()
+    tensor(2., dtype=torch.float64)
+    """
+
+    def push(self, *values: Any) -> None:
+        """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
+        module = self.module
+        if self._due(module, self.train_update if module is None else module.training):
+            self._record(module, *map(_numbers, values))
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        return []
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return as_operand(value)

@@ -1,0 +1,329 @@
+"""Monitors on parameters: values, gradients, updates and optimizer state, one observation per optimizer step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from recorders.constructor import Hook
+from recorders.errors import TargetError
+from recorders.monitor import Monitor
+from reducers import Reducer
+
+__all__ = ["OptimizerStateMonitor", "ParameterGradientMonitor", "ParameterMonitor", "ParameterUpdateMonitor"]
+
+
+class _Steps:
+    """One pair of hooks on all optimizers of the process, on while any monitor wants them.
+
+    It keeps its monitors alive as long as their modules live; they hold the modules weakly.
+    """
+
+    def __init__(self) -> None:
+        self.monitors: WeakKeyDictionary[nn.Module, list[_ParameterMonitor]] = WeakKeyDictionary()
+        self.handles: list[Any] = []
+
+    def add(self, module: nn.Module, monitor: _ParameterMonitor) -> None:
+        self.monitors.setdefault(module, []).append(monitor)
+        if not self.handles:
+            self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
+
+    def drop(self, module: nn.Module | None, monitor: _ParameterMonitor) -> None:
+        if module is not None and module in self.monitors:
+            self.monitors[module].remove(monitor)
+            if not self.monitors[module]:
+                del self.monitors[module]
+        if not self.monitors:
+            for handle in self.handles:
+                handle.remove()
+            self.handles = []
+
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._tell(optimizer, "_before_step")
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._tell(optimizer, "_after_step")
+
+    def _tell(self, optimizer: Optimizer, moment: str) -> None:
+        if _skipped(optimizer):
+            return
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for module, monitors in list(self.monitors.items()):
+            for monitor in list(monitors):
+                getattr(monitor, moment)(module, optimizer, mine)
+
+
+class _Handle:
+    """Looks like the handle of a hook: `remove` takes the monitor off the optimizer steps."""
+
+    def __init__(self, module: nn.Module, monitor: _ParameterMonitor) -> None:
+        self.module, self.monitor = weakref.ref(module), monitor
+
+    def remove(self) -> None:
+        _steps.drop(self.module(), self.monitor)
+
+
+_steps = _Steps()
+
+
+def _skipped(optimizer: Optimizer) -> bool:
+    """Whether a fused optimizer was told that this step overflowed. Only on the CPU: elsewhere to ask would synchronise."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())
+
+
+class _ParameterMonitor(Monitor):
+    """The parameters a module owns itself, each with a state of its own, or the ones that `attr` names.
+
+    Args:
+        attr: name of a parameter (dots for nested ones) or several; None for all that the module itself owns.
+    """
+
+    def __init__(
+        self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
+    ) -> None:
+        self._attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
+        super().__init__(reducer, module, **options)
+
+    def applies(self, module: nn.Module) -> bool:
+        return any(True for _ in self._parameters(module))
+
+    def _check(self, module: nn.Module) -> None:
+        names = () if self._attr is None else (self._attr,) if isinstance(self._attr, str) else self._attr
+        there = dict(module.named_parameters())
+        for name in names:
+            if name not in there:
+                raise TargetError(f"{self.describe(module)}: no parameter {name!r}; it has {list(there) or 'none'}")
+        if not names and not self.applies(module):
+            raise TargetError(f"{self.describe(module)}: it owns no parameters itself; put the monitor on the modules inside it")
+
+    def _parameters(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """Leaf path and parameter, read afresh each time, because parameters get replaced."""
+        if self._attr is None:
+            yield from ((name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
+            return
+        for name in (self._attr,) if isinstance(self._attr, str) else self._attr:
+            owner_path, _, leaf = name.rpartition(".")
+            try:
+                parameter = module.get_submodule(owner_path)._parameters.get(leaf)
+            except AttributeError:
+                continue
+            if parameter is not None:
+                yield "" if isinstance(self._attr, str) else name, parameter
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        _steps.add(module, self)
+        return [_Handle(module, self)]
+
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        """The optimizer is about to change those of `mine`."""
+
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        """The optimizer has changed those of `mine`."""
+
+    def rehearse(self) -> None:
+        """Records the shapes of the parameters, where the module is on the meta device."""
+        module = self.module
+        if module is not None:
+            self._observe(module, {path: (parameter, parameter) for path, parameter in self._parameters(module)})
+
+    def _observe(self, module: nn.Module, found: dict[str, tuple[Any, ...]]) -> None:
+        """All parameters of one moment: one sample."""
+        if found and self._due(module, module.training):
+            for path, operands in found.items():
+                self._record(module, *operands, path=path)
+
+
+class ParameterMonitor(_ParameterMonitor):
+    """Records the values of parameters. Operands: value.
+
+    Args:
+        when: "step" after every optimizer step that holds the parameter, "call" after every forward of the module,
+            "tick" only when `tick()` is called.
+
+    >>> import torch
+    >>> from reducers import Norm
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> monitor = ParameterMonitor(Norm(), "weight", layer, when="tick")
+    >>> monitor.tick()
+    >>> torch.testing.assert_close(monitor.peek().float(), layer.weight.norm().detach())
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        attr: str | Sequence[str] | None = None,
+        module: nn.Module | None = None,
+        *,
+        when: Literal["step", "call", "tick"] = "step",
+        **options: Any,
+    ) -> None:
+        if when not in ("step", "call", "tick"):
+            raise ValueError(f"ParameterMonitor(when={when!r}): choose 'step', 'call' or 'tick'")
+        self.when = when
+        super().__init__(reducer, attr, module, **options)
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        if self.when == "call":
+            return [module.register_forward_hook(Hook(self._called), prepend=self.prepend)]
+        return super()._attach(module)
+
+    def _called(self, module: nn.Module, *_: Any) -> None:
+        self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module)})
+
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        if self.when == "step":
+            self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module) if id(parameter) in mine})
+
+    def tick(self) -> None:
+        """Records the values as they are now, where `when="tick"`."""
+        module = self.module
+        if self.when == "tick" and self.registered and module is not None:
+            self._called(module)
+
+
+class ParameterGradientMonitor(_ParameterMonitor):
+    """Records the gradients of parameters. Operands: gradient, value.
+
+    Args:
+        when: "step" takes the final gradient just before the optimizer uses it: accumulated, clipped, unscaled. "accumulate"
+            takes what has accumulated after every backward, scaled if a GradScaler scales. Sparse gradients are made dense.
+
+    >>> import torch
+    >>> from reducers import Sum
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> monitor = ParameterGradientMonitor(Sum(), "weight", layer)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> layer(torch.tensor([[1.0, 2.0]])).sum().backward()
+    >>> optimizer.step()
+    >>> monitor.peek()
+    tensor(3., dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        attr: str | Sequence[str] | None = None,
+        module: nn.Module | None = None,
+        *,
+        when: Literal["step", "accumulate"] = "step",
+        **options: Any,
+    ) -> None:
+        if when not in ("step", "accumulate"):
+            raise ValueError(f"ParameterGradientMonitor(when={when!r}): choose 'step' or 'accumulate'")
+        self.when = when
+        super().__init__(reducer, attr, module, **options)
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        if self.when == "step":
+            return super()._attach(module)
+        return [
+            parameter.register_post_accumulate_grad_hook(Hook(lambda p, path=path: self._accumulated(p, path)))  # type: ignore[no-untyped-call]
+            for path, parameter in self._parameters(module)
+            if parameter.requires_grad
+        ]
+
+    def _accumulated(self, parameter: nn.Parameter, path: str) -> None:
+        module = self.module
+        if module is not None and parameter.grad is not None and self._due(module, module.training, path):
+            self._record(module, _dense(parameter.grad), parameter, path=path)
+
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        scale = getattr(
+            optimizer, "grad_scale", None
+        )  # set only on fused optimizers under a GradScaler: they unscale by themselves
+        found = {}
+        for path, parameter in self._parameters(module):
+            if id(parameter) not in mine:
+                continue
+            if parameter.grad is None:
+                self._skip("no gradient (frozen or unused)")
+                continue
+            gradient = _dense(parameter.grad)
+            found[path] = gradient if scale is None else gradient / scale, parameter
+        self._observe(module, found)
+
+
+class ParameterUpdateMonitor(_ParameterMonitor):
+    """Records what an optimizer step changed. Operands: after, before; the default is `after - before`.
+
+    >>> import torch
+    >>> from reducers import Last
+    >>> layer = torch.nn.Linear(1, 1, bias=False)
+    >>> monitor = ParameterUpdateMonitor(Last(), "weight", layer)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    >>> layer(torch.ones(1, 1)).sum().backward()
+    >>> optimizer.step()
+    >>> monitor.peek()
+    tensor([[-0.5000]])
+    """
+
+    def __init__(
+        self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
+    ) -> None:
+        self._kept: dict[str, Tensor] = {}
+        super().__init__(reducer, attr, module, **options)
+
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        self._kept.update({path: p.detach().clone() for path, p in self._parameters(module) if id(p) in mine})
+
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        kept, self._kept = self._kept, {}
+        self._observe(module, {path: (p, kept[path]) for path, p in self._parameters(module) if id(p) in mine and path in kept})
+
+    def _default(self, *operands: Any) -> Any:
+        return operands[0].detach() - operands[1]
+
+
+class OptimizerStateMonitor(_ParameterMonitor):
+    """Records what the optimizer keeps for each parameter, after its step. Operands: state tensor, value.
+
+    Args:
+        key: name of the state, such as "exp_avg" or "momentum_buffer".
+
+    >>> import torch
+    >>> from reducers import Last
+    >>> layer = torch.nn.Linear(1, 1, bias=False)
+    >>> monitor = OptimizerStateMonitor(Last(), "exp_avg", "weight", layer)
+    >>> optimizer = torch.optim.Adam(layer.parameters())
+    >>> layer(torch.ones(1, 1)).sum().backward()
+    >>> optimizer.step()
+    >>> monitor.peek()
+    tensor([[0.1000]])
+    """
+
+    def __init__(
+        self, reducer: Reducer, key: str, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
+    ) -> None:
+        if not isinstance(key, str) or not key:
+            raise TargetError(f"OptimizerStateMonitor needs the name of a state, such as 'exp_avg'; got {key!r}")
+        self.key = key
+        super().__init__(reducer, attr, module, **options)
+
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        found = {}
+        for path, parameter in self._parameters(module):
+            if id(parameter) not in mine or parameter.grad is None:
+                continue
+            kept = optimizer.state.get(parameter, {})
+            if self.key not in kept:
+                error = TargetError(
+                    f"{type(optimizer).__name__} keeps no {self.key!r} for {path or self._attr!r}; it keeps {sorted(kept)}"
+                )
+                self._fail(error, module, ())
+                continue
+            value = kept[self.key]
+            if value is not None:  # SGD without momentum
+                found[path] = value if isinstance(value, Tensor) else torch.tensor(value), parameter
+        self._observe(module, found)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()

@@ -1,0 +1,331 @@
+"""Recorder: an ordered mapping from name to Monitor, made by selecting modules or parameters of a net."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from recorders.constructor import MonitorConstructor
+from recorders.errors import MergeError, SelectionError
+from recorders.monitor import Monitor
+from recorders.monitors import CallMonitor
+from recorders.parameters import ParameterMonitor, _ParameterMonitor
+from recorders.recording import Recording, Subrecording, lookup
+from recorders.report import Plan, Report, plan, report
+from recorders.select import Criteria, Names, Place, select_modules, select_parameters
+from reducers import Result
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Recorder"]
+
+
+class Recorder(Mapping[str, Monitor]):
+    """Monitors (its subrecorders) by name, in the order in which they were selected.
+
+    Args:
+        monitor: the one kind of monitor to put on every module selected; subrecorders are named as the modules are.
+        **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module and is
+            there at once, named as its group.
+
+    Monitors given serve as prototypes: each place gets a monitor, and so a state, of its own. Hooks are on from the moment of
+    selection; used as a context manager the recorder takes them off at the end. A monitor equal to one already on the same
+    module shares its capture, under both names.
+
+    Raises:
+        TypeError: something other than a monitor, or the recipe of one, was given.
+
+    >>> import torch
+    >>> from recorders import ForwardMonitor
+    >>> from reducers import Max
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with Recorder(ForwardMonitor(Max())).modules(net, types=torch.nn.ReLU) as recorder:
+    ...     _ = net(torch.zeros(1, 2))
+    >>> list(recorder), recorder["1"].samples
+    (['1'], 1)
+    """
+
+    def __init__(self, monitor: Monitor | MonitorConstructor | None = None, /, **monitors: Monitor | MonitorConstructor) -> None:
+        if (monitor is None) == (not monitors):
+            raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
+        given = monitors if monitor is None else {"": monitor}
+        self._prototypes = {group: _prototype(item, group) for group, item in given.items()}
+        self._monitors: dict[str, Monitor] = {}
+        self._aliases: dict[str, str] = {}
+        self._nets: list[weakref.ref[nn.Module]] = []
+        self._on: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
+        for group, prototype in self._prototypes.items():
+            if isinstance(prototype, CallMonitor):
+                self._monitors[group] = prototype.constructor()
+                self._monitors[group].name = group
+
+    def modules(
+        self,
+        net: nn.Module,
+        types: type | Iterable[type] | None = None,
+        indices: int | Iterable[int] | None = None,
+        *,
+        names: Names | None = None,
+        exclude: Names | type | Iterable[type] | None = None,
+        depth: int | None = None,
+        leaves: bool = False,
+        where: Callable[[str, nn.Module], bool] | None = None,
+        prefix: str = "",
+    ) -> Recorder:
+        """Puts a monitor of each kind on the modules of `net`, itself and all below, that satisfy every criterion given.
+
+        Args:
+            net: the network; wrappers of `torch.compile`, data parallelism and checkpointing are looked through.
+            types: module classes.
+            indices: positions in `net.modules()`.
+            names: names, globs (`"encoder.*"`) or compiled regular expressions; each must match something.
+            exclude: names, globs, regular expressions or classes to leave out.
+            depth: at most so many levels below `net`, which is level 0.
+            leaves: only modules without modules inside.
+            where: called with name and module.
+            prefix: goes before all names, to keep two networks apart.
+
+        Returns:
+            the recorder itself.
+
+        Raises:
+            SelectionError: nothing matches, or a name is taken by another module; lists what there is. Nothing is added then.
+        """
+        criteria = Criteria(types, names, indices, exclude, depth, leaves, where)
+        return self._place(net, select_modules(net, criteria, recursive=True, prefix=prefix))
+
+    def children(
+        self,
+        net: nn.Module,
+        types: type | Iterable[type] | None = None,
+        indices: int | Iterable[int] | None = None,
+        *,
+        names: Names | None = None,
+        exclude: Names | type | Iterable[type] | None = None,
+        where: Callable[[str, nn.Module], bool] | None = None,
+        prefix: str = "",
+    ) -> Recorder:
+        """Like `modules`, over the direct children of `net` only; `indices` are positions in `net.children()`."""
+        criteria = Criteria(types, names, indices, exclude, where=where)
+        return self._place(net, select_modules(net, criteria, recursive=False, prefix=prefix))
+
+    def parameters(
+        self,
+        net: nn.Module,
+        types: type | Iterable[type] | None = None,
+        indices: int | Iterable[int] | None = None,
+        *,
+        names: Names | None = None,
+        exclude: Names | type | Iterable[type] | None = None,
+        where: Callable[[str, nn.Module], bool] | None = None,
+        prefix: str = "",
+    ) -> Recorder:
+        """Puts parameter monitors on single parameters; `names` are theirs, `types` and `where` look at their owners.
+
+        A parameter tied to several modules is recorded once, under its first name; the others are aliases.
+        """
+        wrong = [type(p).__name__ for p in self._prototypes.values() if not isinstance(p, (_ParameterMonitor, CallMonitor))]
+        if wrong:
+            raise SelectionError(f"{wrong} watch modules, not parameters: select with modules() or children()")
+        return self._place(net, select_parameters(net, Criteria(types, names, indices, exclude, where=where), prefix=prefix))
+
+    def _place(self, net: nn.Module, places: list[Place]) -> Recorder:
+        added: dict[str, Monitor] = {}
+        aliases: dict[str, str] = {}
+        matched = False
+        try:
+            for group, prototype in self._prototypes.items():
+                if isinstance(prototype, CallMonitor):
+                    continue
+                for place in places:
+                    if place.attr is None and not prototype.applies(place.module):
+                        continue
+                    matched = True
+                    attr = prototype.attr if place.attr is None else place.attr
+                    name, *others = [_join(group, name) for name in place.names]
+                    same = self._same(prototype, attr, place.module)
+                    if same is None:
+                        if name in self._monitors or name in added or name in self._aliases:
+                            raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
+                        monitor = prototype.constructor(attr)
+                        monitor.name, same = name, name
+                        added[name] = monitor.register(place.module)
+                        self._on.setdefault(place.module, []).append(monitor)
+                    aliases.update({other: same for other in (name, *others) if other != same})
+            if not matched:
+                kinds = [type(prototype).__name__ for prototype in self._prototypes.values()]
+                raise SelectionError(f"none of the {len(places)} modules selected has anything for {kinds} to watch")
+        except Exception:
+            for monitor in added.values():
+                self._forget(monitor.deregister())
+            raise
+        self._monitors.update(added)
+        self._aliases.update(aliases)
+        if all(ref() is not net for ref in self._nets):
+            self._nets.append(weakref.ref(net))
+        return self
+
+    def _same(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
+        """The name of a monitor that already captures just this."""
+        recipe = prototype.constructor
+        return next((m.name for m in self._on.get(module, ()) if m.attr == attr and m.constructor == recipe), None)
+
+    def _forget(self, monitor: Monitor) -> None:
+        module = monitor.module
+        if module is not None and monitor in self._on.get(module, ()):
+            self._on[module].remove(monitor)
+
+    def __getitem__(self, name: str | int) -> Monitor:
+        return self._monitors[lookup(name, self._monitors, self._aliases)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._monitors)
+
+    def __len__(self) -> int:
+        return len(self._monitors)
+
+    def __enter__(self) -> Recorder:
+        return self.register()
+
+    def __exit__(self, *_: object) -> None:
+        self.deregister()
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{group}={prototype!r}" if group else repr(prototype) for group, prototype in self._prototypes.items())
+        return f"Recorder({kinds}): {len(self)} subrecorders"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_nets": [], "_on": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({**state, "_on": weakref.WeakKeyDictionary()})
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names of the same modules, parameters or captures."""
+        return dict(self._aliases)
+
+    def register(self) -> Recorder:
+        """Puts all hooks on; returns the recorder itself."""
+        for monitor in self.values():
+            if monitor.module is not None:
+                monitor.register()
+        return self
+
+    def deregister(self) -> Recorder:
+        """Takes all hooks off; what was recorded stays. Returns the recorder itself."""
+        for monitor in self.values():
+            monitor.deregister()
+        return self
+
+    def remove(self, name: str | int) -> Monitor:
+        """Takes one subrecorder off and out, and returns it with what it recorded; the others keep theirs."""
+        true = lookup(name, self._monitors, self._aliases)
+        self._aliases = {alias: target for alias, target in self._aliases.items() if target != true}
+        self._forget(self._monitors[true])
+        return self._monitors.pop(true).deregister()
+
+    def samples(self, name: str | int) -> int:
+        """How many observations one subrecorder recorded."""
+        return self[name].samples
+
+    def iter_samples(self) -> Iterator[int]:
+        """How many observations each subrecorder recorded, in order."""
+        return (monitor.samples for monitor in self.values())
+
+    def apply(self, function: Callable[[Any], Any]) -> Recorder:
+        """From now on every result is shown and saved as `function(result)`; states stay mergeable. Returns the recorder itself."""
+        return self.apply_sample(lambda result, samples: function(result))
+
+    def apply_sample(self, function: Callable[[Any, int], Any]) -> Recorder:
+        """Like `apply`, with the number of observations as the second argument."""
+        for monitor in self.values():
+            monitor.apply(function)
+        return self
+
+    def tick(self) -> Recorder:
+        """Records the parameters of every `ParameterMonitor(when="tick")` as they are now; returns the recorder itself."""
+        for monitor in self.values():
+            if isinstance(monitor, ParameterMonitor):
+                monitor.tick()
+        return self
+
+    def compute(self) -> dict[str, Result]:
+        """Result by name; subrecorders that recorded nothing are absent (`report()` says why)."""
+        return self.snapshot().compute()
+
+    def reset(self) -> Recorder:
+        """Forgets what was recorded; hooks stay as they are. Returns the recorder itself."""
+        for monitor in self.values():
+            monitor.clear()
+        return self
+
+    def snapshot(self) -> Recording:
+        """What was recorded so far, without hooks."""
+        return Recording({name: monitor.snapshot() for name, monitor in self.items()}, self.aliases)
+
+    def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> Recorder:
+        """Adds another recorder's or recording's states to these; a fresh recorder resumes a saved one so.
+
+        Raises:
+            MergeError: the names differ (both sides are listed) or a pair does not fit; nothing has changed then.
+        """
+        if set(self) != set(other):
+            only = sorted(set(self) - set(other)), sorted(set(other) - set(self))
+            raise MergeError(f"the two hold different names: only this recorder has {only[0]}, only the other {only[1]}")
+        theirs = {name: part.snapshot() if isinstance(part, Monitor) else part for name, part in other.items()}
+        for name, monitor in self.items():
+            monitor.check_merge(theirs[name])
+        for name, monitor in self.items():
+            monitor.merge(theirs[name])
+        return self
+
+    def sync(self, group: ProcessGroup | None = None) -> Recording:
+        """The recordings of all ranks merged in rank order, the same on every rank; this recorder is left as it is.
+
+        Raises:
+            SyncError: the ranks do not record the same things; raised on every rank, with both sides listed.
+        """
+        from recorders.distributed import sync
+
+        return sync(self.snapshot(), group)
+
+    def save(self, path: str | Path) -> Path:
+        """Saves everything as one commit: one safetensors file per subrecorder, and a manifest. Returns the folder.
+
+        Raises:
+            NotARecordingError: `path` exists and is not a recording.
+            StorageError: writing failed; what was saved there before is still whole.
+        """
+        from recorders.storage import save
+
+        return save(self.snapshot(), path)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """A dry run: what will be recorded and how big the states get, from example inputs, without computing anything."""
+        return plan(self, [net for ref in self._nets if (net := ref()) is not None], args, kwargs)
+
+    def report(self) -> Report:
+        """What fired how often, what never did and the likely reason."""
+        return report(self)
+
+
+def _prototype(item: Any, group: str) -> Monitor:
+    where = f"Recorder({group}=...)" if group else "Recorder(...)"
+    if isinstance(item, type) and issubclass(item, Monitor):
+        raise TypeError(f"{where} needs a monitor and got the class: write {item.__name__}(Mean()), not {item.__name__}")
+    prototype = item() if isinstance(item, MonitorConstructor) else item
+    if not isinstance(prototype, Monitor):
+        raise TypeError(f"{where} needs a monitor, such as ForwardMonitor(Mean()); got {item!r}")
+    if prototype.registered:
+        raise TypeError(f"{where} needs a monitor without a module, as a prototype; {prototype!r} already sits on one")
+    return prototype
+
+
+def _join(group: str, name: str) -> str:
+    return f"{group}/{name}" if group and name else group or name

@@ -1,0 +1,197 @@
+"""What fired how often, and what never did and why; what will be recorded and how big it gets."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recorders.errors import RecordingWarning
+from recorders.gradients import GradientMonitor
+from recorders.monitor import Monitor
+from recorders.monitors import CallMonitor
+from recorders.operands import leaves
+from recorders.parameters import ParameterMonitor, _ParameterMonitor
+
+__all__ = ["Plan", "PlanRow", "Report", "ReportRow", "plan", "report"]
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """One subrecorder: how often its hook was called, what was recorded, what was left out, by reason, and the last error."""
+
+    name: str
+    monitor: str
+    module: str
+    calls: int
+    samples: int
+    skipped: Mapping[str, int]
+    error: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        left_out = "; ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+        return (
+            f"{self.name or '(net)'}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
+            + (f"; left out: {left_out}" if left_out else "")
+            + (f"; {self.reason}" if self.reason else "")
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What fired how often. `str()` gives a line a subrecorder."""
+
+    rows: tuple[ReportRow, ...]
+
+    @property
+    def silent(self) -> tuple[ReportRow, ...]:
+        """The subrecorders that recorded nothing, each with the likely reason."""
+        return tuple(row for row in self.rows if row.samples == 0)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.rows))
+
+
+def report(monitors: Mapping[str, Monitor]) -> Report:
+    """How often each monitor was called and what came of it."""
+    rows = []
+    for name, monitor in monitors.items():
+        skipped = {reason: count for reason, count in monitor.tally.items() if reason != "calls"}
+        module = "nothing" if monitor.module is None else type(monitor.module).__name__
+        calls, samples = monitor.tally.get("calls", 0), monitor.samples
+        rows.append(
+            ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, _reason(monitor, samples))
+        )
+    return Report(tuple(rows))
+
+
+def _reason(monitor: Monitor, samples: int) -> str:
+    """Why nothing was recorded, as far as can be told."""
+    if samples:
+        return ""
+    if isinstance(monitor, CallMonitor):
+        return "" if monitor.tally else "nothing was pushed"
+    if monitor.last_error is not None:
+        return monitor.last_error
+    if monitor.tally:
+        return "only ever left out"
+    if not monitor.registered:
+        return "its hooks are off"
+    if isinstance(monitor, ParameterMonitor) and monitor.when != "step":
+        return "its module was never called" if monitor.when == "call" else "tick() was never called"
+    if isinstance(monitor, _ParameterMonitor):
+        return "no optimizer step changed its parameters"
+    if isinstance(monitor, GradientMonitor) and monitor.seen:
+        return "no gradient came: backward was not run, or its output is not used by the loss"
+    return "its module was never called, or through .forward or its weights alone (as MultiheadAttention does with out_proj)"
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One subrecorder: what it will keep of each observation (`shapes`, by leaf), and the bytes of its state."""
+
+    name: str
+    monitor: str
+    module: str
+    reducer: str
+    shapes: Mapping[str, tuple[int, ...]]
+    state_bytes: int | None
+    error: str | None
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{self.name or '(net)'}: will fail: {self.error}"
+        size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
+        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {size}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be recorded. `state_bytes` is what one observation leaves behind; reducers that keep every one grow from there."""
+
+    rows: tuple[PlanRow, ...]
+    note: str
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of all states whose size is known."""
+        return sum(row.state_bytes or 0 for row in self.rows)
+
+    def __str__(self) -> str:
+        total = f"{len(self.rows)} subrecorders, {self.state_bytes:,} bytes of state"
+        return "\n".join([*map(str, self.rows), total, *([self.note] if self.note else [])])
+
+
+def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+    """A dry run on the meta device: shapes only, so nothing is computed and neither the nets nor the monitors change."""
+    nets = list(nets)
+    note = "" if args or kwargs else "give plan() example inputs to learn the sizes of what is recorded in forward and backward"
+    rehearsed: dict[int, Monitor] = {}
+    memo: dict[int, Any] = {}
+    for net in nets:
+        memo.update({id(tensor): _meta(tensor) for tensor in [*net.parameters(), *net.buffers()]})
+    doubles = [copy.deepcopy(net, memo) for net in nets]
+    for monitor in monitors.values():
+        module = monitor.module
+        if module is None or id(module) not in memo:
+            continue
+        twin = monitor.constructor(monitor.attr)
+        twin.rehearsing = True
+        twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
+        twin.train_update = twin.eval_update = True
+        rehearsed[id(monitor)] = twin.register(memo[id(module)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)
+        for twin in rehearsed.values():
+            if isinstance(twin, _ParameterMonitor):
+                twin.rehearse()
+        try:
+            if args or kwargs:
+                _run(doubles, _on_meta(args), _on_meta(dict(kwargs)))
+        except Exception as error:
+            note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
+    rows = [_plan_row(name, monitor, rehearsed.get(id(monitor))) for name, monitor in monitors.items()]
+    for twin in rehearsed.values():
+        twin.deregister()
+    return Plan(tuple(rows), note)
+
+
+def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for net in nets:
+        with torch.enable_grad():
+            outputs = [tensor for _, tensor in leaves(net(*args, **kwargs)) if tensor.requires_grad]
+            if outputs:
+                torch.autograd.backward([tensor.sum() for tensor in outputs])
+
+
+def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
+    states = (twin if twin is not None and twin.states else monitor).states
+    size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
+    module = "nothing" if monitor.module is None else type(monitor.module).__name__
+    shapes, error = ({}, None) if twin is None else (dict(twin.rehearsed), twin.last_error)
+    return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error)
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    double = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+    return nn.Parameter(double, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else double
+
+
+def _on_meta(value: Any) -> Any:
+    return _map(value, lambda tensor: tensor.detach().to("meta"))
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map(item, function) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(item, function) for item in value)
+    return value

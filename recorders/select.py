@@ -1,0 +1,197 @@
+"""Which modules and parameters of a net to record: criteria that all must hold, names that are canonical, aliases kept."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from recorders.errors import SelectionError, TargetError
+
+__all__ = ["Criteria", "Names", "Place", "select_modules", "select_parameters"]
+
+Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
+
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@dataclass
+class Place:
+    """A module, or a parameter `attr` of a module, under its first name; the same object's other names are aliases."""
+
+    name: str
+    module: nn.Module
+    attr: str | None = None
+    aliases: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name, *self.aliases]
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What a place must satisfy; all of it. See `Recorder.modules` for the meaning of each."""
+
+    types: type | Iterable[type] | None = None
+    names: Names | None = None
+    indices: int | Iterable[int] | None = None
+    exclude: Any = None
+    depth: int | None = None
+    leaves: bool = False
+    where: Callable[[str, nn.Module], bool] | None = None
+
+    def filter(self, places: list[Place], what: str) -> list[Place]:
+        """The places that satisfy everything.
+
+        Raises:
+            SelectionError: nothing does, or a name or an index exists nowhere; lists what there is.
+        """
+        types = _types(self.types)
+        names = None if self.names is None else _patterns(self.names, "names")
+        excluded = () if self.exclude is None else _as_tuple(self.exclude)
+        not_types = tuple(item for item in excluded if isinstance(item, type))
+        not_names = _patterns([item for item in excluded if not isinstance(item, type)], "exclude")
+        indices = None if self.indices is None else {self.indices} if isinstance(self.indices, int) else set(self.indices)
+        for pattern in names or ():
+            if not any(_matches(pattern, name) for place in places for name in place.names):
+                raise SelectionError(f"no {what} named {_shown(pattern)}; {_close(pattern, places)}{_inventory(places, what)}")
+        if indices is not None:
+            indices = {index + len(places) if index < 0 else index for index in indices}
+            if wrong := sorted(index for index in indices if not 0 <= index < len(places)):
+                raise SelectionError(f"no {what} at {wrong}: indices run from 0 to {len(places) - 1}; {_inventory(places, what)}")
+        chosen = [
+            place
+            for index, place in enumerate(places)
+            if (types is None or isinstance(place.module, types))
+            and (names is None or any(_matches(pattern, name) for pattern in names for name in place.names))
+            and (indices is None or index in indices)
+            and not (not_types and isinstance(place.module, not_types))
+            and not any(_matches(pattern, name) for pattern in not_names for name in place.names)
+            and (self.depth is None or _depth(place.name) <= self.depth)
+            and (not self.leaves or not any(True for _ in place.module.children()))
+            and (self.where is None or self.where(place.name, place.module))
+        ]
+        if not chosen:
+            raise SelectionError(f"the selection {self._given()} matches no {what}; {_inventory(places, what)}")
+        return chosen
+
+    def _given(self) -> str:
+        given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
+        return "(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
+
+
+def select_modules(net: nn.Module, criteria: Criteria, *, recursive: bool, prefix: str = "") -> list[Place]:
+    """The modules of `net` (itself first, then all below; or only its direct children) that satisfy `criteria`."""
+    return criteria.filter(_modules(_net(net), recursive, prefix), "module")
+
+
+def select_parameters(net: nn.Module, criteria: Criteria, *, prefix: str = "") -> list[Place]:
+    """The parameters of `net` that satisfy `criteria`; `types`, `leaves` and `where` look at the module that owns them."""
+    places: dict[int, Place] = {}
+    for name, module in _walk(_net(net), prefix, True):
+        for attr, parameter in module._parameters.items():
+            if parameter is not None:
+                _note(places, id(parameter), Place(f"{name}.{attr}" if name else attr, module, attr))
+    return criteria.filter(list(places.values()), "parameter")
+
+
+def _net(net: object) -> nn.Module:
+    if not isinstance(net, nn.Module):
+        raise TargetError(f"a torch.nn.Module is needed to select from; got {type(net).__name__}: {net!r:.100}")
+    return net
+
+
+def _modules(net: nn.Module, recursive: bool, prefix: str) -> list[Place]:
+    places: dict[int, Place] = {}
+    for name, module in _walk(net, prefix, recursive):
+        if recursive or module is not net:
+            _note(places, id(module), Place(name, module))
+    return list(places.values())
+
+
+def _note(places: dict[int, Place], key: int, place: Place) -> None:
+    if key not in places:
+        places[key] = place
+    elif place.name not in places[key].names:
+        places[key].aliases.append(place.name)
+
+
+def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] = ()) -> Iterator[tuple[str, nn.Module]]:
+    """All names of all modules, wrappers left out of the names, each module before those inside it."""
+    inner = _unwrapped(module)
+    yield name, inner
+    for key, child in inner._modules.items():
+        if child is not None and id(child) not in above:
+            path = f"{name}.{key}" if name else key
+            if recursive:
+                yield from _walk(child, path, True, (*above, id(inner)))
+            else:
+                yield path, _unwrapped(child)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """What `torch.compile`, checkpointing or data parallelism wrapped; hooks belong there, and names lose the wrapper."""
+    while True:
+        key = next((key for key in module._modules if key in _WRAPPERS), None)
+        if key is None and isinstance(module, _PARALLEL):
+            key = "module"
+        inner = module._modules.get(key) if key is not None else None
+        if inner is None:
+            return module
+        module = inner
+
+
+def _types(types: Any) -> tuple[type, ...] | None:
+    if types is None:
+        return None
+    found = _as_tuple(types)
+    if not found or not all(isinstance(item, type) for item in found):
+        raise TypeError(f"types={types!r}: give a module class or several, such as (nn.Linear, nn.Conv2d)")
+    return found
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, (str, re.Pattern, type)) else tuple(value)
+
+
+def _patterns(names: Any, argument: str) -> tuple[str | re.Pattern[str], ...]:
+    found = _as_tuple(names)
+    for pattern in found:
+        if not isinstance(pattern, (str, re.Pattern)):
+            raise TypeError(f"{argument} takes names, globs such as 'encoder.*' or compiled regular expressions; got {pattern!r}")
+    return found
+
+
+def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
+    if isinstance(pattern, str):
+        return name == pattern or fnmatchcase(name, pattern)
+    return pattern.search(name) is not None
+
+
+def _depth(name: str) -> int:
+    return 0 if not name else name.count(".") + 1
+
+
+def _shown(pattern: str | re.Pattern[str]) -> str:
+    return repr(pattern) if isinstance(pattern, str) else f"/{pattern.pattern}/"
+
+
+def _close(pattern: str | re.Pattern[str], places: list[Place]) -> str:
+    names = [name for place in places for name in place.names]
+    close = difflib.get_close_matches(pattern, names, n=3) if isinstance(pattern, str) else []
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+
+
+def _inventory(places: list[Place], what: str) -> str:
+    kinds = Counter(type(place.module).__name__ for place in places)
+    names = [place.name or "'' (the net itself)" for place in places[:20]]
+    more = f" and {len(places) - 20} more" if len(places) > 20 else ""
+    return f"there are {len(places)} {what}s: {', '.join(names)}{more}; of types {dict(kinds)}"
