@@ -10,7 +10,18 @@ from torch import Tensor
 
 from reducers.core import State, Statistic
 from reducers.errors import ArgumentError
-from reducers.numeric import comparable, count_of, finite, magnitude, nan_where_infinite, real, real_or_complex, widen
+from reducers.numeric import (
+    comparable,
+    count_of,
+    finite,
+    magnitude,
+    nan_where_infinite,
+    real,
+    real_or_complex,
+    reduce_finite,
+    total,
+    widen,
+)
 
 __all__ = ["Count", "Max", "Mean", "Min", "Norm", "Sum"]
 
@@ -52,7 +63,7 @@ class Sum(Statistic):
     """
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"sum": finite(widen(x, "Sum"))[0].sum(dim=axes)}
+        return {"sum": total(x, axes, "Sum")[2].squeeze(axes)}
 
     def join(self, a: State, b: State) -> State:
         return {"sum": a["sum"] + b["sum"]}
@@ -65,7 +76,7 @@ class Sum(Statistic):
 class Mean(Statistic):
     """Arithmetic mean of the finite elements, weighted by count across batches, so a smaller last batch is no special case.
 
-    Means merge as `mean_a + (mean_b - mean_a) * n_b / (n_a + n_b)` (Chan, Golub and LeVeque 1983, eq. 1.5a).
+    The state holds the sum, in float64 and exact for integers, and the count.
 
     Returns:
         float64 or complex128, in the shape of the kept axes; NaN where nothing finite was seen.
@@ -78,17 +89,14 @@ class Mean(Statistic):
     """
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        wide, mask = finite(widen(x, "Mean"))
-        count = count_of(x, mask, axes)
-        return {"count": count, "mean": wide.sum(dim=axes) / real(count.clamp(min=1))}
+        _, mask, added = total(x, axes, "Mean")
+        return {"count": count_of(x, mask, axes), "sum": added.squeeze(axes)}
 
     def join(self, a: State, b: State) -> State:
-        count = a["count"] + b["count"]
-        share = real(b["count"]) / real(count.clamp(min=1))
-        return {"count": count, "mean": a["mean"] + (b["mean"] - a["mean"]) * share}
+        return {"count": a["count"] + b["count"], "sum": a["sum"] + b["sum"]}
 
     def read(self, state: State) -> Tensor:
-        return torch.where(state["count"] > 0, state["mean"], torch.nan)
+        return torch.where(state["count"] > 0, state["sum"] / real(state["count"]), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ class Min(Statistic):
     """
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"min": finite(comparable(x, "Min"), torch.inf)[0].amin(dim=axes)}
+        return {"min": reduce_finite(comparable(x, "Min"), lambda part: part.amin(dim=axes), torch.inf)[2]}
 
     def join(self, a: State, b: State) -> State:
         return {"min": torch.minimum(a["min"], b["min"])}
@@ -136,7 +144,7 @@ class Max(Statistic):
     """
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"max": finite(comparable(x, "Max"), -torch.inf)[0].amax(dim=axes)}
+        return {"max": reduce_finite(comparable(x, "Max"), lambda part: part.amax(dim=axes), -torch.inf)[2]}
 
     def join(self, a: State, b: State) -> State:
         return {"max": torch.maximum(a["max"], b["max"])}
@@ -178,18 +186,20 @@ class Norm(Statistic):
             raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        wide, mask = finite(real_or_complex(widen(x, "Norm")))
-        count = count_of(x, mask, axes)
-        if self.p == math.inf:
-            return {"count": count, "power": wide.abs().amax(dim=axes)}
-        if self.p == 0:
-            return {"count": count, "power": real((wide != 0).sum(dim=axes))}
-        return {"count": count, "power": self._power(wide).sum(dim=axes)}
+        wide = real_or_complex(widen(x, "Norm"))
+        if self.p == 0:  # the one order of which a NaN leaves no trace
+            wide, mask = finite(wide)
+            power = real((wide != 0).sum(dim=axes))
+        else:
+            _, mask, power = reduce_finite(wide, lambda part: self._power(part, axes))
+        return {"count": count_of(x, mask, axes), "power": power}
 
-    def _power(self, wide: Tensor) -> Tensor:
+    def _power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
         if self.p == 2:
-            return magnitude(wide)
-        return wide.abs() if self.p == 1 else wide.abs().pow(self.p)
+            return magnitude(x).sum(dim=axes)
+        if self.p == math.inf:
+            return x.abs().amax(dim=axes)
+        return (x.abs() if self.p == 1 else x.abs().pow(self.p)).sum(dim=axes)
 
     def join(self, a: State, b: State) -> State:
         join = torch.maximum if self.p == math.inf else torch.add

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError
-from reducers.numeric import count_of, finite, real, real_or_complex, widen
+from reducers.numeric import count_of, finite, real
 
 __all__ = ["Activity"]
 
@@ -55,8 +55,9 @@ class Activity(Statistic):
         return not self.death
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        wide, mask = finite(real_or_complex(widen(x, "Activity")))
-        state = {"count": count_of(wide, mask, axes), "active": (wide.abs() > self.eps).sum(dim=axes)}
+        exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # an int8 has no magnitude 128
+        x, mask = finite(x if exact else real(x))
+        state = {"count": count_of(x, mask, axes), "active": (x.abs() > self.eps).sum(dim=axes)}
         if self.death:
             seen, dead = _seen_and_dead(state)
             units = seen.sum()

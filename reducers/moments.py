@@ -10,32 +10,32 @@ from torch import Tensor
 
 from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError
-from reducers.numeric import comparable, count_of, finite, magnitude, nan_where_infinite, real, real_or_complex, widen
+from reducers.numeric import comparable, count_of, extremes, magnitude, nan_where_infinite, real, square_sum, total
 
 __all__ = ["Moments", "Summary", "join_moments", "lift_moments"]
 
 
-def lift_moments(wide: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> State:
-    """Count, mean and sum of squared distances from it; `wide` holds 0 where `mask` is false."""
-    count = count_of(wide, mask, axes)
-    mean = (wide.sum(dim=axes, keepdim=True) / real(count.clamp(min=1)).reshape(_kept_dims(wide, axes))).to(wide.dtype)
-    distance = wide - mean
+def lift_moments(x: Tensor, axes: tuple[int, ...], who: str) -> tuple[State, Tensor | None]:
+    """Count, mean and sum of squared distances from it, of the finite elements; and the mask of these (None: all are)."""
+    filled, mask, added = total(x, axes, who)
+    count = count_of(x, mask, axes)
+    mean = added / real(count.clamp(min=1)).reshape(added.shape)
+    distance = filled - mean
     if mask is not None:
         distance = torch.where(mask, distance, 0.0)
-    return {"count": count, "mean": mean.squeeze(axes), "m2": magnitude(distance).sum(dim=axes)}
-
-
-def _kept_dims(x: Tensor, axes: tuple[int, ...]) -> list[int]:
-    return [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    return {"count": count, "mean": mean.squeeze(axes), "m2": square_sum(distance, axes)}, mask
 
 
 def join_moments(a: State, b: State) -> State:
     """Moments of both (Chan, Golub and LeVeque 1983, eqs. 1.5a and 1.5b)."""
     count = a["count"] + b["count"]
-    share = real(b["count"]) / real(count.clamp(min=1))
+    share = b["count"] / real(count.clamp(min=1))
     delta = b["mean"] - a["mean"]
-    m2 = a["m2"] + b["m2"] + magnitude(delta) * real(a["count"]) * share
-    return {"count": count, "mean": a["mean"] + delta * share, "m2": m2}
+    return {
+        "count": count,
+        "mean": torch.addcmul(a["mean"], delta, share),
+        "m2": torch.addcmul(a["m2"] + b["m2"], magnitude(delta), share * a["count"]),
+    }
 
 
 def read_moments(state: State, correction: float) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class Moments(Statistic):
             raise ArgumentError(f"Moments takes a finite correction from 0 up, as torch.var does, and got {self.correction!r}")
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return lift_moments(*finite(real_or_complex(widen(x, "Moments"))), axes)
+        return lift_moments(x, axes, "Moments")[0]
 
     def join(self, a: State, b: State) -> State:
         return join_moments(a, b)
@@ -115,22 +115,18 @@ class Summary(Statistic):
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Summary")
-        wide, mask = finite(real(x))
-        state = lift_moments(wide, mask, axes)
-        total = count_of(x, None, axes)
+        state, mask = lift_moments(x, axes, "Summary")
         if mask is None:
-            nan, low, high = torch.zeros_like(total), x, x
+            (low, high), nan, inf = extremes(x, axes), torch.zeros_like(state["count"]), torch.zeros_like(state["count"])
         else:
-            nan = torch.isnan(x).sum(dim=axes)
             low, high = (torch.where(mask, x, fill) for fill in (torch.inf, -torch.inf))
-        return {
-            **state,
-            "min": low.amin(dim=axes),
-            "max": high.amax(dim=axes),
-            "zeros": total - _nonzeros(x, axes),
-            "nan": nan,
-            "inf": total - state["count"] - nan,
-        }
+            low, high, nan, inf = (
+                low.amin(dim=axes),
+                high.amax(dim=axes),
+                torch.isnan(x).sum(dim=axes),
+                torch.isinf(x).sum(dim=axes),
+            )
+        return {**state, "min": low, "max": high, "zeros": _zeros(x, axes), "nan": nan, "inf": inf}
 
     def join(self, a: State, b: State) -> State:
         return {
@@ -154,6 +150,7 @@ class Summary(Statistic):
         }
 
 
-def _nonzeros(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    # count_nonzero over all axes has a fast kernel, over some of them it does not
-    return torch.count_nonzero(x) if len(axes) == x.ndim else (x != 0).sum(dim=axes)
+def _zeros(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    if len(axes) == x.ndim:  # over all axes there is a fast kernel for what is not zero
+        return x.numel() - torch.count_nonzero(x)
+    return (x == 0).sum(dim=axes)

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from reducers.errors import DTypeError
 
-__all__ = ["comparable", "count_of", "finite", "magnitude", "nan_where_infinite", "real", "real_or_complex", "widen"]
+__all__ = [
+    "comparable",
+    "count_of",
+    "extremes",
+    "finite",
+    "magnitude",
+    "nan_where_infinite",
+    "real",
+    "real_or_complex",
+    "reduce_finite",
+    "square_sum",
+    "total",
+    "wide_dtype",
+    "widen",
+]
 
 
 def real(x: Tensor) -> Tensor:
@@ -17,19 +32,24 @@ def real(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
-def widen(x: Tensor, who: str) -> Tensor:
-    """`x` in the dtype its sums are exact in: float64 (float32 where the device has none), complex128, or int64 for integers.
+def wide_dtype(x: Tensor, who: str) -> torch.dtype:
+    """The dtype sums of `x` are exact in: float64 (float32 where the device has none), complex128, or int64 for integers.
 
     Raises:
         DTypeError: unsigned 64-bit integers, which no wider dtype holds.
     """
     if x.is_complex():
-        return x.to(torch.complex128)
+        return torch.complex128
     if x.is_floating_point():
-        return real(x)
+        return torch.float32 if x.device.type == "mps" else torch.float64
     if x.dtype is torch.uint64:
         raise DTypeError(f"{who} has no exact sum for torch.uint64; convert it first, for example .premap(torch.Tensor.double)")
-    return x.to(torch.int64)
+    return torch.int64
+
+
+def widen(x: Tensor, who: str) -> Tensor:
+    """`x` in its `wide_dtype`."""
+    return x.to(wide_dtype(x, who))
 
 
 def real_or_complex(x: Tensor) -> Tensor:
@@ -58,20 +78,54 @@ def magnitude(x: Tensor) -> Tensor:
 
 
 def finite(x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor | None]:
-    """`x` with its non-finite values replaced by `fill`, and the mask of what was finite (None: everything was).
+    """`x` with its non-finite values replaced by `fill`, and the mask of what was finite (None: everything was)."""
+    filled, mask, _ = reduce_finite(x, torch.sum, fill)
+    return filled, mask
 
-    On the CPU a finite sum proves that every element is finite, at the price of one read; elsewhere, and while compiling, the
-    mask is always made, because to look at it would synchronise the device or break the graph.
+
+def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float = 0.0) -> tuple[Tensor, Tensor | None, Tensor]:
+    """`x` with its non-finite values replaced by `fill`, the mask of what was finite (None: everything was), and its reduction.
+
+    On the CPU a finite result proves that nothing it depends on is infinite or NaN, at no second read; elsewhere, and while
+    compiling, the mask is always made, because to look at a result would synchronise the device or break the graph.
+
+    Args:
+        reduction: gives something non-finite wherever a non-finite element would change it.
+        fill: what the reduction leaves its result unchanged by.
     """
     if not (x.is_floating_point() or x.is_complex()):
-        return x, None
+        return x, None, reduction(x)
     x = x.float() if x.dtype.itemsize == 1 else x  # float8 can be converted, and hardly more
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        total = x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()
-        if torch.isfinite(total).item():
-            return x, None
+        reduced = reduction(x)
+        if torch.isfinite(reduced).all().item():
+            return x, None, reduced
     mask = torch.isfinite(x)
-    return torch.where(mask, x, fill), mask
+    filled = torch.where(mask, x, fill)
+    return filled, mask, reduction(filled)
+
+
+def total(x: Tensor, axes: tuple[int, ...], who: str) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As `reduce_finite` with the sum over `axes`, which stay with length 1, in their `wide_dtype`."""
+    wide = wide_dtype(x, who)
+    return reduce_finite(x, lambda part: part.sum(dim=axes, keepdim=True, dtype=wide))
+
+
+def square_sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Sum of the squared magnitudes over `axes`; `x` is the caller's own, and may be overwritten to spare a second temporary."""
+    if x.is_complex():
+        return magnitude(x).sum(dim=axes)
+    if len(axes) == x.ndim and x.is_contiguous() and not torch.compiler.is_compiling():
+        flat = x.reshape(-1)
+        return torch.dot(flat, flat)  # compiled, a sum fuses with what comes before it and a product does not
+    return x.square_().sum(dim=axes)
+
+
+def extremes(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum over `axes`."""
+    if len(axes) == x.ndim:  # over all axes there is a kernel for both, over some it is slower than two
+        return torch.aminmax(x)
+    return x.amin(dim=axes), x.amax(dim=axes)
 
 
 def nan_where_infinite(x: Tensor) -> Tensor:
