@@ -4,11 +4,14 @@ from __future__ import annotations
 
 __all__ = [
     "CorruptRecordingError",
+    "LensError",
     "MergeError",
+    "MissingExtraError",
     "MonitorError",
     "NotARecordingError",
     "OperandError",
     "RecorderError",
+    "RecordingNotFoundError",
     "RecordingWarning",
     "SchemaError",
     "SelectionError",
@@ -16,7 +19,6 @@ __all__ = [
     "SyncError",
     "TargetError",
     "TickError",
-    "VisualizerError",
 ]
 
 
@@ -44,12 +46,24 @@ class MergeError(RecorderError, ValueError):
     """Two recordings do not fit together; both sides are listed."""
 
 
+class LensError(RecorderError, ValueError):
+    """A lens, a chart or an inspector was asked for what it cannot show; lists what it can."""
+
+
+class MissingExtraError(RecorderError, ImportError):
+    """An optional library is not installed; names the extra that brings it."""
+
+
 class StorageError(RecorderError, OSError):
     """A recording could not be written or read; names the file and the reason."""
 
 
 class NotARecordingError(StorageError):
     """The path exists and is not a recording."""
+
+
+class RecordingNotFoundError(StorageError, FileNotFoundError):
+    """There is nothing at the path."""
 
 
 class CorruptRecordingError(StorageError):
@@ -66,10 +80,6 @@ class SyncError(RecorderError, RuntimeError):
 
 class TickError(RecorderError, ValueError):
     """A tick of a timeline is no whole number, or is there already."""
-
-
-class VisualizerError(RecorderError, RuntimeError):
-    """Nothing can be shown: the library that draws it is not installed, or the visualizer is unknown; names the remedy."""
 
 
 class RecordingWarning(UserWarning):

@@ -86,8 +86,8 @@ class Timeline:
 
         Args:
             tick: a whole number, such as an epoch; not there yet.
-            rows: by name, by statistic: a number, or a tensor of one element. Tensors are brought over together, one transfer for each
-                device and dtype. NaN and infinities are kept.
+            rows: by name, by statistic: a number, or a tensor of one element. Tensors are brought over together, in one transfer
+                for each device and dtype. NaN and infinities are kept.
 
         Raises:
             TickError: the tick is there already (what was recorded is never overwritten: `forget` it first), or is no whole number.
@@ -100,8 +100,8 @@ class Timeline:
             with _transaction(db):
                 if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (tick,)).fetchone():
                     raise TickError(
-                        f"tick {tick} is already in {self.path}, which is never overwritten; to record it anew, for instance after going "
-                        f"back to a checkpoint, call forget({tick}) first"
+                        f"tick {tick} is already in {self.path}, which is never overwritten; to record it anew, for instance after "
+                        f"going back to a checkpoint, call forget({tick}) first"
                     )
                 fresh = self._new_ids(db, values)
                 ids = {**self._ids, **fresh} if fresh else self._ids
@@ -110,7 +110,7 @@ class Timeline:
             self._ids.update(fresh)
 
     def forget(self, since: int) -> int:
-        """Removes the ticks from `since` on, for a training that goes back to an earlier checkpoint; returns how many there were."""
+        """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns how many there were."""
         with self._session() as db, _transaction(db):
             db.execute("DELETE FROM samples WHERE tick >= ?", (since,))
             return db.execute("DELETE FROM ticks WHERE tick >= ?", (since,)).rowcount
@@ -205,7 +205,8 @@ class Timeline:
 
     def _rows(self, tick: int) -> list[Row]:
         found = self._query(
-            "SELECT name, statistic, value FROM samples JOIN series ON series.id = samples.series WHERE tick = ? ORDER BY samples.series",
+            "SELECT name, statistic, value FROM samples JOIN series ON series.id = samples.series "
+            "WHERE tick = ? ORDER BY samples.series",
             tick,
         )
         return [Row(tick, self._text(name), self._text(statistic), self._number(value)) for name, statistic, value in found]

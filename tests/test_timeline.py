@@ -18,7 +18,20 @@ from hypothesis import strategies as st
 from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, SelectionError, StorageError, TickError
 from recorders.timeline import Row, Timeline
 
-ODD_NAMES = ["", "a/b", "../up", "/root", "nul\0inside", "two\nlines", "x" * 300, "Name", "name", "\u00e9", "e\u0301", "'; DROP TABLE ticks"]
+ODD_NAMES = [
+    "",
+    "a/b",
+    "../up",
+    "/root",
+    "nul\0inside",
+    "two\nlines",
+    "x" * 300,
+    "Name",
+    "name",
+    "\u00e9",
+    "e\u0301",
+    "'; DROP TABLE ticks",
+]
 
 
 def test_series_and_rows_come_back_in_order() -> None:
@@ -185,7 +198,9 @@ def test_other_tables_than_ours_are_refused(tmp_path: Path, statement: str) -> N
 
 
 def test_values_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
-    path = altered(tmp_path / "run.db", "UPDATE samples SET value = x'00' WHERE tick = 3", "UPDATE series SET name = x'ff' WHERE id = 1")
+    path = altered(
+        tmp_path / "run.db", "UPDATE samples SET value = x'00' WHERE tick = 3", "UPDATE series SET name = x'ff' WHERE id = 1"
+    )
     with Timeline(path) as timeline:
         with pytest.raises(CorruptRecordingError, match="number"):
             timeline.series("layer5", "mean")
