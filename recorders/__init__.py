@@ -22,6 +22,7 @@ from recorders.monitors import CallMonitor, ForwardInputMonitor, ForwardMonitor
 from recorders.parameters import OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
 from recorders.recorder import Recorder
 from recorders.recording import Recording, Subrecording
+from recorders.storage import load, save
 
 __all__ = [
     "BackwardInputMonitor",
@@ -52,4 +53,6 @@ __all__ = [
     "Subrecording",
     "SyncError",
     "TargetError",
+    "load",
+    "save",
 ]

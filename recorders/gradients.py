@@ -28,7 +28,7 @@ class GradientMonitor(Monitor):
     """Gradients with respect to activations, by hooks on the tensors themselves.
 
     A hook on a tensor sees the total gradient of that tensor, from all its uses. Unlike `register_full_backward_hook` it survives
-    in-place operations on the output, nested outputs and `torch.compile(fullgraph=True)`.
+    in-place operations on the output and nested outputs. Under `torch.compile` each of these monitors breaks the graph once.
     """
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Any) -> None:
@@ -43,6 +43,16 @@ class GradientMonitor(Monitor):
         return super().deregister()
 
     def _watch(self, module: nn.Module, value: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._watch_uncompiled(module, value)
+        else:
+            self._watch_eagerly(module, value)
+
+    @torch.compiler.disable(reason="a tensor hook that rebinds a State cannot be traced")  # type: ignore[no-untyped-call, untyped-decorator]
+    def _watch_uncompiled(self, module: nn.Module, value: Any) -> None:
+        self._watch_eagerly(module, value)
+
+    def _watch_eagerly(self, module: nn.Module, value: Any) -> None:
         self.seen = True
         if not torch.is_grad_enabled():
             self._skip("no gradient will come (no_grad)")
@@ -56,10 +66,6 @@ class GradientMonitor(Monitor):
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
         # A clone: an in-place operation after this module would change what a view shows by the time the gradient arrives.
         seen = () if self.map_ is None and self.op_ is None and self.filter_ is None else (tensor.detach().clone(),)
-        if torch.compiler.is_compiling():
-            if self._due(module, module.training):
-                _hook(tensor, lambda gradient: self._record(module, gradient, *seen, path=path))
-            return
         known = self._watched.get(tensor)
         if known is not None and known.version == tensor._version:  # seen before: its one total gradient is awaited already
             known.training = module.training

@@ -64,7 +64,8 @@ def report(monitors: Mapping[str, Monitor]) -> Report:
     for name, monitor in monitors.items():
         skipped = {reason: count for reason, count in monitor.tally.items() if reason != "calls"}
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
-        calls, samples = monitor.tally.get("calls", 0), monitor.samples
+        samples = monitor.samples
+        calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not tallied
         rows.append(
             ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, _reason(monitor, samples))
         )
