@@ -134,7 +134,8 @@ class Statistic(Reducer):
         state = follow(state, x.device)
         for piece in pieces(x, axes) if self.divisible else (x,):
             lifted = self.lift(piece, axes)
-            if torch.compiler.is_compiling() or not piece.is_contiguous():  # reductions keep the order of strides, and files hold contiguous tensors only
+            # reductions keep the order of strides, and files hold contiguous tensors only; a compiler may not ask for strides
+            if torch.compiler.is_compiling() or not piece.is_contiguous():
                 lifted = {key: value.contiguous() for key, value in lifted.items()}
             state = self.merge(state, lifted)
         return state
@@ -159,7 +160,7 @@ def observation(reducer: Reducer, xs: tuple[Any, ...]) -> Tensor:
     if len(xs) != 1 or not isinstance(xs[0], Tensor):
         raise ReducerTypeError(f"{reducer!r} reduces one tensor at a time; got ({', '.join(type(x).__name__ for x in xs)})")
     x = xs[0].detach()
-    # A traced backward may not ask for the layout.
+    # a traced backward may not ask for the layout
     return x if torch.compiler.is_compiling() or x.layout is torch.strided else x.to_dense()
 
 

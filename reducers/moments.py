@@ -20,7 +20,7 @@ def lift_moments(x: Tensor, axes: tuple[int, ...], who: str) -> tuple[State, Ten
     filled, mask, added = total(x, axes, who)
     count = count_of(x, mask, axes)
     mean = added / real(count.clamp(min=1)).reshape(added.shape)
-    distance = filled - mean
+    distance = filled + -mean  # tensors of bool can be added to, and not subtracted from
     if mask is not None:
         distance = torch.where(mask, distance, 0.0)
     return {"count": count, "mean": mean.squeeze(axes), "m2": square_sum(distance, axes)}, mask

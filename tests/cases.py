@@ -1,0 +1,217 @@
+"""Every reducer with inputs it takes and a one-shot reference in float64: one row each, for the law suite to run over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reducers import (
+    Activity,
+    Collect,
+    Count,
+    First,
+    Fold,
+    Geometry,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Moments,
+    Norm,
+    Postmap,
+    Premap,
+    Product,
+    Reducer,
+    Sum,
+    Summary,
+)
+
+Array = NDArray[Any]
+Observations = list[Array]
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+REAL = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool)
+COMPLEX = (torch.complex64, torch.complex128)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row.
+
+    Attributes:
+        reducer: what is tested.
+        reference: from all observations, as float64 or complex128 arrays, to the result.
+        trailing: shape of an observation after its first axis, the batch.
+        dtypes: what the observations may be made of.
+        splittable: whether an observation may be cut along its batch axis without changing the result.
+        same_shape: whether all observations need one shape.
+        data: whether the reducer can be written as a recipe and as an expression, which functions cannot.
+    """
+
+    reducer: Reducer
+    reference: Callable[[Observations], Any]
+    trailing: tuple[int, ...] = (3,)
+    dtypes: tuple[torch.dtype, ...] = REAL
+    splittable: bool = True
+    same_shape: bool = False
+    data: bool = True
+
+    def __str__(self) -> str:
+        return repr(self.reducer)
+
+
+def units(function: Callable[[Array], Any], keep: tuple[int, ...] = ()) -> Callable[[Observations], Any]:
+    """A reference that applies `function` to the finite elements of each unit (position of the axes to keep) of everything seen."""
+
+    def reference(xs: Observations) -> Any:
+        whole = np.moveaxis(np.concatenate(xs), keep, range(len(keep)))
+        shape = whole.shape[: len(keep)]
+        results = [function(row[np.isfinite(row)]) for row in whole.reshape(int(np.prod(shape)), -1)]
+        if isinstance(results[0], dict):
+            return {name: np.array([result[name] for result in results]).reshape(shape) for name in results[0]}
+        return np.array(results).reshape(shape)
+
+    return reference
+
+
+def _or_nan(function: Callable[[Array], Any]) -> Callable[[Array], Any]:
+    return lambda x: function(x) if len(x) else np.nan
+
+
+def _moments(x: Array, correction: float = 1) -> dict[str, Any]:
+    enough = len(x) > correction
+    var = (np.abs(x - x.mean()) ** 2).sum() / (len(x) - correction) if enough else np.nan
+    return {"count": len(x), "mean": x.mean() if len(x) else np.nan, "var": var, "std": np.sqrt(var)}
+
+
+def _norm(p: float, normalize: bool = False) -> Callable[[Array], Any]:
+    def norm(x: Array) -> Any:
+        if normalize and not len(x):
+            return np.nan
+        if p == np.inf:
+            return np.abs(x).max(initial=0.0)
+        power = np.count_nonzero(x) if p == 0 else (np.abs(x) ** p).sum()
+        power = power / len(x) if normalize else power
+        return power if p == 0 else power ** (1 / p)
+
+    return norm
+
+
+def _summary(xs: Observations, keep: tuple[int, ...] = ()) -> dict[str, Any]:
+    def numbers(x: Array) -> dict[str, Any]:
+        ends = (
+            {"min": x.min(), "max": x.max(), "absmax": np.abs(x).max()}
+            if len(x)
+            else dict.fromkeys(("min", "max", "absmax"), np.nan)
+        )
+        moments = _moments(x)
+        del moments["std"]
+        return {**moments, **ends, "zeros": np.count_nonzero(x == 0)}
+
+    whole = np.concatenate(xs)
+    others = tuple(axis for axis in range(whole.ndim) if axis not in keep)
+    return {
+        **units(numbers, keep)(xs),
+        "nan": np.isnan(whole).sum(axis=others),
+        "inf": np.isinf(whole).sum(axis=others),
+    }
+
+
+def _activity(eps: float = 1e-8, death: bool = False) -> Callable[[Observations], dict[str, Array]]:
+    def reference(xs: Observations) -> dict[str, Array]:
+        def dead(x: Array) -> bool:
+            return len(x) > 0 and not (np.abs(x) > eps).any()
+
+        result = {
+            "rate": units(_or_nan(lambda x: (np.abs(x) > eps).mean()), (1,))(xs),
+            "dead": units(dead, (1,))(xs),
+        }
+        if death:
+            seen = [units(len, (1,))([x]) > 0 for x in xs]
+            shares = [units(dead, (1,))([x]).sum() / there.sum() for x, there in zip(xs, seen, strict=True) if there.any()]
+            result["death"] = np.mean(shares) if shares else np.array(np.nan)
+        return result
+
+    return reference
+
+
+def _geometry(inner: Callable[[Observations], Any], normalize: bool = False) -> Callable[[Observations], dict[str, Any]]:
+    def reference(xs: Observations) -> dict[str, Any]:
+        with np.errstate(invalid="ignore"):
+            norms = [np.sqrt((x * x).sum()) for x in xs]
+            lengths = [norm / np.sqrt(x.size) if normalize else norm for norm, x in zip(norms, xs, strict=True)]
+            cosines = [
+                np.clip((x * y).sum() / (np.maximum(norms[i], 1e-8) * np.maximum(norms[i + 1], 1e-8)), -1, 1)
+                for i, (x, y) in enumerate(pairwise(xs))
+                if x.shape == y.shape
+            ]
+        result = {"norm": inner([np.array(lengths)])}
+        return {**result, "correlation": inner([np.array(cosines)])} if cosines else result
+
+    return reference
+
+
+def larger_and_stacked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Associative, not commutative, and of any shapes: for `Fold`."""
+    return torch.cat((a, b))
+
+
+def spread(result: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Standard deviation in units of the mean's distance from zero, for `Postmap`."""
+    return result["std"] / (1 + result["mean"].abs())
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """For `Premap`."""
+    return x.double() + 1
+
+
+_mean = _or_nan(np.mean)
+
+CASES = (
+    Case(Count("b c -> c"), units(len, (1,)), dtypes=REAL + COMPLEX),
+    Case(Sum(), units(np.sum), dtypes=REAL + COMPLEX),
+    Case(Sum("b ... c -> c ..."), units(np.sum, (2, 1)), trailing=(2, 3)),
+    Case(Mean(), units(_mean), dtypes=REAL + COMPLEX),
+    Case(Mean("b c h -> (c h)"), lambda xs: units(_mean, (1, 2))(xs).reshape(-1), trailing=(2, 3)),
+    Case(Min("b c -> c"), units(_or_nan(np.min), (1,))),
+    Case(Max("b ... -> ..."), units(_or_nan(np.max), (1, 2)), trailing=(2, 3)),
+    Case(Norm(), units(_norm(2)), dtypes=REAL + COMPLEX),
+    Case(Norm("b c -> c", p=1, normalize=True), units(_norm(1, True), (1,))),
+    Case(Norm(p=0), units(_norm(0))),
+    Case(Norm("b c -> c", p=3.5), units(_norm(3.5), (1,))),
+    Case(Norm("b c -> c", p=float("inf"), normalize=True), units(_norm(np.inf, True), (1,)), data=False),
+    Case(Moments(), units(_moments), dtypes=REAL + COMPLEX),
+    Case(Moments("b c h -> c", correction=0), units(lambda x: _moments(x, 0), (1,)), trailing=(3, 2)),
+    Case(Summary(), _summary),
+    Case(Summary("b c -> c"), lambda xs: _summary(xs, (1,))),
+    Case(Activity(), _activity()),
+    Case(Activity(eps=0.5, death=True), _activity(0.5, death=True), splittable=False),
+    Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False),
+    Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False),
+    Case(Fold(larger_and_stacked), np.concatenate, data=False),
+    Case(Fold(torch.maximum), lambda xs: np.maximum.reduce(xs), splittable=False, same_shape=True, data=False),
+    Case(Collect(), np.concatenate, dtypes=REAL + COMPLEX),
+    Case(Geometry(), _geometry(_summary), splittable=False),
+    Case(Geometry(Collect(), normalize=True), _geometry(lambda xs: xs[0], normalize=True), splittable=False),
+    Case(Geometry(Mean(), correlation=False), lambda xs: {"norm": _geometry(units(_mean))(xs)["norm"]}, splittable=False),
+    Case(
+        Product(mean=Mean("b c -> c"), deep=Product(all=Collect(), top=Max())),
+        lambda xs: {
+            "mean": units(_mean, (1,))(xs),
+            "deep": {"all": np.concatenate(xs), "top": units(_or_nan(np.max))(xs)},
+        },
+    ),
+    Case(Premap(Mean(), shifted), lambda xs: units(_mean)([x + 1 for x in xs]), data=False),
+    Case(
+        Postmap(Moments(), spread),
+        units(lambda x: _moments(x)["std"] / (1 + np.abs(_moments(x)["mean"]))),
+        data=False,
+    ),
+)

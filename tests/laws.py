@@ -1,0 +1,198 @@
+"""The laws of reducers as plain functions: each takes a reducer and observations, and raises AssertionError where it is broken."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import reducers
+from reducers import Reducer, State, from_recipe, to_recipe
+
+Stream = Sequence[Tensor]
+
+
+def run(reducer: Reducer, xs: Stream, state: State | None = None) -> State:
+    """The state after all observations, one after another."""
+    return reduce(reducer.update, xs, reducer.init() if state is None else state)
+
+
+def lifts(reducer: Reducer, xs: Stream) -> list[State]:
+    """The state of each observation by itself."""
+    return [reducer.update(reducer.init(), x) for x in xs]
+
+
+def flat(result: Any, prefix: str = "") -> dict[str, Tensor]:
+    """A result as a flat mapping from path to tensor."""
+    if isinstance(result, Mapping):
+        return {path: value for name, part in result.items() for path, value in flat(part, f"{prefix}/{name}").items()}
+    return {prefix: torch.as_tensor(result)}
+
+
+def same_bits(a: Any, b: Any) -> None:
+    """Both hold the same keys, dtypes, shapes and values; NaN is equal to NaN."""
+    left, right = flat(a), flat(b)
+    assert left.keys() == right.keys()
+    for key, value in left.items():
+        assert value.dtype == right[key].dtype, key
+        torch.testing.assert_close(value, right[key], rtol=0, atol=0, equal_nan=True)
+
+
+def close(a: Any, b: Any, rtol: float = 1e-9, atol: float = 1e-9) -> None:
+    """Both hold the same keys, shapes and values but for rounding in float64; integers and flags are equal."""
+    left, right = flat(a), flat(b)
+    assert left.keys() == right.keys()
+    for key, value in left.items():
+        other = right[key]
+        assert value.shape == other.shape, f"{key}: shapes {tuple(value.shape)} and {tuple(other.shape)}"
+        wide = torch.complex128 if value.is_complex() or other.is_complex() else torch.float64
+        torch.testing.assert_close(
+            value.to(wide), other.to(wide), rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, k=key: f"{k}: {text}"
+        )
+
+
+def agree(reducer: Reducer, a: State, b: State) -> None:
+    """Two states stand for the same observations."""
+    assert bool(a) == bool(b)
+    if a:
+        close(reducer.compute(a), reducer.compute(b))
+
+
+def associative(reducer: Reducer, xs: Stream, cuts: tuple[int, int]) -> None:
+    """merge(merge(a, b), c) == merge(a, merge(b, c)); any of them may be empty."""
+    first, second = sorted(cuts)
+    a, b, c = (run(reducer, part) for part in (xs[:first], xs[first:second], xs[second:]))
+    agree(reducer, reducer.merge(reducer.merge(a, b), c), reducer.merge(a, reducer.merge(b, c)))
+    agree(reducer, reducer.merge(reducer.merge(a, b), c), run(reducer, xs))
+
+
+def identity(reducer: Reducer, xs: Stream) -> None:
+    """merge({}, a) == a == merge(a, {}), bit for bit."""
+    state = run(reducer, xs)
+    same_bits(reducer.merge(reducer.init(), state), state)
+    same_bits(reducer.merge(state, reducer.init()), state)
+    assert reducer.merge({}, {}) == {}
+
+
+def stream_is_merge(reducer: Reducer, xs: Stream) -> None:
+    """Updating is merging with what one observation makes."""
+    agree(reducer, run(reducer, xs), reduce(reducer.merge, lifts(reducer, xs)))
+
+
+def split_invariant(reducer: Reducer, xs: Stream) -> None:
+    """How the data were cut into batches does not matter."""
+    whole = torch.cat(list(xs))
+    agree(reducer, run(reducer, xs), reducer.update({}, whole))
+    agree(reducer, run(reducer, xs), run(reducer, whole.split(1)))
+
+
+def commutative(reducer: Reducer, xs: Stream, order: Sequence[int]) -> None:
+    """merge(a, b) == merge(b, a), and observations may come in any order."""
+    parts = lifts(reducer, xs)
+    agree(reducer, reduce(reducer.merge, parts), reduce(reducer.merge, [parts[i] for i in order]))
+    agree(reducer, reducer.merge(parts[0], parts[-1]), reducer.merge(parts[-1], parts[0]))
+
+
+def pure(reducer: Reducer, xs: Stream) -> None:
+    """Nothing is written into inputs or states; states hold contiguous tensors of their own; results may be written into."""
+    before, versions = [x.clone() for x in xs], [x._version for x in xs]
+    states = [reducer.init()]
+    for x in xs:
+        states.append(reducer.update(states[-1], x))
+    kept = [{key: value.clone() for key, value in state.items()} for state in states]
+    marks = [[value._version for value in state.values()] for state in states]
+    merged = [reducer.merge(state, states[-1]) for state in states]
+    for state in (*states, *merged):
+        storages = [value.untyped_storage().data_ptr() for value in state.values()]
+        assert len(set(storages)) == len(storages), f"two of {sorted(state)} share storage"
+        assert not set(storages) & {x.untyped_storage().data_ptr() for x in xs}, "the state shares storage with an input"
+        for key, value in state.items():
+            assert type(value) is Tensor, f"{key} is no plain tensor"
+            assert value.is_contiguous(), f"{key} is not contiguous"
+            assert not value.requires_grad, f"{key} requires a gradient"
+    scribble(reducer.compute(states[-1]))
+    for state, copies, state_marks in zip(states, kept, marks, strict=True):
+        same_bits(state, copies)
+        assert state_marks == [value._version for value in state.values()], "a state was written to"
+    for x, copied, version in zip(xs, before, versions, strict=True):
+        same_bits(x, copied)
+        assert x._version == version, "an input was written to"
+
+
+def scribble(result: Any) -> None:
+    """Overwrites a result, as the one who asked for it may."""
+    for value in flat(result).values():
+        value.zero_()
+
+
+def typed(reducer: Reducer, xs: Stream) -> None:
+    """Counts are int64, whatever is summed is wide, the device is the input's."""
+    state = run(reducer, xs)
+    for key, value in state.items():
+        assert value.device == xs[0].device, key
+        name = key.rpartition("/")[2]
+        if name in {"count", "zeros", "nan", "inf", "active", "observations"}:
+            assert value.dtype == torch.int64, f"{key} is {value.dtype}"
+        if name in {"sum", "mean", "m2", "power", "deaths"}:
+            assert value.dtype in {torch.int64, torch.float64, torch.complex128}, f"{key} is {value.dtype}"
+
+
+def resumable(reducer: Reducer, xs: Stream, cut: int) -> None:
+    """Saved to safetensors, loaded and continued is bit for bit what an uninterrupted run gives."""
+    state = run(reducer, xs[:cut])
+    paired = {key: torch.view_as_real(value) if value.is_complex() else value for key, value in state.items()}
+    loaded = safetensors.torch.load(safetensors.torch.save(paired))  # files have no complex128, so it goes as pairs
+    loaded = {key: torch.view_as_complex(value) if state[key].is_complex() else value for key, value in loaded.items()}
+    same_bits(run(reducer, xs[cut:], loaded), run(reducer, xs))
+
+
+def over_ranks(reducer: Reducer, xs: Stream, cuts: tuple[int, int]) -> None:
+    """Ranks that hold consecutive parts, one of them nothing, together give what one would."""
+    first, second = sorted(cuts)
+    ranks = [run(reducer, part) for part in (xs[:first], xs[first:second], [], xs[second:])]
+    agree(reducer, reduce(reducer.merge, ranks), run(reducer, xs))
+
+
+def matches(reducer: Reducer, xs: Stream, reference: Callable[[list[Any]], Any]) -> None:
+    """The result is that of the one-shot reference."""
+    arrays = [x.to(torch.complex128 if x.is_complex() else torch.float64).numpy() for x in xs]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        expected = reference(arrays)
+    close(reducer.compute(run(reducer, xs)), expected)
+
+
+def copies(reducer: Reducer) -> None:
+    """Pickled and deep copied it is equal to itself, and as hashable."""
+    for copied in (pickle.loads(pickle.dumps(reducer)), copy.deepcopy(reducer)):
+        assert copied == reducer
+        assert hash(copied) == hash(reducer)
+
+
+def written_as_data(reducer: Reducer) -> None:
+    """Its repr and its recipe are the reducer again."""
+    assert eval(repr(reducer), dict(vars(reducers))) == reducer
+    assert from_recipe(json.loads(json.dumps(to_recipe(reducer)))) == reducer
+
+
+def compiled(reducer: Reducer, xs: Stream, graphs: int) -> None:
+    """Updating compiles to at most so many full graphs over the whole stream, and gives what eager updating gives."""
+    made = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        nonlocal made
+        made += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    update = torch.compile(reducer.update, fullgraph=True, backend=backend)
+    state = reduce(update, xs, reducer.init())
+    agree(reducer, state, run(reducer, xs))
+    assert made <= graphs, f"{made} graphs for {len(xs)} updates"

@@ -1,0 +1,262 @@
+"""The laws, over the table of all reducers, and over reducers planted to break them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import laws
+import pytest
+import torch
+from cases import CASES, Case
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import reducers
+from reducers import Reducer, State, Statistic
+
+every = pytest.mark.parametrize("case", CASES, ids=str)
+quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+KINDS = ("normal", "offset", "constant", "zeros", "holes", "nothing finite")
+
+
+def values(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """A tensor of one of the kinds that break careless statistics."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.randint(0, 2 if kind == "zeros" else 100, shape, generator=generator).to(dtype)
+    x = torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+    if kind == "offset":
+        x = x + 1e4
+    elif kind == "constant":
+        x = torch.full_like(x, 0.1)
+    elif kind == "zeros":
+        x = torch.where(torch.rand(shape, generator=generator) < 0.5, 0.0, x)
+    elif kind == "holes":
+        for hole in (float("nan"), float("inf"), -float("inf")):
+            x = torch.where(torch.rand(shape, generator=generator) < 0.1, hole, x)
+    elif kind == "nothing finite":
+        x = torch.full_like(x, float("nan"))
+    return x.to(dtype)
+
+
+def layout(x: Tensor, how: str) -> Tensor:
+    """The same values, laid out in memory in another way."""
+    if how == "transposed":
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    return x.repeat_interleave(2, dim=-1)[..., ::2] if how == "strided" else x
+
+
+@st.composite
+def streams(draw: st.DrawFn, case: Case) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    dtype, how = draw(st.sampled_from(case.dtypes)), draw(st.sampled_from(("contiguous", "transposed", "strided")))
+    kind = draw(st.sampled_from(KINDS))
+    if case.same_shape:
+        sizes = [sizes[0]] * len(sizes)
+    return [layout(values(kind, (size, *case.trailing), dtype, generator), how) for size in sizes]
+
+
+def two_cuts(xs: list[Tensor]) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(0, len(xs)), st.integers(0, len(xs)))
+
+
+def test_every_reducer_has_a_row() -> None:
+    exported = {getattr(reducers, name) for name in reducers.__all__}
+    concrete = {cls for cls in exported if inspect.isclass(cls) and issubclass(cls, Reducer) and not inspect.isabstract(cls)}
+    missing = concrete - {type(case.reducer) for case in CASES}
+    assert not missing, f"add a row to tests/cases.py for {sorted(cls.__name__ for cls in missing)}"
+
+
+@every
+@quick
+@given(data=st.data())
+def test_associative(case: Case, data: st.DataObject) -> None:
+    xs = data.draw(streams(case))
+    laws.associative(case.reducer, xs, data.draw(two_cuts(xs)))
+
+
+@every
+@quick
+@given(data=st.data())
+def test_identity_and_stream(case: Case, data: st.DataObject) -> None:
+    xs = data.draw(streams(case))
+    laws.identity(case.reducer, xs)
+    laws.stream_is_merge(case.reducer, xs)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.splittable], ids=str)
+@quick
+@given(data=st.data())
+def test_split_invariant(case: Case, data: st.DataObject) -> None:
+    laws.split_invariant(case.reducer, data.draw(streams(case)))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.reducer.ordered], ids=str)
+@quick
+@given(data=st.data())
+def test_commutative(case: Case, data: st.DataObject) -> None:
+    xs = data.draw(streams(case))
+    laws.commutative(case.reducer, xs, data.draw(st.permutations(range(len(xs)))))
+
+
+@every
+@quick
+@given(data=st.data())
+def test_pure_and_typed(case: Case, data: st.DataObject) -> None:
+    xs = data.draw(streams(case))
+    laws.pure(case.reducer, xs)
+    laws.typed(case.reducer, xs)
+
+
+@every
+@quick
+@given(data=st.data())
+def test_resumable(case: Case, data: st.DataObject) -> None:
+    xs = data.draw(streams(case))
+    laws.resumable(case.reducer, xs, data.draw(st.integers(0, len(xs))))
+
+
+@every
+@quick
+@given(data=st.data())
+def test_over_ranks(case: Case, data: st.DataObject) -> None:
+    xs = data.draw(streams(case))
+    laws.over_ranks(case.reducer, xs, data.draw(two_cuts(xs)))
+
+
+@every
+@settings(quick, max_examples=60)
+@given(data=st.data())
+def test_equals_reference(case: Case, data: st.DataObject) -> None:
+    laws.matches(case.reducer, data.draw(streams(case)), case.reference)
+
+
+@every
+def test_copies(case: Case) -> None:
+    laws.copies(case.reducer)
+    if case.data:
+        laws.written_as_data(case.reducer)
+
+
+@every
+def test_compiled(case: Case) -> None:
+    sizes = (4, 4, 4, 4) if case.same_shape else (4, 5, 6, 7)
+    xs = [torch.randn(size, *case.trailing, generator=torch.Generator().manual_seed(size)) for size in sizes]
+    xs[2].view(-1)[0] = float("nan")
+    laws.compiled(case.reducer, xs, graphs=len(xs))
+
+
+def stream(*sizes: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, 3, generator=generator) for size in sizes]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@every
+def test_on_cuda(case: Case) -> None:
+    xs = [torch.randn(4, *case.trailing, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    there = [x.cuda() for x in xs]
+    with torch.cuda.device(0):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            state = laws.run(case.reducer, there)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    laws.typed(case.reducer, there)
+    close = {key: value.cpu() for key, value in laws.flat(case.reducer.compute(state)).items()}
+    laws.close(close, laws.flat(case.reducer.compute(laws.run(case.reducer, xs))), rtol=1e-6, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class MeanOfMeans(Statistic):
+    """Wrong: batches of different sizes weigh the same."""
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"mean": x.double().mean(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"mean": (a["mean"] + b["mean"]) / 2}
+
+    def read(self, state: State) -> Tensor:
+        return state["mean"]
+
+
+@dataclass(frozen=True)
+class InPlace(Statistic):
+    """Wrong: adds into a state that somebody else may hold."""
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"sum": x.double().sum(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"sum": a["sum"].add_(b["sum"])}
+
+    def read(self, state: State) -> Tensor:
+        return state["sum"]
+
+
+@dataclass(frozen=True)
+class KeepsInput(Statistic):
+    """Wrong: the state is a view of the input, which the next layer may overwrite."""
+
+    fixed_shape = False
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"last": x}
+
+    def join(self, a: State, b: State) -> State:
+        return b
+
+    def read(self, state: State) -> Tensor:
+        return state["last"].double().sum()
+
+
+@dataclass(frozen=True)
+class Narrow(Statistic):
+    """Wrong: adds in the dtype of the input."""
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"sum": x.sum(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"sum": a["sum"] + b["sum"]}
+
+    def read(self, state: State) -> Tensor:
+        return state["sum"]
+
+
+@dataclass(frozen=True)
+class Twins(InPlace):
+    """Wrong: two keys share one storage, which safetensors refuses."""
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        total = x.double().sum(dim=axes)
+        return {"sum": total, "again": total}
+
+    def join(self, a: State, b: State) -> State:
+        return {key: a[key] + b[key] for key in a}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "law", "arguments"),
+    [
+        (MeanOfMeans(), laws.associative, ((1, 2),)),
+        (MeanOfMeans(), laws.split_invariant, ()),
+        (MeanOfMeans(), laws.over_ranks, ((1, 1),)),
+        (MeanOfMeans(), laws.commutative, ((2, 0, 1),)),
+        (MeanOfMeans(), laws.matches, (CASES[3].reference,)),
+        (InPlace(), laws.pure, ()),
+        (KeepsInput(), laws.pure, ()),
+        (KeepsInput(), laws.commutative, ((2, 0, 1),)),
+        (Narrow(), laws.typed, ()),
+        (Twins(), laws.pure, ()),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_planted_mistakes_are_caught(mutant: Reducer, law: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(AssertionError):
+        law(mutant, stream(4, 2, 1), *arguments)
