@@ -47,7 +47,8 @@ class Chart:
         lines: one aggregation, or several: "mean", "std", "min", "max", "median", "Q1", "Q3".
         ranges: "std" (mean - std to mean + std), "min-max", "Q1-Q3", several of them, or None.
         log_scale: draw the values on a logarithmic axis.
-        limits: the least and the greatest value there can be, where that is known.
+        shared: give all panels the same value axis, so that layers compare; on a logarithmic scale they have it anyway.
+        limits: the least and the greatest value there can be, None where there is no such end.
 
     Raises:
         LensError: an unknown aggregation.
@@ -62,7 +63,8 @@ class Chart:
     lines: Aggregation = "mean"
     ranges: Aggregation = ("std", "min-max")
     log_scale: bool = False
-    limits: tuple[float, float] | None = None
+    shared: bool = False
+    limits: tuple[float | None, float | None] = (None, None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lines", named(self.lines, LINES, "line aggregation"))
@@ -109,8 +111,14 @@ class ChartView:
         return self.chart.log_scale
 
     @property
-    def limits(self) -> tuple[float, float] | None:
-        return self.chart.limits
+    def shared(self) -> bool:
+        return self.chart.shared or self.chart.log_scale
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the greatest value there can be, infinite where there is no such end."""
+        low, high = self.chart.limits
+        return -math.inf if low is None else low, math.inf if high is None else high
 
     def series(self, layer: str, statistic: str) -> Series:
         """One statistic of one layer: ticks and values; both empty where none was recorded, as for a layer that never ran."""
@@ -175,9 +183,9 @@ def charts_of(timeline: Timeline) -> list[ChartView]:
 
 
 def _view(
-    timeline: Timeline, *, title: str, of: list[str], layers: list[str], limits: list[float] | None, **rest: object
+    timeline: Timeline, *, title: str, of: list[str], layers: list[str], limits: list[float | None], **rest: object
 ) -> ChartView:
     if not all(isinstance(text, str) for text in (title, *of, *layers)):
         raise TypeError("titles, groups and layers are text")
-    bounds = None if limits is None else (float(limits[0]), float(limits[1]))
-    return ChartView(Chart(title, tuple(of), limits=bounds, **rest), timeline, tuple(layers))  # type: ignore[arg-type]
+    low, high = (None if end is None else float(end) for end in limits)
+    return ChartView(Chart(title, tuple(of), limits=(low, high), **rest), timeline, tuple(layers))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -268,7 +269,9 @@ class Inspector:
                         name = f"{layer}[{path}]" if path else layer
                         if (one := _dig(result, chart.of[1:])) is not None:
                             rows[chart.row(name)] = statistics(one)
-                            shown += [name] if name not in shown else []
+                            if name not in shown:
+                                shown.append(name)
+                                shown.sort(key=_natural)  # gradients arrive in no order of the outputs
         return rows
 
     def _show(self, tick: int) -> None:
@@ -327,6 +330,11 @@ def _dig(result: Any, path: tuple[str, ...]) -> Any:
     for part in path:
         result = result.get(part) if isinstance(result, Mapping) else None
     return result
+
+
+def _natural(name: str) -> list[str | int]:
+    """Sorts numbers in names as numbers: out[2] before out[10]."""
+    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _ignore(loss: Any) -> None:

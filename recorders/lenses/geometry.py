@@ -42,10 +42,10 @@ def OutputGradientGeometry(
     """
     lines, ranges = checked(inplace, line_aggregation, range_aggregation)
     title, unit = ("Output Gradient RMS", "root mean square") if normalize_by_size else ("Output Gradient Norm", "L2 norm")
-    charts = [Chart(title, ("gradient", "norm"), unit, lines, ranges, log_scale)]
+    charts = [Chart(title, ("gradient", "norm"), unit, lines, ranges, log_scale, limits=(0.0, None))]
     if compute_correlation:
-        of = ("gradient", "correlation")
-        charts.append(Chart("Output Gradient Correlation", of, "cosine with the pass before", lines, ranges, limits=(-1.0, 1.0)))
+        title, of, unit = "Output Gradient Correlation", ("gradient", "correlation"), "cosine with the pass before"
+        charts.append(Chart(title, of, unit, lines, ranges, shared=True, limits=(-1.0, 1.0)))
     geometry = Geometry(spread(inplace), normalize=normalize_by_size, correlation=compute_correlation)
     where = not_activation if skip_activation else any_module
     return Lens("OutputGradientGeometry", tuple(charts), {"gradient": BackwardMonitor(geometry)}, where)

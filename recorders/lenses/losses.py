@@ -35,5 +35,5 @@ def LossMetrics(
     >>> [(chart.title, chart.ranges) for chart in LossMetrics(metrics_range="min-max").charts]
     [('Loss', ('std',)), ('Metrics', ('min-max',))]
     """
-    loss = Chart("Loss", ("loss",), "loss", loss_line, loss_range, log_scale)
+    loss = Chart("Loss", ("loss",), "loss", loss_line, loss_range, log_scale, shared=True)
     return Lens("LossMetrics", (loss, Chart("Metrics", ("metric",), "", metrics_line, metrics_range)), loss_fn=loss_fn)

@@ -45,7 +45,7 @@ def statistics(result: Mapping[str, Any] | Tensor) -> dict[str, Tensor]:
     {'mean': 2.5, 'min': 1.0, 'max': 4.0, 'count': 4, 'nonfinite': 1, 'median': 2.5, 'Q1': 1.75, 'Q3': 3.25}
     """
     if isinstance(result, Tensor):
-        values = result.detach().ravel().double()
+        values = result.detach().cpu().ravel().double()
         summary = running()
         ordered = values[torch.isfinite(values)].sort().values
         quartiles = {name: _quantile(ordered, share) for name, share in (("median", 0.5), ("Q1", 0.25), ("Q3", 0.75))}
@@ -53,11 +53,12 @@ def statistics(result: Mapping[str, Any] | Tensor) -> dict[str, Tensor]:
     if not {"count", "mean", "var", "min", "max", "nan", "inf"} <= set(result):
         return {name: value for name, value in result.items() if isinstance(value, Tensor) and value.numel() == 1}
     count, var = result["count"], result["var"]
-    freedom = torch.where(count > 1, (count - 1) / count.clamp(min=1), 0.0)
-    alone = torch.where(count == 1, 0.0, torch.nan).to(var)
+    # In the dtype of the variance: PyTorch divides int64 by int64 in float32.
+    share = (count - 1).to(var.dtype) / count.clamp(min=1).to(var.dtype)
+    alone = torch.where(count == 1, torch.zeros_like(var), torch.nan)
     return {
         "mean": result["mean"],
-        "std": torch.where(count > 1, var * freedom, alone).sqrt(),
+        "std": torch.where(count > 1, var * share, alone).sqrt(),
         "min": result["min"],
         "max": result["max"],
         "count": count,

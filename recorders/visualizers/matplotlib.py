@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recorders.charts import ChartView
+from recorders.charts import Band, ChartView
 from recorders.visualizers.visualizer import require
 
 __all__ = ["MatplotlibVisualizer"]
@@ -66,12 +66,13 @@ class MatplotlibVisualizer:
         """Writes one PNG a chart, named after its title, into a folder that is made where there is none; returns their paths."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        paths = []
+        paths: dict[str, Path] = {}
         for title, figure in self.figures.items():
-            path = folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-') or 'chart'}.png"
-            figure.savefig(path, dpi=dpi)
-            paths.append(path)
-        return paths
+            stem = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "chart"
+            name = next(name for name in (stem, *(f"{stem}-{count}" for count in range(2, len(paths) + 3))) if name not in paths)
+            paths[name] = folder / f"{name}.png"
+            figure.savefig(paths[name], dpi=dpi)
+        return list(paths.values())
 
     def _draw(self, view: ChartView) -> Any:
         panels = {layer: _Panel(view, layer) for layer in view.layers}
@@ -82,33 +83,30 @@ class MatplotlibVisualizer:
         rows = math.ceil(len(drawn) / columns)
         width, height = (4.2, 2.9) if columns <= 3 else (2.9, 1.85)
         figure = self._figure(figsize=(max(columns * width, 5.5), rows * height + 1.2), layout="constrained")
-        grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
-        limits = _shared_limits(view, list(drawn.values()))
+        grid = figure.subplots(rows, columns, sharex=True, sharey=view.shared, squeeze=False)
         for axes, (layer, panel) in zip(grid.flat, drawn.items(), strict=False):
-            panel.draw(axes, limits[0] if limits is not None and view.log_scale else -math.inf)
-            self._dress(axes, view, layer, limits, width)
+            panel.draw(axes)
+            self._dress(axes, view, _fitting(layer, int(width * 11)))
+        if view.shared and (extent := _extent(view, list(drawn.values()))) is not None:
+            grid.flat[0].set_ylim(*extent)
         for axes in list(grid.flat)[len(drawn) :]:
             axes.remove()
         self._label(figure, view, grid, columns, len(drawn), [layer for layer in panels if layer not in drawn])
         return figure
 
-    def _dress(self, axes: Any, view: ChartView, layer: str, limits: tuple[float, float] | None, width: float) -> None:
-        room = int(width * 11)
-        title = layer if len(layer) <= room else "\u2026" + layer[1 - room :]  # the end of a name tells layers apart
+    def _dress(self, axes: Any, view: ChartView, title: str) -> None:
         axes.set_title(title, fontsize=9, color=_INK, loc="left", parse_math=False)
         if view.log_scale:
             axes.set_yscale("log")
-        if limits is not None:
-            axes.set_ylim(*limits)
-        if view.limits is not None and view.limits[0] < 0 < view.limits[1]:
-            axes.axhline(0.0, color=_INK, linewidth=0.6, zorder=1.5)
+        else:
+            axes.yaxis.set_major_locator(self._ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
+        if view.limits[0] < 0 < view.limits[1] and view.shared:
+            axes.axhline(0.0, color=_FAINT, linewidth=1.2, zorder=0.9)
         axes.margins(x=0.02)
         axes.xaxis.set_major_locator(self._ticker.MaxNLocator(4, integer=True))
-        if not view.log_scale:
-            axes.yaxis.set_major_locator(self._ticker.MaxNLocator(4))
         axes.grid(True, color=_FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.tick_params(labelsize=8, color=_FAINT, labelcolor=_INK)
+        axes.tick_params(which="both", labelsize=8, color=_FAINT, labelcolor=_INK)
         for spine in axes.spines.values():
             spine.set_color(_FAINT)
 
@@ -133,46 +131,60 @@ class _Panel:
 
     def __init__(self, view: ChartView, layer: str) -> None:
         self.view = view
-        self.lines = {name: view.line(layer, name) for name in view.lines}
-        self.bands = {name: view.band(layer, name) for name in _BANDS if name in view.ranges}
+        lines = {name: view.line(layer, name) for name in view.lines}
+        self.lines = {name: (ticks, [_drawable(value, view) for value in values]) for name, (ticks, values) in lines.items()}
+        self.bands = {name: self._within(layer, name) for name in _BANDS if name in view.ranges}
         self.ticks = sorted({tick for ticks, *_ in (*self.lines.values(), *self.bands.values()) for tick in ticks})
 
-    def draw(self, axes: Any, floor: float) -> None:
-        """Draws into one axes; ranges that reach below `floor` end there."""
+    def draw(self, axes: Any) -> None:
         for name, (ticks, low, high) in self.bands.items():
             colour, alpha = _BANDS[name]
-            low, high = ([_shown(value, floor) for value in values] for values in (low, high))
             axes.fill_between(ticks, low, high, color=colour, alpha=alpha, linewidth=0, label=_BAND_LABELS[name])
             if len(ticks) == 1:  # one tick has no area to fill
                 axes.vlines(ticks, low, high, color=colour, alpha=alpha, linewidth=5)
         marker = "o" if len(self.ticks) <= _POINTS_WITH_MARKERS else None
         for name, (ticks, values) in self.lines.items():
-            shown = [_shown(value, -math.inf) for value in values]
-            axes.plot(ticks, shown, color=_LINES[name], linewidth=1.6, marker=marker, markersize=3, label=name)
+            axes.plot(ticks, values, color=_LINES[name], linewidth=1.6, marker=marker, markersize=3, label=name)
 
-    def positive(self) -> list[float]:
-        """What a logarithmic axis must show; a deviation that reaches down to zero is cut off instead."""
-        ends = [values for _, values in self.lines.values()]
-        ends += [end for name, (_, low, high) in self.bands.items() for end in ((high,) if name == "std" else (low, high))]
-        return [value for end in ends for value in end if math.isfinite(value) and value > 0]
+    def values(self) -> list[float]:
+        """Everything drawn that is a number."""
+        ends = [end for _, *ends in (*self.lines.values(), *self.bands.values()) for end in ends]
+        return [value for end in ends for value in end if not math.isnan(value)]
+
+    def _within(self, layer: str, aggregation: str) -> Band:
+        """A range, cut off where values cannot be; on a logarithmic axis also a deviation reaching below the least value seen."""
+        ticks, low, high = self.view.band(layer, aggregation)
+        floors = [self.view.limits[0]] * len(ticks)
+        if self.view.log_scale:
+            least = dict(zip(*self.view.series(layer, "min"), strict=True))
+            floors = [max(floor, least.get(tick, floor)) for tick, floor in zip(ticks, floors, strict=True)]
+        low = [_drawable(max(value, floor), self.view) for value, floor in zip(low, floors, strict=True)]
+        return ticks, low, [_drawable(min(value, self.view.limits[1]), self.view) for value in high]
 
 
-def _shared_limits(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None:
-    """One value axis for all panels where that lets them be compared: on a logarithmic scale, and between known limits."""
-    if view.limits is not None:
-        margin = 0.05 * (view.limits[1] - view.limits[0])
-        return view.limits[0] - margin, view.limits[1] + margin
-    if not view.log_scale or not (values := [value for panel in panels for value in panel.positive()]):
+def _drawable(value: float, view: ChartView) -> float:
+    """NaN, which leaves a gap, in place of what has no place on the axis."""
+    return value if math.isfinite(value) and (value > 0 or not view.log_scale) else math.nan
+
+
+def _extent(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None:
+    """From the least to the greatest value in any panel, with some air."""
+    values = [value for panel in panels for value in panel.values()]
+    if not values:
         return None
-    return min(values) / 1.3, max(values) * 1.3
+    low, high = min(values), max(values)
+    if view.log_scale:
+        return low / 1.3, high * 1.3
+    air = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - air, high + air
+
+
+def _fitting(text: str, room: int) -> str:
+    return text if len(text) <= room else "\u2026" + text[1 - room :]  # the end of a name tells layers apart
 
 
 def _columns(panels: int) -> int:
     return panels if panels <= 3 else 4 if panels <= 16 else 6
-
-
-def _shown(value: float, floor: float) -> float:
-    return max(value, floor) if math.isfinite(value) else math.nan
 
 
 def _unseen(layers: list[str]) -> str:

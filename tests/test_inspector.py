@@ -1,0 +1,395 @@
+"""Inspector: attaches, ticks, pushes and detaches, and never disturbs the training."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import math
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recorders.charts import Chart, ChartView
+from recorders.errors import LensError, RecordingWarning, SelectionError, TargetError, TickError
+from recorders.inspector import Inspector
+from recorders.lenses import Lens, LossMetrics, OutputGradientGeometry, running
+from recorders.monitors import ForwardMonitor
+from recorders.timeline import Timeline
+from reducers import Mean
+
+NORM, CORRELATION = "Output Gradient Norm", "Output Gradient Correlation"
+
+
+class Seen:
+    """A visualizer that remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[int, dict[str, tuple[str, ...]]]] = []
+
+    def show(self, tick: int, charts: Sequence[ChartView]) -> None:
+        self.shown.append((tick, {chart.title: chart.layers for chart in charts}))
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Sequential(nn.Linear(8, 6), nn.Tanh()), nn.Linear(6, 2))
+
+
+def step(net: nn.Module, batch: int = 8) -> Tensor:
+    loss: Tensor = net(torch.randn(batch, 4)).square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def hooks(*modules: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for net in modules for module in net.modules())
+
+
+def gradients(net: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
+    """The gradients of the outputs of the linear layers, by autograd alone."""
+    first = net[0](x)
+    second = net[2][0](net[1](first))  # type: ignore[index]
+    third = net[3](net[2][1](second))  # type: ignore[index]
+    found = torch.autograd.grad(third.square().mean(), [first, second, third])
+    return dict(zip(("0", "2.0", "3"), found, strict=True))
+
+
+def test_norms_and_correlations_are_those_of_autograd() -> None:
+    net = small_net()
+    batches = [torch.randn(8, 4) for _ in range(3)]
+    wanted = [gradients(net, x) for x in batches]
+    inspector = Inspector(OutputGradientGeometry(inplace=False, line_aggregation="median"), net=net)
+    for x in batches:
+        net(x).square().mean().backward()
+    inspector.tick_epoch()
+    for layer in ("0", "2.0", "3"):
+        norms = torch.tensor([float(one[layer].norm()) for one in wanted])
+        found = inspector.timeline.at(0)[f"{NORM}/{layer}"]
+        assert found["mean"] == pytest.approx(norms.mean().item(), rel=1e-5)
+        assert found["median"] == pytest.approx(norms.median().item(), rel=1e-5)
+        assert (found["min"], found["max"]) == pytest.approx((norms.min().item(), norms.max().item()), rel=1e-5)
+        pairs = itertools.pairwise(wanted)
+        cosines = [torch.cosine_similarity(a[layer].ravel(), b[layer].ravel(), dim=0).item() for a, b in pairs]
+        assert inspector.timeline.at(0)[f"{CORRELATION}/{layer}"]["mean"] == pytest.approx(sum(cosines) / 2, abs=1e-5)
+
+
+def test_layers_are_in_network_order_in_every_epoch() -> None:
+    """monitorch turns the order round at every epoch."""
+    net, seen = small_net(), Seen()
+    inspector = Inspector(OutputGradientGeometry(), seen, net=net)
+    for _ in range(3):
+        step(net)
+        inspector.tick_epoch()
+    assert [shown[NORM] for _, shown in seen.shown] == [("0", "2.0", "3")] * 3
+    assert [tick for tick, _ in seen.shown] == [0, 1, 2]
+
+
+class Skipping(nn.Module):
+    """`sleeper` runs only when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.sleeper, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.awake = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(self.sleeper(x) if self.awake else x)  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_never_ran_has_its_place_and_no_values() -> None:
+    """monitorch raises KeyError at the tick."""
+    net, seen = Skipping(), Seen()
+    inspector = Inspector(OutputGradientGeometry(), seen, net=net)
+    for epoch in range(3):
+        net.awake = epoch == 1
+        step(net)
+        inspector.tick_epoch()
+    assert [shown[NORM] for _, shown in seen.shown] == [("first", "sleeper", "last")] * 3
+    assert inspector.charts[0].line("sleeper", "mean")[0] == [1]
+    assert inspector.charts[0].line("last", "mean")[0] == [0, 1, 2]
+
+
+def test_an_epoch_in_which_nothing_ran_is_an_empty_tick() -> None:
+    seen = Seen()
+    inspector = Inspector(OutputGradientGeometry(), seen, net=small_net())
+    inspector.tick_epoch()
+    assert inspector.timeline.at(0) == {}
+    assert seen.shown == []
+
+
+def test_epochs_do_not_mix() -> None:
+    inspector = Inspector(LossMetrics())
+    for values in ([1.0, 3.0], [10.0]):
+        for value in values:
+            inspector.push_loss(value)
+        inspector.tick_epoch()
+    assert inspector.timeline.series("Loss/train", "mean") == ([0, 1], [2.0, 10.0])
+    assert inspector.timeline.series("Loss/train", "std") == ([0, 1], [1.0, 0.0])
+    assert inspector.timeline.series("Loss/train", "count") == ([0, 1], [2.0, 1.0])
+
+
+def test_losses_and_metrics_are_kept_running_or_whole() -> None:
+    inspector = Inspector([])
+    for value in (1.0, 2.0, 9.0):
+        inspector.push_loss(torch.tensor(value, requires_grad=True))
+        inspector.push_loss(value, train=False, running=False)
+        inspector.push_metric("accuracy", value / 10, running=False)
+    inspector.tick_epoch()
+    row = inspector.timeline.at(0)
+    assert row["Loss/train"]["mean"] == row["Loss/eval"]["mean"] == 4.0
+    assert "median" not in row["Loss/train"]
+    assert (row["Loss/eval"]["median"], row["Loss/eval"]["Q1"], row["Loss/eval"]["Q3"]) == (2.0, 1.5, 5.5)
+    assert row["Metrics/accuracy"]["max"] == pytest.approx(0.9)
+    assert [(chart.title, chart.layers) for chart in inspector.charts] == [("Loss", ("train", "eval")), ("Metrics", ("accuracy",))]
+
+
+def test_a_loss_that_is_nan_is_counted() -> None:
+    inspector = Inspector([])
+    for value in (1.0, math.nan, 3.0):
+        inspector.push_loss(value)
+    inspector.tick_epoch()
+    assert inspector.timeline.at(0)["Loss/train"] == {"mean": 2, "std": 1, "min": 1, "max": 3, "count": 2, "nonfinite": 1}
+
+
+def test_one_epoch_keeps_a_value_in_one_way() -> None:
+    inspector = Inspector([])
+    inspector.push_metric("accuracy", 0.5)
+    with pytest.raises(LensError, match="'accuracy' was pushed with running=True"):
+        inspector.push_metric("accuracy", 0.5, running=False)
+    inspector.tick_epoch()
+    inspector.push_metric("accuracy", 0.5, running=False)
+    inspector.tick_epoch()
+    assert inspector.timeline.statistics("Metrics/accuracy")[-1] == "Q3"
+
+
+def test_pushing_does_not_read_the_value() -> None:
+    """A meta tensor has no value to read: whatever waits for the device would fail here."""
+    inspector = Inspector([])
+    inspector.push_loss(torch.ones((), device="meta"))
+    inspector.push_loss(2.0)
+    inspector.tick_epoch()
+    assert inspector.timeline.at(0)["Loss/train"]["count"] == 1
+
+
+def test_what_cannot_be_recorded_warns_and_the_training_goes_on() -> None:
+    inspector = Inspector([])
+    with pytest.warns(RecordingWarning, match="CallMonitor"):
+        inspector.push_metric("accuracy", "high")  # type: ignore[arg-type]
+    inspector.tick_epoch()
+
+
+def test_the_loss_module_is_watched_and_let_go() -> None:
+    """monitorch leaves its hook on the loss module when it is detached."""
+    net, loss_fn = small_net(), nn.MSELoss()
+    inspector = Inspector(LossMetrics(loss_fn, loss_range="min-max"), net=net)
+    for target in (0.0, 1.0):
+        loss_fn(torch.zeros(3), torch.full((3,), target))
+    with torch.no_grad():
+        loss_fn(torch.zeros(3), torch.full((3,), 2.0))
+    inspector.tick_epoch()
+    row = inspector.timeline.at(0)
+    assert (row["Loss/train"]["mean"], row["Loss/eval"]["mean"]) == (0.5, 4.0)
+    inspector.detach()
+    assert hooks(net, loss_fn) == 0
+    loss_fn(torch.zeros(3), torch.ones(3))
+    inspector.tick_epoch()
+    assert inspector.timeline.at(1) == {}
+
+
+def test_a_copied_loss_module_pushes_nothing_and_a_lost_inspector_is_freed() -> None:
+    net, loss_fn = small_net(), nn.MSELoss()
+    inspector = Inspector(LossMetrics(loss_fn), net=net)
+    copy.deepcopy(loss_fn)(torch.zeros(3), torch.ones(3))
+    inspector.tick_epoch()
+    assert inspector.timeline.at(0) == {}
+    gone = weakref.ref(inspector)
+    del inspector
+    gc.collect()
+    assert gone() is None
+    loss_fn(torch.zeros(3), torch.ones(3))
+
+
+def test_attaching_and_detaching() -> None:
+    net, other = small_net(), small_net()
+    inspector = Inspector([OutputGradientGeometry(), OutputGradientGeometry(normalize_by_size=True, compute_correlation=False)])
+    assert not inspector.attached
+    assert inspector.attach(net) is inspector
+    count = hooks(net)
+    inspector.attach(net)
+    assert hooks(net) == count > 0
+    with pytest.raises(TargetError, match=r"detach\(\) first"):
+        inspector.attach(other)
+    step(net)
+    assert inspector.detach().detach() is inspector
+    assert hooks(net) == 0
+    inspector.tick_epoch()  # what was recorded before is not lost
+    assert inspector.timeline.statistics(f"{NORM}/0")[0] == "mean"
+    step(net)
+    inspector.attach(other)
+    step(other)
+    inspector.tick_epoch()
+    assert inspector.timeline.series(f"{NORM}/3", "count") == ([0, 1], [1.0, 1.0])
+
+
+def test_as_a_context_it_detaches() -> None:
+    net = small_net()
+    with pytest.raises(KeyboardInterrupt), Inspector(OutputGradientGeometry(), net=net):
+        raise KeyboardInterrupt
+    assert hooks(net) == 0
+
+
+def test_what_is_no_network_is_refused() -> None:
+    with pytest.raises(TargetError, match="function"):
+        Inspector(OutputGradientGeometry(), net=step)  # type: ignore[arg-type]
+
+
+def test_a_lens_that_finds_nothing_leaves_no_hook() -> None:
+    net, loss_fn = nn.Sequential(nn.ReLU(), nn.Tanh()), nn.MSELoss()
+    inspector = Inspector([LossMetrics(loss_fn), OutputGradientGeometry()])
+    with pytest.raises(SelectionError):
+        inspector.attach(net)
+    assert not inspector.attached
+    assert hooks(net, loss_fn) == 0
+
+
+def test_a_network_that_is_forgotten_is_freed() -> None:
+    net = small_net()
+    inspector = Inspector(OutputGradientGeometry(), net=net)
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
+    inspector.tick_epoch()
+
+
+def test_depth_watches_blocks_in_place_of_their_parts() -> None:
+    net = small_net()
+    layers = {depth: Inspector(OutputGradientGeometry(), net=net, depth=depth).charts[0].layers for depth in (None, 0, 1, 2)}
+    assert layers == {None: ("0", "2.0", "3"), 0: ("(Sequential)",), 1: ("0", "2", "3"), 2: ("0", "2.0", "3")}
+
+
+def test_outputs_of_several_tensors_are_several_layers() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"left": x * 2, "right": x * 3}
+
+    two = Two()
+    net = nn.Sequential(nn.Linear(4, 4), two)
+    inspector = Inspector(OutputGradientGeometry(), net=net)
+    output = net(torch.ones(2, 4))
+    (output["left"].sum() + output["right"].sum()).backward()
+    assert inspector.charts[0].layers == ("0", "1")
+    inspector.tick_epoch()
+    assert inspector.charts[0].layers == ("0", "1[left]", "1[right]")
+    assert inspector.timeline.at(0)[f"{NORM}/1[left]"]["mean"] == pytest.approx(math.sqrt(8))
+
+
+def test_epochs_are_numbered_on_their_own_or_as_told() -> None:
+    inspector = Inspector([])
+    inspector.tick_epoch()
+    inspector.tick_epoch(10)
+    inspector.tick_epoch()
+    assert inspector.timeline.ticks() == [0, 10, 11]
+    inspector.push_loss(4.0)
+    with pytest.raises(TickError, match="tick 10"):
+        inspector.tick_epoch(10)
+    inspector.tick_epoch(12)  # what was pushed is still there
+    assert inspector.timeline.series("Loss/train", "mean") == ([12], [4.0])
+
+
+def test_a_timeline_is_continued(tmp_path: Path) -> None:
+    for wanted in ([0, 1], [0, 1, 2, 3]):
+        inspector = Inspector([], timeline=tmp_path / "run.db")
+        for _ in inspector.iter("ab"):
+            inspector.push_loss(1.0)
+        assert inspector.timeline.ticks() == wanted
+        inspector.timeline.close()
+
+
+def test_loops_tick_after_each_body_and_not_after_a_break() -> None:
+    inspector = Inspector([])
+    for epoch in inspector.range(3, 9, 2):
+        inspector.push_loss(float(epoch))
+        if epoch == 7:
+            break
+    assert inspector.timeline.series("Loss/train", "mean") == ([3, 5], [3.0, 5.0])
+    inspector.tick_epoch()
+    assert inspector.timeline.ticks() == [3, 5, 7]
+
+
+@pytest.mark.parametrize(("active", "wanted"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (lambda epoch: epoch == 3, [3])])
+def test_lenses_watch_in_active_epochs_only_and_losses_are_always_kept(active: object, wanted: list[int]) -> None:
+    net = small_net()
+    inspector = Inspector(OutputGradientGeometry(), net=net, active=active)  # type: ignore[arg-type]
+    for epoch in inspector.range(4):
+        assert (hooks(net) > 0) == (epoch in wanted)
+        inspector.push_loss(step(net))
+    assert inspector.timeline.series(f"{NORM}/0", "mean")[0] == wanted
+    assert inspector.timeline.series("Loss/train", "mean")[0] == [0, 1, 2, 3]
+
+
+def test_a_visualizer_that_fails_warns_once_and_the_others_are_shown() -> None:
+    class Broken:
+        def show(self, tick: int, charts: Sequence[ChartView]) -> None:
+            raise ZeroDivisionError("no paper")
+
+    seen = Seen()
+    inspector = Inspector([], [Broken(), seen])
+    inspector.push_loss(1.0)
+    with pytest.warns(RecordingWarning, match=r"Broken failed at tick 0: ZeroDivisionError: no paper"):
+        inspector.tick_epoch()
+    inspector.push_loss(1.0)
+    inspector.tick_epoch()  # a second warning would be an error here
+    assert [tick for tick, _ in seen.shown] == [0, 1]
+
+
+def test_own_lenses_show_any_reducer() -> None:
+    scale = Chart("Output Scale", of=("out",))
+    mean = Chart("Output Mean", of=("mean",), ranges=None)
+    lens = Lens("Scale", (scale, mean), {"out": ForwardMonitor(running()), "mean": ForwardMonitor(Mean())})
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    inspector = Inspector(lens, net=net)
+    output = net(torch.randn(5, 2))
+    inspector.tick_epoch()
+    row = inspector.timeline.at(0)
+    assert row["Output Scale/1"]["mean"] == pytest.approx(output.mean().item(), rel=1e-5)
+    assert row["Output Scale/1"]["std"] == pytest.approx(output.std(correction=0).item(), rel=1e-5)
+    assert row["Output Mean/1"]["mean"] == pytest.approx(output.mean().item(), rel=1e-5)
+
+
+def test_the_training_is_not_changed() -> None:
+    plain, watched = small_net(), small_net()
+    inspector = Inspector(OutputGradientGeometry(inplace=False), net=watched)
+    for net in (plain, watched):
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            step(net)
+            optimizer.step()
+    inspector.tick_epoch()
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(LensError, match="several charts are called 'Output Gradient Correlation'"):
+        Inspector([OutputGradientGeometry(), OutputGradientGeometry(normalize_by_size=True)])
+    with pytest.raises(LensError, match="takes lenses"):
+        Inspector([OutputGradientGeometry])  # type: ignore[list-item]
+    with pytest.raises(LensError, match="no visualizer 'cinema'"):
+        Inspector([], "cinema")
+    with pytest.raises(LensError, match="active=0"):
+        Inspector([], active=0)
+    with pytest.raises(LensError, match="depth=-1"):
+        Inspector([], depth=-1)
+
+
+def test_a_given_timeline_is_used() -> None:
+    timeline = Timeline()
+    assert Inspector([], timeline=timeline).timeline is timeline
