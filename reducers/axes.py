@@ -33,7 +33,11 @@ def _sides(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
     try:
         parsed = ParsedExpression(left), ParsedExpression(right)
     except EinopsError as error:
-        raise PatternError(f"pattern {pattern!r} is malformed: {error}") from None
+        raise PatternError(f"pattern {pattern!r} is malformed: {str(error).splitlines()[0]}") from None
+    if any(side.has_non_unitary_anonymous_axes for side in parsed):
+        raise PatternError(f"pattern {pattern!r} has a number for an axis: give it a name, whatever its size")
+    if any(axis != _ELLIPSIS and len(axis) > 1 for axis in parsed[0].composition):
+        raise PatternError(f"pattern {pattern!r} splits an axis into parts of unknown sizes: only the right side may group axes")
     unknown = {name for name in parsed[1].identifiers if isinstance(name, str)} - parsed[0].identifiers
     if unknown:
         shown = sorted("..." if name == _ELLIPSIS else name for name in unknown)
@@ -56,15 +60,16 @@ def _layout(pattern: str, ndim: int) -> Layout:
 @lru_cache(maxsize=1024)
 def _cached_layout(pattern: str, ndim: int) -> Layout:
     left, right, left_text, right_text = _sides(pattern)
-    plain = all(axis == _ELLIPSIS or len(axis) == 1 for side in (left, right) for axis in side.composition)
-    if not plain or left.has_non_unitary_anonymous_axes:
+    plain = all(
+        axis == _ELLIPSIS or (len(axis) == 1 and axis != [_ELLIPSIS]) for side in (left, right) for axis in side.composition
+    )
+    if not plain:
         flat = [name for axis in left.composition for name in ([axis] if axis == _ELLIPSIS else axis)]
         reduced = [name for name in flat if name not in right.identifiers]
-        if _ELLIPSIS in reduced or not reduced:
-            lead = ndim - len(left.composition) + 1 + (len(reduced) - 1) if reduced else 0
-        else:
-            lead = len(reduced)
-        names = " ".join("..." if name == _ELLIPSIS else str(name) for name in reduced)
+        lead = len(reduced)
+        if _ELLIPSIS in reduced:  # it stands for the axes that the others leave, of which there may be none
+            lead += ndim - len(left.composition)
+        names = " ".join("..." if name == _ELLIPSIS else name for name in reduced)
         return Layout(None, f"{left_text} -> {names} {right_text}", tuple(range(lead)))
     names_left = [axis if axis == _ELLIPSIS else axis[0] for axis in left.composition]
     free = ndim - len(names_left) + left.has_ellipsis
@@ -103,6 +108,8 @@ def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
         elif layout.permute is not None:
             x = x.permute(layout.permute)
     except (PatternError, EinopsError) as error:
-        reason = str(error).strip().splitlines()[-1] if isinstance(error, EinopsError) else str(error)
+        reason = (
+            str(error) if isinstance(error, PatternError) else f"pattern {pattern!r}: {str(error).strip().splitlines()[-1].strip()}"
+        )
         raise PatternError(f"shape {tuple(x.shape)} does not fit: {reason}") from None
     return (x, layout.axes) if layout.axes else (x.unsqueeze(0), (0,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from reducers.errors import RecipeError, ReducerError
 
 __all__ = ["from_recipe", "to_recipe"]
 
+_DEEPEST = 64
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -49,26 +51,32 @@ def from_recipe(recipe: object) -> Reducer:
     Raises:
         RecipeError: the data is malformed, or names a reducer that no imported module defines.
     """
+    return _build(recipe, 0)
+
+
+def _build(recipe: object, depth: int) -> Reducer:
     if not isinstance(recipe, dict) or not isinstance(recipe.get("type"), str):
-        raise RecipeError(f"no reducer recipe: {recipe!r:.200}")
-    cls = _registry.get(recipe["type"])
+        raise RecipeError(f"no reducer recipe: {reprlib.repr(recipe)}")
+    name = recipe["type"]
+    cls = _registry.get(name)
     if cls is None or not is_dataclass(cls):
-        raise RecipeError(f"reducer {recipe['type']!r} is not defined here: import the module that defines it before loading")
-    known = {field.name for field in fields(cls)}
-    unknown = set(recipe) - known - {"type"}
+        raise RecipeError(f"reducer {name!r:.100} is not defined here: import the module that defines it before loading")
+    unknown = set(recipe) - {field.name for field in fields(cls)} - {"type"}
     if unknown:
-        raise RecipeError(f"recipe of {recipe['type']!r} has fields {sorted(map(str, unknown))} that the class does not know")
+        raise RecipeError(f"recipe of {name!r} has fields {sorted(map(str, unknown))} that the class does not know")
     try:
-        return cls.from_fields(**{name: _decode(value) for name, value in recipe.items() if name != "type"})
-    except RecursionError:
-        raise RecipeError(f"recipe of {recipe['type']!r} is nested too deeply") from None
+        return cls.from_fields(**{field: _decode(value, depth + 1) for field, value in recipe.items() if field != "type"})
+    except RecipeError:
+        raise
     except (ReducerError, KeyError, TypeError, ValueError) as error:
-        raise RecipeError(f"recipe of {recipe['type']!r} does not fit: {error}") from None
+        raise RecipeError(f"recipe of {name!r} does not fit: {error}") from None
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise RecipeError(f"a recipe is nested more than {_DEEPEST} deep")
     if isinstance(value, dict):
-        return float(value["float"]) if set(value) == {"float"} else from_recipe(value)
+        return float(value["float"]) if set(value) == {"float"} else _build(value, depth)
     if isinstance(value, list):
-        return tuple(_decode(item) for item in value)
+        return tuple(_decode(item, depth + 1) for item in value)
     return value
