@@ -26,8 +26,11 @@ class RecorderError(Exception):
     """Base of every error raised by `recorders`."""
 
 
-class SelectionError(RecorderError, LookupError):
+class SelectionError(RecorderError, KeyError):
     """A selection matched nothing, or a name is not there; the message lists what is."""
+
+    def __str__(self) -> str:  # a KeyError would show the repr of its message
+        return Exception.__str__(self)
 
 
 class TargetError(RecorderError, AttributeError):

@@ -73,7 +73,7 @@ class GradientMonitor(Monitor):
         sighting = _Sighting(module.training, tensor._version, None)
 
         def arrive(gradient: Tensor) -> None:
-            if self._due(module, sighting.training, path):
+            if self.registered and self._due(module, sighting.training, path):
                 self._record(module, gradient, *seen, path=path)
 
         sighting.handle = _hook(tensor, arrive)

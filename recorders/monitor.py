@@ -311,6 +311,8 @@ class Monitor(ABC):
             return
         if path:
             inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
+        if self.rehearsing:
+            self.rehearsed.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
         if torch.compiler.is_compiling():  # no lock and no counter in Python: neither can be traced
             self._held = self._updated(inputs), self._held[1]
             self._traced = {
@@ -343,9 +345,7 @@ class Monitor(ABC):
             found = {path: (tensor.detach(),) for path, tensor in leaves(value)}
             if not found:
                 raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
-        if self.rehearsing:
-            self.rehearsed.update({path: tuple(xs[0].shape) for path, xs in found.items() if xs})
-        elif not torch.compiler.is_compiling() and any(transient(x) for xs in found.values() for x in xs):
+        if not self.rehearsing and not torch.compiler.is_compiling() and any(transient(x) for xs in found.values() for x in xs):
             self._skip("not a real tensor (meta, fake, vmap or grad)")
             return None
         return found

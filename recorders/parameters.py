@@ -40,6 +40,9 @@ class _Steps:
             self.monitors[module].remove(monitor)
             if not self.monitors[module]:
                 del self.monitors[module]
+        self._rest()
+
+    def _rest(self) -> None:
         if not self.monitors:
             for handle in self.handles:
                 handle.remove()
@@ -52,6 +55,7 @@ class _Steps:
         self._tell(optimizer, "_after_step")
 
     def _tell(self, optimizer: Optimizer, moment: str) -> None:
+        self._rest()  # the last modules may have died
         if _skipped(optimizer):
             return
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -1,0 +1,178 @@
+"""Monitors of attributes: their values, and how a forward changes them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recorders import DifferenceMonitor, RecordingWarning, StateMonitor, TargetError
+from reducers import Collect, Last, Sum
+
+
+class Cell(nn.Module):
+    """Adds its input to a trace, in place or not; starts from None where told to."""
+
+    def __init__(self, start: Tensor | None, inplace: bool = True) -> None:
+        super().__init__()
+        self.trace, self.inplace, self.count = start, inplace, 0
+        self.inner = nn.Module()
+        self.inner.rate = 0.5
+
+    def forward(self, x: Tensor, fail: bool = False) -> None:
+        self.count += 1
+        if fail:
+            raise ValueError("the user's own")
+        if self.trace is None:
+            self.trace = x.clone()
+        elif self.inplace:
+            self.trace += x
+        else:
+            self.trace = self.trace + x
+
+
+def test_attributes_are_read_after_the_forward_or_before_it() -> None:
+    cell = Cell(torch.zeros(2))
+    after = StateMonitor(Collect(), "trace", cell)
+    before = StateMonitor(Collect(), "trace", cell, as_prehook=True)
+    for _ in range(2):
+        cell(torch.ones(2))
+    assert after.peek().tolist() == [1, 1, 2, 2]
+    assert before.peek().tolist() == [0, 0, 1, 1]
+
+
+def test_nested_and_numeric_attributes() -> None:
+    cell = Cell(None)
+    rate = StateMonitor(Last(), "inner.rate", cell)
+    count = StateMonitor(Collect(), "count", cell)
+    for _ in range(3):
+        cell(torch.ones(1))
+    assert rate.peek() == 0.5
+    assert count.peek().tolist() == [1, 2, 3]
+
+
+def test_several_attributes_have_states_of_their_own_or_meet_in_a_callable() -> None:
+    cell = Cell(torch.zeros(2))
+    apart = StateMonitor(Last(), ("trace", "count"), cell)
+    together = StateMonitor(Last(), ["trace", "count"], cell, op_=lambda trace, count: trace / count)
+    cell(torch.full((2,), 3.0))
+    cell(torch.full((2,), 3.0))
+    assert {name: value.tolist() for name, value in apart.peek().items()} == {"trace": [6.0, 6.0], "count": 2}
+    assert together.peek().tolist() == [3.0, 3.0]
+
+
+def test_none_is_not_recorded_and_is_no_error() -> None:
+    cell = Cell(None)
+    monitor = StateMonitor(Collect(), "trace", cell, as_prehook=True)
+    cell(torch.ones(1))
+    cell(torch.ones(1))
+    assert monitor.peek().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_difference_of_buffers_changed_in_place_or_replaced(inplace: bool) -> None:
+    cell = Cell(torch.zeros(2), inplace)
+    monitor = DifferenceMonitor(Collect(), "trace", cell)
+    cell(torch.tensor([1.0, 2.0]))
+    cell(torch.tensor([10.0, 20.0]))
+    assert monitor.peek().tolist() == [1.0, 2.0, 10.0, 20.0]
+
+
+def test_none_on_one_side_counts_as_zeros_on_both_is_left_out() -> None:
+    cell = Cell(None)
+    first = DifferenceMonitor(Collect(), "trace", cell)
+    cell(torch.tensor([5.0]))
+    assert first.peek().tolist() == [5.0]
+
+    class Forgets(nn.Module):
+        trace: Tensor | None = torch.tensor([3.0])
+
+        def forward(self) -> None:
+            self.trace = None
+
+    forgetful = Forgets()
+    second = DifferenceMonitor(Collect(), "trace", forgetful)
+    forgetful()
+    forgetful()
+    assert second.peek().tolist() == [-3.0]
+    assert second.tally["operand was None"] == 1
+
+
+def test_operands_are_after_and_before() -> None:
+    cell = Cell(torch.tensor([2.0]))
+    ratio = DifferenceMonitor(Last(), "trace", cell, op_=lambda after, before: after / before)
+    mapped = DifferenceMonitor(Last(), "trace", cell, map_=lambda after, before: (before,))
+    filtered = DifferenceMonitor(Last(), "trace", cell, filter_=lambda after, before: bool(before > 2))
+    cell(torch.tensor([4.0]))
+    assert (ratio.peek().item(), mapped.peek().item(), filtered.peek()) == (3.0, 2.0, None)
+    cell(torch.tensor([6.0]))
+    assert (ratio.peek().item(), mapped.peek().item(), filtered.peek().item()) == (2.0, 6.0, 6.0)
+
+
+def test_after_a_forward_that_raised_the_next_call_records_correctly() -> None:
+    cell = Cell(torch.tensor([0.0]))
+    monitor = DifferenceMonitor(Collect(), "trace", cell)
+    with pytest.raises(ValueError, match="the user's own"):
+        cell(torch.ones(1), fail=True)
+    cell(torch.tensor([7.0]))
+    assert monitor.peek().tolist() == [7.0]
+    assert monitor._stack == []
+
+
+def test_a_module_that_calls_itself_keeps_its_levels_apart() -> None:
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total = torch.zeros(1)
+
+        def forward(self, depth: int) -> None:
+            self.total += 1
+            if depth:
+                self(depth - 1)
+
+    net = Recursive()
+    monitor = DifferenceMonitor(Collect(), "total", net)
+    net(2)
+    assert monitor.peek().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_threads_have_stacks_of_their_own() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.values = threading.local()
+
+        @property
+        def value(self) -> Tensor:
+            return getattr(self.values, "value", torch.zeros(1))
+
+        def forward(self, amount: float) -> None:
+            self.values.value = self.value + amount
+
+    net = Steps()
+    monitor = DifferenceMonitor(Sum(), "value", net)
+    threads = [threading.Thread(target=lambda a=amount: [net(a) for _ in range(200)]) for amount in (1.0, 2.0, 3.0, 4.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert monitor.peek() == 200 * 10.0
+
+
+@pytest.mark.parametrize("kind", [StateMonitor, DifferenceMonitor])
+def test_a_missing_attribute_is_an_error_that_lists_what_is_there(kind: type[StateMonitor]) -> None:
+    with pytest.raises(TargetError, match=r"Cell has no attribute 'tarce'; it has \[.*'trace'.*None will do"):
+        kind(Last(), "tarce", Cell(None))
+    with pytest.raises(TargetError, match="name of an attribute"):
+        kind(Last(), "")
+
+
+def test_an_attribute_that_vanishes_is_left_out_and_said() -> None:
+    cell = Cell(torch.zeros(1))
+    monitor = StateMonitor(Last(), "inner.rate", cell)
+    del cell.inner.rate
+    with pytest.warns(RecordingWarning, match="has no attribute 'inner.rate'"):
+        cell(torch.ones(1))
+    assert monitor.peek() is None

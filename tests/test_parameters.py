@@ -1,0 +1,219 @@
+"""Monitors of parameters, one observation per optimizer step."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recorders import (
+    OptimizerStateMonitor,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    ParameterUpdateMonitor,
+    RecordingWarning,
+    TargetError,
+)
+from reducers import Collect, Last, Norm, Sum
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0) -> dict[str, Tensor]:
+    """One step; the gradients it used, by name."""
+    optimizer.zero_grad()
+    (net(torch.randn(4, 3)).square().mean() * scale).backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.grad is not None}
+    optimizer.step()
+    return gradients
+
+
+def test_gradients_values_and_updates_of_a_step() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    gradient, value = ParameterGradientMonitor(Last(), module=net), ParameterMonitor(Last(), module=net)
+    update, weight = ParameterUpdateMonitor(Last(), module=net), ParameterGradientMonitor(Last(), "weight", net)
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    gradients = step(net, optimizer)
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(gradient.peek()[name], gradients[name], rtol=0, atol=0)
+        torch.testing.assert_close(value.peek()[name], parameter.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(update.peek()[name], parameter.detach() - before[name], rtol=0, atol=0)
+    torch.testing.assert_close(weight.peek(), gradients["weight"], rtol=0, atol=0)
+
+
+def test_callables_get_gradient_and_value_after_and_before() -> None:
+    net = nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    relative = ParameterUpdateMonitor(Last(), "weight", net, op_=lambda after, before: (after - before).norm() / before.norm())
+    alignment = ParameterGradientMonitor(Last(), "weight", net, op_=lambda gradient, value: (gradient * value).sum())
+    before = net.weight.detach().clone()
+    gradients = step(net, optimizer)
+    torch.testing.assert_close(relative.peek(), 0.5 * gradients["weight"].norm() / before.norm())
+    torch.testing.assert_close(alignment.peek(), (gradients["weight"] * before).sum())
+    assert not relative.peek().requires_grad
+
+
+def test_accumulated_gradients_are_one_observation_a_step_or_one_a_backward() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    final = ParameterGradientMonitor(Collect(), "bias", net)
+    running = ParameterGradientMonitor(Collect(), "bias", net, when="accumulate")
+    both = ParameterGradientMonitor(Collect(), module=net, when="accumulate", every=2)
+    for _ in range(3):
+        net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert final.peek().tolist() == [3.0, 3.0]
+    assert running.peek().tolist() == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert (final.samples, running.samples, both.samples) == (1, 3, 2)
+    assert set(both.peek()) == {"weight", "bias"}
+
+
+def test_only_the_optimizer_that_holds_a_parameter_counts() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    first, second = torch.optim.SGD(net[0].parameters(), lr=0.1), torch.optim.Adam(net[1].parameters())
+    monitors = [ParameterUpdateMonitor(Norm(), module=module) for module in net]
+    net(torch.ones(1, 3)).sum().backward()
+    first.step()
+    assert [monitor.samples for monitor in monitors] == [1, 0]
+    second.step()
+    assert [monitor.samples for monitor in monitors] == [1, 1]
+
+
+def test_frozen_and_unused_parameters_have_no_gradient_and_are_no_error() -> None:
+    net = nn.Linear(3, 2)
+    net.bias.requires_grad_(False)
+    monitor = ParameterGradientMonitor(Last(), module=net)
+    step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert set(monitor.peek()) == {"weight"}
+
+
+def test_values_by_call_and_by_tick() -> None:
+    net = nn.Linear(3, 2)
+    called, ticked = ParameterMonitor(Collect(), "bias", net, when="call"), ParameterMonitor(Collect(), "bias", net, when="tick")
+    net(torch.ones(1, 3))
+    net(torch.ones(1, 3))
+    ticked.tick()
+    assert (called.samples, ticked.samples) == (2, 1)
+    step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert (called.samples, ticked.samples) == (3, 1)
+
+
+def test_optimizer_state() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    monitor = OptimizerStateMonitor(Last(), "exp_avg_sq", module=net)
+    ratio = OptimizerStateMonitor(Last(), "exp_avg", "weight", net, op_=lambda state, value: state / value)
+    step(net, optimizer)
+    torch.testing.assert_close(monitor.peek()["weight"], optimizer.state[net.weight]["exp_avg_sq"], rtol=0, atol=0)
+    torch.testing.assert_close(ratio.peek(), (optimizer.state[net.weight]["exp_avg"] / net.weight).detach())
+
+
+def test_optimizer_state_that_is_not_kept_is_said() -> None:
+    net = nn.Linear(3, 2)
+    monitor = OptimizerStateMonitor(Last(), "exp_avg", module=net)
+    with pytest.warns(RecordingWarning, match="SGD keeps no 'exp_avg' for 'weight'"):
+        step(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    assert monitor.peek() is None
+
+
+def test_gradients_of_fused_optimizers_under_a_scaler_are_unscaled_and_overflows_left_out() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    monitor = ParameterGradientMonitor(Last(), module=net)
+    x = torch.randn(4, 3)
+    scaler.scale(net(x).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    torch.testing.assert_close(monitor.peek()["weight"], x.sum(0).expand(2, 3))
+    updates = ParameterUpdateMonitor(Last(), module=net)
+    optimizer.zero_grad()
+    scaler.scale(net(x).sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert (monitor.samples, updates.samples) == (1, 0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_scaler_skips_are_not_observed(fused: bool) -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    monitors = [
+        ParameterGradientMonitor(Last(), module=net),
+        ParameterUpdateMonitor(Last(), module=net),
+        ParameterMonitor(Last(), module=net),
+    ]
+    for factor in (float("nan"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(1, 3)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert [monitor.samples for monitor in monitors] == [1, 1, 1]
+
+
+def test_sparse_gradients_are_made_dense() -> None:
+    net = nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(net.parameters())
+    monitor = ParameterGradientMonitor(Last(), "weight", net)
+    net(torch.tensor([1, 1, 3])).sum().backward()
+    optimizer.step()
+    assert monitor.peek().tolist() == [[0, 0], [2, 2], [0, 0], [1, 1], [0, 0]]
+
+
+def test_replaced_parameters_are_followed() -> None:
+    net = nn.Linear(3, 2)
+    monitor = ParameterUpdateMonitor(Norm(), "weight", net)
+    net.load_state_dict({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, assign=True)
+    for parameter in net.parameters():
+        parameter.requires_grad_(True)
+    step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert monitor.samples == 1
+
+
+def test_a_failing_callable_does_not_disturb_the_step() -> None:
+    net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
+    twin.load_state_dict(net.state_dict())
+    ParameterUpdateMonitor(Sum(), module=net, op_=lambda after, before: 1 / 0)
+    for model in (net, twin):
+        model(torch.ones(1, 3)).sum().backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    with pytest.warns(RecordingWarning, match="ParameterUpdateMonitor on Linear: ZeroDivisionError"):
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    assert net.weight.equal(twin.weight)
+
+
+def test_nothing_is_left_behind_when_monitors_go_or_modules_die() -> None:
+    from recorders.parameters import _steps
+
+    before = len(_steps.monitors)
+    net = nn.Linear(3, 2)
+    monitor = ParameterUpdateMonitor(Norm(), module=net)
+    assert (len(_steps.monitors), len(_steps.handles)) == (before + 1, 2)
+    monitor.deregister()
+    assert len(_steps.monitors) == before
+    assert len(_steps.handles) == (2 if before else 0)
+    ParameterUpdateMonitor(Norm(), module=net)
+    dead = weakref.ref(net)
+    gc.disable()
+    try:
+        del net
+        assert dead() is None
+    finally:
+        gc.enable()
+    assert len(_steps.monitors) == before
+    step(nn.Linear(3, 2), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+    assert len(_steps.handles) == (2 if before else 0)
+
+
+def test_missing_parameters_are_errors_that_list_what_is_there() -> None:
+    with pytest.raises(TargetError, match=r"no parameter 'wieght'; it has \['weight', 'bias'\]"):
+        ParameterMonitor(Last(), "wieght", nn.Linear(1, 1))
+    with pytest.raises(TargetError, match="owns no parameters itself"):
+        ParameterMonitor(Last(), module=nn.ReLU())
+    with pytest.raises(ValueError, match="'step', 'call' or 'tick'"):
+        ParameterMonitor(Last(), when="epoch")  # type: ignore[arg-type]
+    with pytest.raises(TargetError, match="name of a state"):
+        OptimizerStateMonitor(Last(), "")

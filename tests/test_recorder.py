@@ -1,0 +1,293 @@
+"""Recorder: mapping, life cycle, sharing, results, merging."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    ForwardInputMonitor,
+    ForwardMonitor,
+    MergeError,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    Recorder,
+    SelectionError,
+    StateMonitor,
+    TargetError,
+    load,
+)
+from reducers import Collect, Count, Fold, Last, Max, Mean, Product, Sum
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_mapping_by_name_and_by_index_in_order() -> None:
+    model = net()
+    recorder = Recorder(out=ForwardMonitor(Mean()), inp=ForwardInputMonitor(Mean())).modules(model, types=nn.Linear)
+    assert list(recorder) == ["out/0", "out/2", "inp/0", "inp/2"]
+    assert len(recorder) == 4
+    assert recorder[0] is recorder["out/0"]
+    assert recorder[-1] is recorder["inp/2"]
+    assert recorder["out/2"].name == "out/2"
+    assert "out/0" in recorder
+    assert "out/1" not in recorder
+    for wrong in ("out/1", 4, -5):
+        with pytest.raises(SelectionError, match="no subrecorder"):
+            recorder[wrong]
+
+
+def test_short_form_names_are_the_modules_own() -> None:
+    recorder = Recorder(ForwardMonitor(Mean())).modules(net())
+    assert list(recorder) == ["", "0", "1", "2"]
+
+
+def test_hooks_are_on_from_selection_and_off_after_the_block() -> None:
+    model = net()
+    recorder = Recorder(ForwardMonitor(Count())).modules(model, types=nn.ReLU)
+    model(torch.ones(1, 3))
+    with recorder as same:
+        assert same is recorder
+        model(torch.ones(1, 3))
+    model(torch.ones(1, 3))
+    assert recorder.samples(0) == 2
+    assert not model[1]._forward_hooks
+    with pytest.raises(RuntimeError, match="the user's"), recorder:
+        model(torch.ones(1, 3))
+        raise RuntimeError("the user's")
+    assert recorder.samples(0) == 3
+    assert not model[1]._forward_hooks
+
+
+def test_removing_one_leaves_the_others_data_and_indices_right() -> None:
+    model = net()
+    recorder = Recorder(ForwardMonitor(Collect())).modules(model, leaves=True)
+    x = torch.randn(2, 3)
+    model(x)
+    removed = recorder.remove(1)
+    torch.testing.assert_close(removed.peek(), torch.relu(model[0](x)).detach())
+    model(x)
+    assert removed.samples == 1
+    assert list(recorder) == ["0", "2"]
+    assert list(recorder.iter_samples()) == [3, 2]  # the first also saw the call of this test
+    torch.testing.assert_close(recorder[1].peek()[:2], model(x).detach())
+    recorder.remove("0")
+    assert list(recorder) == ["2"]
+
+
+def test_execution_order_does_not_mix_layers() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(x) + self.first(x).sum()
+
+    model = Backwards()
+    recorder = Recorder(ForwardMonitor(Last())).children(model)
+    model(torch.ones(1, 2))
+    assert [tuple(monitor.peek().shape) for monitor in recorder.values()] == [(1, 2), (1, 5)]
+
+
+def test_equal_monitors_share_one_capture_under_both_names() -> None:
+    model = net()
+    recorder = Recorder(a=ForwardMonitor(Mean()), b=ForwardMonitor(Mean()), c=ForwardMonitor(Max())).modules(model, types=nn.ReLU)
+    assert list(recorder) == ["a/1", "c/1"]
+    assert recorder["b/1"] is recorder["a/1"]
+    assert len(model[1]._forward_hooks) == 2
+    recorder.modules(model, types=nn.ReLU)
+    assert len(recorder) == 2
+    assert len(model[1]._forward_hooks) == 2
+
+
+def test_two_nets_are_kept_apart_by_prefix() -> None:
+    teacher, student = net(), net()
+    recorder = Recorder(ForwardMonitor(Count())).modules(teacher, types=nn.ReLU, prefix="teacher")
+    recorder.modules(student, types=nn.ReLU, prefix="student")
+    assert list(recorder) == ["teacher.1", "student.1"]
+    with pytest.raises(SelectionError, match=r"'teacher.1' is taken by another module.*prefix="):
+        recorder.modules(net(), types=nn.ReLU, prefix="teacher")
+    assert len(recorder) == 2
+
+
+def test_a_selection_that_fails_half_way_adds_nothing() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.ReLU())
+    recorder = Recorder(StateMonitor(Last(), "running_mean"))
+    with pytest.raises(TargetError, match="ReLU has no attribute 'running_mean'"):
+        recorder.modules(model, leaves=True)
+    assert len(recorder) == 0
+    assert not model[0]._forward_hooks
+    assert list(recorder.modules(model, types=nn.BatchNorm1d)) == ["0"]
+    assert len(model[0]._forward_hooks) == 1
+
+
+def test_pushed_values_are_subrecorders_too() -> None:
+    recorder = Recorder(out=ForwardMonitor(Mean()), loss=CallMonitor(Mean()))
+    recorder["loss"].push(3.0)
+    assert recorder.compute() == {"loss": 3.0}
+    recorder.modules(net(), types=nn.ReLU)
+    assert list(recorder) == ["loss", "out/1"]
+
+
+def test_compute_has_what_was_recorded_and_reset_forgets_it() -> None:
+    model = net()
+    recorder = Recorder(ForwardMonitor(Product(n=Count(), top=Max()))).modules(model, types=nn.Linear)
+    model[0](torch.ones(2, 3))
+    results = recorder.compute()
+    assert list(results) == ["0"]
+    assert results["0"]["n"] == 8
+    assert recorder.reset().compute() == {}
+    model(torch.ones(2, 3))
+    assert list(recorder.iter_samples()) == [1, 1]
+
+
+def test_apply_and_apply_sample_do_apply() -> None:
+    model = net()
+    recorder = Recorder(ForwardMonitor(Fold(torch.add))).modules(model, types=nn.ReLU)
+    x = torch.randn(2, 3)
+    for _ in range(4):
+        out = torch.relu(model[0](x))
+        model(x)
+    seen = []
+    recorder.apply_sample(lambda data, samples: data / samples).apply(lambda data: (seen.append(1), data.abs())[1])
+    torch.testing.assert_close(recorder.compute()["1"], out.detach())
+    assert seen
+
+
+def test_merge_and_resume(tmp_path: object) -> None:
+    torch.manual_seed(1)
+    model = net()
+    data = torch.randn(10, 4, 3)
+
+    def record(batches: Tensor, recorder: Recorder) -> Recorder:
+        with recorder:
+            for batch in batches:
+                model(batch)
+        return recorder
+
+    def fresh() -> Recorder:
+        return Recorder(ForwardMonitor(Product(mean=Mean("b c -> c"), all=Collect()))).modules(model, leaves=True)
+
+    whole = record(data, fresh())
+    first = record(data[:6], fresh())
+    first.save(f"{tmp_path}/run")
+    resumed = fresh().merge(load(f"{tmp_path}/run"))
+    first.deregister()
+    record(data[6:], resumed)
+    assert list(resumed.iter_samples()) == [10, 10, 10]
+    for name, result in whole.compute().items():
+        for part in ("mean", "all"):
+            assert resumed.compute()[name][part].equal(result[part])
+    with pytest.raises(MergeError, match=r"only this recorder has \['0', '1', '2'\], only the other \['x.0'"):
+        fresh().merge(Recorder(ForwardMonitor(Mean())).modules(net(), leaves=True, prefix="x"))
+
+
+def test_a_merge_that_does_not_fit_changes_nothing() -> None:
+    left, right = nn.Sequential(nn.Identity(), nn.Linear(3, 3)), nn.Sequential(nn.Identity(), nn.Linear(3, 5))
+    recorders = []
+    for model in (left, right):
+        recorders.append(Recorder(ForwardMonitor(Mean("b c -> c"))).children(model))
+        model(torch.ones(2, 3))
+    before = [monitor.state for monitor in recorders[0].values()]
+    with pytest.raises(MergeError, match=r"'1'.*keeps shape"):
+        recorders[0].merge(recorders[1])
+    for monitor, state in zip(recorders[0].values(), before, strict=True):
+        assert monitor.state.keys() == state.keys()
+        assert all(monitor.state[key] is state[key] for key in state)
+
+
+def test_parameters_ticked_by_the_recorder() -> None:
+    model = net()
+    recorder = Recorder(ParameterMonitor(Count(), when="tick")).modules(model, types=nn.Linear)
+    recorder.tick().tick()
+    assert list(recorder.iter_samples()) == [2, 2]
+
+
+def test_a_recorder_pickles_and_copies_with_its_data_and_without_its_hooks() -> None:
+    model = net()
+    recorder = Recorder(out=ForwardMonitor(Sum()), loss=CallMonitor(Mean())).modules(model, types=nn.Linear)
+    model(torch.ones(1, 3))
+    doubles = [pickle.loads(pickle.dumps(recorder)), copy.deepcopy(recorder)]
+    total = recorder.compute()["out/0"]
+    model(torch.ones(1, 3))
+    assert recorder.samples("out/0") == 2
+    for double in doubles:
+        assert list(double) == list(recorder)
+        assert double.compute()["out/0"] == total
+        assert double.samples("out/0") == 1
+        double.modules(net(), types=nn.ReLU)
+        assert "out/1" in double
+
+
+def test_a_forgotten_recorder_does_not_keep_the_model_alive_and_the_model_needs_no_cycle_collector() -> None:
+    model = net()
+    recorder = Recorder(out=ForwardMonitor(Mean()), grad=BackwardMonitor(Mean()), weights=ParameterGradientMonitor(Mean())).modules(
+        model
+    )
+    model(torch.ones(1, 3)).sum().backward()
+    dead = [weakref.ref(module) for module in model.modules()]
+    gc.disable()
+    try:
+        del model
+        assert [ref() for ref in dead] == [None] * 4
+    finally:
+        gc.enable()
+    assert recorder.samples("out/0") == 1
+    recorder.register()
+    assert "nothing" in str(recorder.report())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Recorder(), "give one monitor"),
+        (lambda: Recorder(ForwardMonitor(Mean()), out=ForwardMonitor(Mean())), "give one monitor"),
+        (lambda: Recorder(Mean()), r"needs a monitor, such as ForwardMonitor\(Mean\(\)\)"),
+        (lambda: Recorder(out=ForwardMonitor), r"write ForwardMonitor\(Mean\(\)\), not ForwardMonitor"),
+        (lambda: Recorder(ForwardMonitor(Mean(), nn.Identity())), "already sits on one"),
+    ],
+)
+def test_mistakes_at_construction_say_what_to_do(make: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_a_recipe_serves_as_a_prototype() -> None:
+    model = net()
+    recorder = Recorder(out=ForwardMonitor.partialconstructor(Count(), eval_update=False)).modules(model, types=nn.ReLU)
+    model(torch.ones(1, 3))
+    model.eval()(torch.ones(1, 3))
+    assert recorder.samples("out/1") == 1
+
+
+def test_training_is_the_same_bit_for_bit_with_everything_recorded() -> None:
+    def train(recorded: bool) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        if recorded:
+            Recorder(
+                out=ForwardMonitor(Mean()),
+                grad=BackwardMonitor(Mean()),
+                weights=ParameterGradientMonitor(Mean()),
+                loss=CallMonitor(Mean()),
+            ).modules(model)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+        return model.state_dict()
+
+    bare, recorded = train(False), train(True)
+    assert all(bare[key].equal(recorded[key]) for key in bare)

@@ -1,0 +1,136 @@
+"""What fired and what did not, and what will be recorded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    ForwardInputMonitor,
+    ForwardMonitor,
+    OptimizerStateMonitor,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+)
+from reducers import Count, Last, Mean, Summary
+
+
+class Partly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.direct = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(*[self.direct.forward(self.used(x))] * 3)[0]
+
+
+def test_report_counts_calls_samples_and_what_was_left_out() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    recorder = Recorder(ForwardMonitor(Count(), eval_update=False, every=2)).modules(net, leaves=True)
+    for _ in range(4):
+        net(torch.ones(1, 2))
+    net.eval()(torch.ones(1, 2))
+    row = recorder.report().rows[0]
+    assert (row.name, row.monitor, row.module, row.calls, row.samples) == ("0", "ForwardMonitor", "Linear", 5, 2)
+    assert row.skipped == {"not due (every)": 2, "not recorded in eval mode": 1}
+    assert recorder.report().silent == ()
+    assert "2 recorded of 5 calls" in str(recorder.report())
+
+
+def test_report_names_what_never_fired_with_the_likely_reason() -> None:
+    net = Partly()
+    recorder = Recorder(
+        out=ForwardMonitor(Count()),
+        grad=BackwardMonitor(Count()),
+        weights=ParameterUpdateMonitor(Count()),
+        loss=CallMonitor(Count()),
+    ).modules(net, types=nn.Linear)
+    net(torch.ones(1, 1, 2))
+    silent = {row.name: row.reason for row in recorder.report().silent}
+    assert "out/used" not in silent
+    for name in ("out/unused", "out/direct", "out/attention.out_proj"):
+        assert "never called, or through .forward" in silent[name]
+    assert "backward was not run" in silent["grad/used"]
+    assert "never called" in silent["grad/unused"]
+    assert "no optimizer step" in silent["weights/used"]
+    assert silent["loss"] == "nothing was pushed"
+
+
+def test_report_tells_of_switched_off_hooks_gates_and_failures() -> None:
+    net = nn.Sequential(nn.Identity(), nn.Identity())
+    off = Recorder(ForwardMonitor(Count())).children(net)
+    off.deregister()
+    gated = Recorder(ForwardMonitor(Count(), condition=lambda: False)).children(net)
+    net(torch.ones(1))
+    assert off.report().silent[0].reason == "its hooks are off"
+    assert gated.report().silent[0].reason == "only ever left out"
+    assert gated.report().silent[0].skipped == {"condition was false": 1}
+    ticks = Recorder(ParameterMonitor(Count(), when="tick")).modules(nn.Linear(1, 1))
+    assert ticks.report().silent[0].reason == "tick() was never called"
+
+
+def test_plan_tells_names_shapes_and_state_sizes_without_computing() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    kinds = {
+        "out": ForwardMonitor(Last()),
+        "inp": ForwardInputMonitor(Summary("b c ... -> c")),
+        "grad": BackwardMonitor(Summary()),
+        "weights": ParameterGradientMonitor(Last()),
+        "state": OptimizerStateMonitor(Last(), "exp_avg"),
+        "loss": CallMonitor(Mean()),
+    }
+    recorder = Recorder(**kinds).modules(net, types=(nn.Conv2d, nn.BatchNorm2d))
+    plan = recorder.plan(torch.ones(2, 1, 8, 8))
+    rows = {row.name: row for row in plan.rows}
+    assert list(rows) == list(recorder)
+    assert rows["out/0"].shapes == {"": (2, 4, 6, 6)}
+    assert rows["out/0"].state_bytes == 2 * 4 * 6 * 6 * 4
+    assert rows["grad/1"].shapes == {"": (2, 4, 6, 6)}
+    assert rows["weights/0"].shapes == {"weight": (4, 1, 3, 3), "bias": (4,)}
+    assert rows["state/0"].state_bytes == (36 + 4) * 4
+    assert rows["loss"].state_bytes is None
+    assert plan.state_bytes == sum(row.state_bytes or 0 for row in plan.rows)
+    assert "subrecorders" in str(plan)
+    assert recorder.compute() == {}
+    assert all(net.state_dict()[key].equal(value) for key, value in before.items())
+    assert list(recorder.iter_samples()) == [0] * len(recorder)
+    net(torch.ones(2, 1, 8, 8)).sum().backward()
+    for name in ("out/0", "inp/1", "grad/0"):
+        real = sum(value.numel() * value.element_size() for value in recorder[name].state.values())
+        assert rows[name].state_bytes == real
+
+
+def test_plan_shows_mistakes_before_they_happen() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    recorder = Recorder(ForwardMonitor(Mean("b c h w -> c"))).children(net)
+    row = recorder.plan(torch.ones(1, 2)).rows[0]
+    assert row.error is not None
+    assert "needs 4 axes" in row.error
+    assert "will fail" in str(row)
+    assert recorder.report().rows[0].error is None
+
+
+def test_plan_without_inputs_knows_the_parameters_and_says_what_is_missing() -> None:
+    net = nn.Linear(2, 3)
+    recorder = Recorder(out=ForwardMonitor(Last()), weights=ParameterMonitor(Last())).modules(net)
+    plan = recorder.plan()
+    assert [row.state_bytes for row in plan.rows] == [None, (6 + 3) * 4]
+    assert "example inputs" in plan.note
+
+
+def test_plan_of_a_net_that_looks_at_its_data_says_so() -> None:
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum().item() > 0 else -x
+
+    net = Looks()
+    recorder = Recorder(ForwardMonitor(Last())).modules(net)
+    plan = recorder.plan(torch.ones(1))
+    assert "cannot be run on shapes alone" in plan.note
+    assert plan.rows[0].state_bytes is None

@@ -1,0 +1,139 @@
+"""Selection: criteria that all must hold, canonical names, aliases, and errors that list what there is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from recorders import ForwardMonitor, ParameterGradientMonitor, Recorder, SelectionError, TargetError
+from reducers import Count, Mean
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.decoder = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.head = self.decoder[0]  # another name for the same module
+        self.decoder[0].weight = self.encoder[0].weight  # and the same parameter in two modules
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.decoder(self.encoder(x)))
+
+
+def names(**criteria: object) -> list[str]:
+    recorder = Recorder(ForwardMonitor(Count())).modules(Net(), **criteria)  # type: ignore[arg-type]
+    return list(recorder)
+
+
+def test_modules_are_all_of_them_the_net_first_and_each_once() -> None:
+    assert names() == ["", "encoder", "encoder.0", "encoder.1", "encoder.2", "decoder", "decoder.0", "decoder.1"]
+
+
+def test_children_are_the_direct_ones_only() -> None:
+    recorder = Recorder(ForwardMonitor(Count())).children(Net())
+    assert list(recorder) == ["encoder", "decoder", "head"]
+
+
+@pytest.mark.parametrize(
+    ("criteria", "expected"),
+    [
+        ({"types": nn.Linear}, ["encoder.0", "encoder.2", "decoder.0"]),
+        ({"types": (nn.ReLU, nn.Tanh)}, ["encoder.1", "decoder.1"]),
+        ({"types": nn.Linear, "indices": (2, 3, 4)}, ["encoder.0", "encoder.2"]),
+        ({"indices": -1}, ["decoder.1"]),
+        ({"names": "encoder.*"}, ["encoder.0", "encoder.1", "encoder.2"]),
+        ({"names": ["head", "encoder"]}, ["encoder", "decoder.0"]),
+        ({"names": re.compile(r"\.[01]$")}, ["encoder.0", "encoder.1", "decoder.0", "decoder.1"]),
+        ({"leaves": True, "exclude": nn.Linear}, ["encoder.1", "decoder.1"]),
+        ({"exclude": ["encoder*", nn.Tanh]}, ["", "decoder", "decoder.0"]),
+        ({"depth": 1}, ["", "encoder", "decoder"]),
+        ({"where": lambda name, module: isinstance(module, nn.Sequential)}, ["encoder", "decoder"]),
+        ({"leaves": True, "names": "decoder.*", "types": nn.Linear}, ["decoder.0"]),
+    ],
+)
+def test_criteria_all_must_hold(criteria: dict[str, object], expected: list[str]) -> None:
+    assert names(**criteria) == expected
+
+
+@pytest.mark.parametrize(
+    ("criteria", "message"),
+    [
+        ({"types": nn.Conv2d}, r"matches no module; there are 8 modules: '' \(the net itself\), encoder,.*'Linear': 3"),
+        ({"names": "encodr.0"}, r"no module named 'encodr.0'; did you mean 'encoder.0'"),
+        ({"names": ["encoder.0", "absent"]}, "no module named 'absent'"),
+        ({"names": re.compile("^x")}, "no module named /\\^x/"),
+        ({"indices": (0, 99)}, r"no module at \[99\]: indices run from 0 to 7"),
+        ({"types": nn.Linear, "indices": 0}, r"the selection \(types=.*Linear.*indices=0\) matches no module"),
+    ],
+)
+def test_nothing_matched_is_an_error_that_lists_what_there_is(criteria: dict[str, object], message: str) -> None:
+    with pytest.raises(SelectionError, match=message):
+        names(**criteria)
+
+
+def test_wrong_kinds_of_criteria_are_said() -> None:
+    with pytest.raises(TypeError, match="give a module class"):
+        names(types="Linear")
+    with pytest.raises(TypeError, match="takes names, globs"):
+        names(names=[nn.Linear])
+    with pytest.raises(TargetError, match=r"torch.nn.Module is needed to select from; got list"):
+        Recorder(ForwardMonitor(Count())).modules([nn.Linear(1, 1)])  # type: ignore[arg-type]
+
+
+def test_aliases_are_names_of_the_same_subrecorder() -> None:
+    net = Net()
+    recorder = Recorder(out=ForwardMonitor(Count())).modules(net, types=nn.Linear)
+    assert recorder.aliases == {"out/head": "out/decoder.0"}
+    assert recorder["out/head"] is recorder["out/decoder.0"]
+    net(torch.ones(1, 4))
+    assert recorder.samples("out/head") == 2  # it is called twice, and each call is counted once
+    assert recorder.samples("out/encoder.0") == 1
+
+
+def test_parameters_by_name_with_tied_ones_once() -> None:
+    net = Net()
+    recorder = Recorder(ParameterGradientMonitor(Mean())).parameters(net, names="*weight")
+    assert list(recorder) == ["encoder.0.weight", "encoder.2.weight"]
+    assert recorder.aliases == {"decoder.0.weight": "encoder.0.weight", "head.weight": "encoder.0.weight"}
+    net(torch.ones(1, 4)).sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    torch.testing.assert_close(recorder["head.weight"].peek().float(), net.encoder[0].weight.grad.mean())
+    assert list(recorder.iter_samples()) == [1, 1]
+
+
+def test_parameters_need_monitors_that_watch_them() -> None:
+    with pytest.raises(SelectionError, match=r"\['ForwardMonitor'\] watch modules, not parameters"):
+        Recorder(ForwardMonitor(Mean())).parameters(Net())
+
+
+def test_modules_without_parameters_are_passed_by_and_none_left_is_an_error() -> None:
+    recorder = Recorder(grad=ParameterGradientMonitor(Mean())).modules(Net(), leaves=True)
+    assert list(recorder) == ["grad/encoder.0", "grad/encoder.2", "grad/decoder.0"]
+    with pytest.raises(SelectionError, match=r"none of the 2 modules selected has anything for \['ParameterGradientMonitor'\]"):
+        Recorder(grad=ParameterGradientMonitor(Mean())).modules(Net(), types=(nn.ReLU, nn.Tanh))
+
+
+def test_wrappers_leave_the_names_as_they_were() -> None:
+    plain = list(Recorder(ForwardMonitor(Count())).modules(Net()))
+    net = Net()
+    net.encoder = checkpoint_wrapper(net.encoder)
+    for wrapped in (torch.compile(net), nn.DataParallel(net), nn.DataParallel(torch.compile(net))):
+        assert list(Recorder(ForwardMonitor(Count())).modules(wrapped)) == plain
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(1, 1)  # a user's own name, not a wrapper's
+
+    assert list(Recorder(ForwardMonitor(Count())).modules(Own())) == ["", "module"]
+
+
+def test_a_module_inside_itself_ends() -> None:
+    net = nn.Sequential(nn.Linear(1, 1))
+    net.add_module("again", net)
+    assert list(Recorder(ForwardMonitor(Count())).modules(net)) == ["", "0"]
