@@ -52,6 +52,7 @@ class Case:
         splittable: whether an observation may be cut along its batch axis without changing the result.
         same_shape: whether all observations need one shape.
         data: whether the reducer can be written as a recipe and as an expression, which functions cannot.
+        graphs: how many graphs `torch.compile` may make of its update, over a dozen batches of different sizes.
     """
 
     reducer: Reducer
@@ -61,6 +62,7 @@ class Case:
     splittable: bool = True
     same_shape: bool = False
     data: bool = True
+    graphs: int = 4
 
     def __str__(self) -> str:
         return repr(self.reducer)
@@ -197,9 +199,9 @@ CASES = (
     Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False),
     Case(Fold(larger_and_stacked), np.concatenate, data=False),
     Case(Fold(torch.maximum), lambda xs: np.maximum.reduce(xs), splittable=False, same_shape=True, data=False),
-    Case(Collect(), np.concatenate, dtypes=REAL + COMPLEX),
+    Case(Collect(), np.concatenate, dtypes=REAL + COMPLEX, graphs=8),
     Case(Geometry(), _geometry(_summary), splittable=False),
-    Case(Geometry(Collect(), normalize=True), _geometry(lambda xs: xs[0], normalize=True), splittable=False),
+    Case(Geometry(Collect(), normalize=True), _geometry(lambda xs: xs[0], normalize=True), splittable=False, graphs=12),
     Case(Geometry(Mean(), correlation=False), lambda xs: {"norm": _geometry(units(_mean))(xs)["norm"]}, splittable=False),
     Case(
         Product(mean=Mean("b c -> c"), deep=Product(all=Collect(), top=Max())),
@@ -207,6 +209,7 @@ CASES = (
             "mean": units(_mean, (1,))(xs),
             "deep": {"all": np.concatenate(xs), "top": units(_or_nan(np.max))(xs)},
         },
+        graphs=8,
     ),
     Case(Premap(Mean(), shifted), lambda xs: units(_mean)([x + 1 for x in xs]), data=False),
     Case(

@@ -1,0 +1,356 @@
+"""What the law suite does not say of single reducers: digits, dtypes, holes, edges, errors."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import laws
+import numpy as np
+import pytest
+import torch
+from cases import CASES, Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reducers.chunks
+from reducers import (
+    Activity,
+    ArgumentError,
+    Collect,
+    Count,
+    DTypeError,
+    EmptyStateError,
+    First,
+    Fold,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Moments,
+    Norm,
+    Reducer,
+    ReducerTypeError,
+    StateMismatchError,
+    Sum,
+    Summary,
+)
+from reducers.chunks import pieces
+
+every = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def result(reducer: Reducer, *xs: torch.Tensor) -> object:
+    return reducer.compute(laws.run(reducer, xs))
+
+
+# Digits
+
+
+@pytest.mark.parametrize("centre", [1e4, 1e7, -1e7])
+@pytest.mark.parametrize("reducer", [Moments(), Summary(), Moments("b c -> c"), Summary("b c -> c")], ids=str)
+def test_variance_far_from_zero(reducer: Reducer, centre: float) -> None:
+    x = torch.randn(100_001, 3, generator=torch.Generator().manual_seed(0)) + centre
+    for cuts in ([100_001], [1, 30_000, 70_000], [50_000, 50_000, 1]):
+        got = result(reducer, *x.split(cuts))
+        exact = x.double().numpy()
+        axis = 0 if "c" in reducer.pattern else None  # type: ignore[attr-defined]
+        np.testing.assert_allclose(got["var"].numpy(), exact.var(axis=axis, ddof=1), rtol=1e-9)
+        np.testing.assert_allclose(got["mean"].numpy(), exact.mean(axis=axis), rtol=1e-14)
+
+
+def test_narrow_floats_add_up() -> None:
+    ones = torch.ones(100_000, dtype=torch.float16)
+    assert result(Sum(), ones, ones).item() == 200_000
+    assert result(Mean(), ones * 300, ones * 300).item() == 300
+    assert result(Norm(), ones * 300).item() == pytest.approx(300 * math.sqrt(100_000))
+    assert result(Moments(), ones.bfloat16() * 300)["var"].item() == 0
+    assert result(Count(), *[torch.ones(1, dtype=torch.bfloat16)] * 300).item() == 300
+
+
+def test_integers_add_up_exactly() -> None:
+    big = torch.tensor([2**53, 1, 1])
+    assert result(Sum(), big, big).item() == 2**54 + 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    kept=st.sets(st.integers(0, 3)),
+    chunk=st.integers(1, 64),
+    turned=st.booleans(),
+)
+def test_pieces_are_views_of_every_element_once(shape: list[int], kept: set[int], chunk: int, turned: bool) -> None:
+    x = torch.arange(math.prod(shape)).reshape(shape)
+    x = x.permute(*reversed(range(x.ndim))) if turned else x
+    axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducers.chunks, "CHUNK", chunk)
+        cut = pieces(x, axes)
+    assert sorted(torch.cat([piece.reshape(-1) for piece in cut]).tolist()) == sorted(x.reshape(-1).tolist())
+    for piece in cut:
+        assert piece.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        assert all(piece.shape[axis] == x.shape[axis] for axis in range(x.ndim) if axis in kept)
+
+
+@every
+def test_cutting_big_tensors_changes_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(16, *case.trailing, generator=torch.Generator().manual_seed(0))
+    x.view(-1)[5] = float("nan")
+    whole = case.reducer.update({}, x)
+    monkeypatch.setattr(reducers.chunks, "CHUNK", 4)
+    laws.agree(case.reducer, case.reducer.update({}, x), whole)
+
+
+# Dtypes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_extremes_keep_the_dtype(dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 1]).to(dtype)
+    for reducer, extreme in ((Min(), 0), (Max(), 1)):
+        got = result(reducer, x, x)
+        assert got.dtype == dtype
+        assert got.item() == extreme
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wider"),
+    [
+        (torch.float8_e4m3fn, torch.float32),
+        (torch.float8_e5m2, torch.float32),
+        (torch.uint16, torch.int32),
+        (torch.uint32, torch.int64),
+    ],
+)
+def test_dtypes_without_arithmetic_are_widened(dtype: torch.dtype, wider: torch.dtype) -> None:
+    x = torch.tensor([0.0, 3.0, 1.0]).to(dtype)
+    assert result(Max(), x).dtype == wider
+    got = result(Summary(), x, x)
+    assert [got[name].item() for name in ("count", "mean", "min", "max", "zeros")] == [6, pytest.approx(4 / 3), 0, 3, 2]
+    assert result(Activity("b -> b"), x)["dead"].tolist() == [True, False, False]
+
+
+def test_float8_may_hold_nan() -> None:
+    x = torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)
+    assert result(Summary(), x)["nan"].item() == 1
+    assert result(Count(), x).item() == 1
+    assert result(Mean(), x).item() == 1
+
+
+@pytest.mark.parametrize("reducer", [Min(), Max(), Summary()], ids=str)
+def test_complex_numbers_have_no_order(reducer: Reducer) -> None:
+    with pytest.raises(DTypeError, match=r"complex64.*premap\(torch.abs\)"):
+        reducer.update({}, torch.ones(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("reducer", [Min(), Max(), Summary(), Sum(), Mean(), Moments(), Norm()], ids=str)
+def test_uint64_has_no_wider_dtype(reducer: Reducer) -> None:
+    with pytest.raises(DTypeError, match="uint64"):
+        reducer.update({}, torch.ones(2, dtype=torch.uint64))
+
+
+def test_magnitudes_that_the_dtype_does_not_hold() -> None:
+    x = torch.tensor([-128, 5], dtype=torch.int8)
+    assert result(Summary(), x)["absmax"].item() == 128
+    assert result(Norm(p=float("inf")), x).item() == 128
+    assert result(Activity("b -> b", eps=100), x)["dead"].tolist() == [False, True]
+
+
+def test_the_dtype_may_change_between_calls() -> None:
+    xs = [torch.tensor([1.0, 2.0]), torch.tensor([3.0], dtype=torch.bfloat16), torch.tensor([4.0], dtype=torch.float16)]
+    assert result(Mean(), *xs).item() == 2.5
+    assert result(Max(), *xs).item() == 4
+    assert result(Collect(), *xs).tolist() == [1, 2, 3, 4]
+
+
+# Holes
+
+
+def test_nothing_but_holes() -> None:
+    holes = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    for reducer in (Mean(), Min(), Max(), Norm(normalize=True)):
+        assert math.isnan(result(reducer, holes).item())
+    assert result(Sum(), holes).item() == result(Norm(), holes).item() == 0
+    got = {name: value.item() for name, value in result(Summary(), holes).items()}
+    assert (got["count"], got["zeros"], got["nan"], got["inf"]) == (0, 0, 1, 2)
+    assert all(math.isnan(got[name]) for name in ("mean", "var", "min", "max", "absmax"))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.splittable and case.data and not case.reducer.ordered], ids=str)
+def test_holes_do_not_outlast_their_batch(case: Case) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, *case.trailing, generator=generator)
+    holes = torch.full_like(x, float("nan"))
+    for name, value in laws.flat(case.reducer.compute(laws.run(case.reducer, [x, holes, x]))).items():
+        assert torch.isfinite(value).all(), name
+
+
+# Edges
+
+
+@every
+def test_observations_without_elements_change_nothing(case: Case) -> None:
+    empty = torch.empty(0, *case.trailing)
+    assert case.reducer.update({}, empty) == {}
+    with pytest.raises(EmptyStateError, match="nothing to compute"):
+        case.reducer.compute({})
+    x = torch.randn(2, *case.trailing)
+    state = case.reducer.update({}, x)
+    laws.same_bits(case.reducer.update(state, empty), state)
+
+
+def test_single_numbers() -> None:
+    xs = [torch.tensor(1.0), torch.tensor(3.0)]
+    assert result(Mean(), *xs).item() == 2
+    assert result(Summary(), *xs)["var"].item() == 2
+    assert math.isnan(result(Moments(), xs[0])["var"].item())
+    assert result(Moments(correction=0), xs[0])["std"].item() == 0
+
+
+@pytest.mark.parametrize(
+    "reducer", [Mean("b c -> b c"), Max("b c -> b"), Summary("b c -> b"), Norm("b c -> b"), Activity("b c -> b c")], ids=str
+)
+def test_a_smaller_last_batch_never_broadcasts(reducer: Reducer) -> None:
+    state = reducer.update({}, torch.ones(4, 3))
+    with pytest.raises(StateMismatchError, match="the kept axes must not change"):
+        reducer.update(state, torch.ones(1, 3))
+
+
+@every
+def test_gradients_are_left_alone(case: Case) -> None:
+    x = torch.randn(2, *case.trailing, requires_grad=True)
+    y = x * 2
+    state = case.reducer.update({}, y)
+    assert not any(value.requires_grad for value in state.values())
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2))
+
+
+@every
+def test_states_made_in_inference_mode_stay_usable(case: Case) -> None:
+    with torch.inference_mode():
+        state = case.reducer.update({}, torch.ones(2, *case.trailing))
+    case.reducer.compute(case.reducer.update(state, torch.ones(2, *case.trailing)))
+
+
+@every
+def test_channels_last_states_are_contiguous(case: Case) -> None:
+    x = torch.randn(2, *case.trailing[::-1]).permute(0, *reversed(range(1, 1 + len(case.trailing))))
+    laws.pure(case.reducer, [x])
+
+
+def test_sparse_and_lazy_tensors() -> None:
+    sparse = torch.eye(3).to_sparse()
+    assert result(Sum(), sparse).item() == 3
+    assert result(Last(), sparse).tolist() == torch.eye(3).tolist()
+    lazy = torch.tensor([1 + 2j]).conj()
+    kept = First().update({}, lazy)["value"]
+    assert not kept.is_conj()
+    assert kept.tolist() == [1 - 2j]
+    assert result(Mean(), lazy.imag).item() == -2
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Norm(p=-1), "0 to infinity"),
+        (lambda: Norm(p=float("nan")), "0 to infinity"),
+        (lambda: Norm(p="2"), "0 to infinity"),
+        (lambda: Moments(correction=-1), "correction from 0 up"),
+        (lambda: Moments(correction=float("inf")), "correction from 0 up"),
+        (lambda: Activity(eps=-1), "eps from 0 up"),
+    ],
+)
+def test_arguments_out_of_range(make: object, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("reducer", [case.reducer for case in CASES if case.data], ids=str)
+def test_what_is_no_tensor_is_named(reducer: Reducer) -> None:
+    with pytest.raises(ReducerTypeError, match="one tensor at a time; got \\(list\\)"):
+        reducer.update({}, [1.0])
+    with pytest.raises(ReducerTypeError, match="Tensor, Tensor"):
+        reducer.update({}, torch.ones(1), torch.ones(1))
+
+
+# Single reducers
+
+
+def test_activity_tells_rare_from_dead() -> None:
+    activity = Activity(death=True)
+    state = laws.run(activity, [torch.eye(10)[i : i + 1] for i in range(10)])
+    got = activity.compute(state)
+    assert got["death"].item() == pytest.approx(0.9)
+    assert not got["dead"].any()
+    assert got["rate"].tolist() == pytest.approx([0.1] * 10)
+
+
+def test_activity_leaves_unseen_units_out() -> None:
+    got = result(Activity(death=True), torch.tensor([[0.0, 1.0, float("nan")]]))
+    assert got["dead"].tolist() == [True, False, False]
+    assert got["death"].item() == 0.5
+    assert math.isnan(got["rate"][2].item())
+
+
+def test_first_and_last_hold_no_view() -> None:
+    big = torch.zeros(1000, 10)
+    for reducer in (First(), Last()):
+        assert reducer.update({}, big[0])["value"].untyped_storage().nbytes() == 40
+
+
+def test_fold() -> None:
+    total = Fold(torch.add)
+    assert result(total, torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([4.0])).tolist() == [7]
+    with pytest.raises(ReducerTypeError, match="needs a function"):
+        Fold(3)  # type: ignore[arg-type]
+    bad = Fold(lambda a, b: (a + b).tolist())
+    with pytest.raises(ReducerTypeError, match="must return a tensor and returned list"):
+        laws.run(bad, [torch.ones(1), torch.ones(1)])
+
+
+def test_fold_may_return_what_it_was_given() -> None:
+    x = torch.ones(2)
+    laws.pure(Fold(lambda a, b: b), [x, x + 1])
+    laws.pure(Fold(lambda a, b: a), [x, x + 1])
+
+
+def test_collect_stacks_single_numbers() -> None:
+    assert result(Collect(), *(torch.tensor(float(i)) for i in range(5))).tolist() == [0, 1, 2, 3, 4]
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=60))
+def test_collect_keeps_few_blocks_each_half_the_one_before(sizes: list[int]) -> None:
+    collect = Collect()
+    state = laws.run(collect, [torch.zeros(size) for size in sizes])
+    rows = [len(state[str(index)]) for index in range(len(state))]
+    assert sum(rows) == sum(sizes)
+    assert all(earlier >= 2 * later for earlier, later in pairwise(rows))
+
+
+def test_collect_copies_each_row_a_logarithmic_number_of_times() -> None:
+    collect, state, copied = Collect(), {}, 0
+    for _ in range(1024):
+        before = {value.data_ptr() for value in state.values()}
+        state = collect.update(state, torch.zeros(1))
+        copied += sum(len(value) for value in state.values() if value.data_ptr() not in before)
+    assert copied <= 1024 * 11
+
+
+def test_collect_reads_its_blocks_in_order_of_time_whatever_the_order_of_keys() -> None:
+    collect = Collect()
+    state = laws.run(collect, [torch.arange(7.0), torch.arange(7.0, 10.0), torch.tensor([10.0])])
+    assert len(state) == 3
+    turned = dict(sorted(state.items(), reverse=True))
+    assert collect.compute(collect.update(turned, torch.tensor([11.0]))).tolist() == list(range(12))
+
+
+def test_collect_names_the_shapes_that_do_not_fit() -> None:
+    state = Collect().update({}, torch.zeros(2, 3))
+    with pytest.raises(StateMismatchError, match=r"\(\*, 3\).*\(2, 4\).*only the first axis"):
+        Collect().update(state, torch.zeros(2, 4))
