@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recorders.errors import SyncError
-from recorders.recording import Recording, Subrecording
+from recorders.errors import MergeError, SyncError
+from recorders.recording import Recording
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,7 +39,8 @@ def sync(recording: Recording, group: ProcessGroup | None = None) -> Recording:
     At most three collectives, however many subrecorders there are: lengths and checksums; where the checksums differ, the manifests
     (names, monitors, reducers, keys, shapes, dtypes); and the states. All states of a rank travel as the bytes of one tensor, not
     as one per dtype, because they are gathered and not reduced: bytes arrive bit for bit in every dtype, also in those that gloo
-    or NCCL do not know. No rank starts to send states before all know that they fit, and nothing is pickled.
+    or NCCL do not know. No rank starts to send states before all know that they fit, and nothing is pickled. For a moment every
+    rank holds the states of all.
 
     Args:
         recording: what this rank recorded. Every rank of the group must call.
@@ -76,22 +77,20 @@ def _sync(recording: Recording, group: ProcessGroup | None) -> Recording:
         failure = error
         manifest = json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
         payload = torch.empty(0, dtype=torch.uint8, device=device)
-    header = _HEADER.pack(len(manifest), payload.numel(), hashlib.sha256(manifest).digest())
-    rows = _gather(_tensor(header, device), _HEADER.size, len(ranks), group)
-    headers = [_HEADER.unpack(_bytes(row)) for row in rows]
-    lengths, sizes, digests = zip(*headers, strict=True)
-    manifests = [manifest] * len(ranks)
-    if len(set(digests)) > 1:
-        rows = _gather(_tensor(manifest, device), max(lengths), len(ranks), group)
-        manifests = [_bytes(row[:length]) for row, length in zip(rows, lengths, strict=True)]
-    parsed = {raw: json.loads(raw) for raw in set(manifests)}
-    described: list[dict[str, Any]] = [parsed[raw] for raw in manifests]
+    manifests, sizes = _exchange(manifest, payload, len(ranks), group)
     for findings in (_failures, _differences):
-        if found := list(islice(findings(described, ranks), _SHOWN + 1)):
+        if found := list(islice(findings(manifests, ranks), _SHOWN + 1)):
             shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
     rows = _gather(payload, max(sizes), len(ranks), group).cpu()
-    return _merge(recording, described, [row[:size] for row, size in zip(rows, sizes, strict=True)], ranks)
+    arrived = (_unpack(recording, there, row[:size]) for there, row, size in zip(manifests, rows, sizes, strict=True))
+    merged = next(arrived)
+    for rank, other in zip(ranks[1:], arrived, strict=True):
+        try:
+            merged = merged.merge(other)
+        except MergeError as error:
+            raise SyncError(f"rank {rank} does not fit the ranks before it: {error}") from error
+    return merged
 
 
 def _transport(group: ProcessGroup | None) -> torch.device:
@@ -107,6 +106,21 @@ def _gather(mine: Tensor, width: int, size: int, group: ProcessGroup | None) -> 
         padding = width - mine.numel()
         dist.all_gather(list(rows.unbind()), nn.functional.pad(mine, (0, padding)) if padding else mine, group=group)
     return rows
+
+
+def _exchange(
+    manifest: bytes, payload: Tensor, size: int, group: ProcessGroup | None
+) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+    """The manifests of all ranks, parsed, and the sizes of their payloads."""
+    header = _HEADER.pack(len(manifest), payload.numel(), hashlib.sha256(manifest).digest())
+    rows = _gather(_tensor(header, payload.device), _HEADER.size, size, group)
+    lengths, sizes, digests = zip(*(_HEADER.unpack(_bytes(row)) for row in rows), strict=True)
+    raws = [manifest] * size
+    if len(set(digests)) > 1:
+        rows = _gather(_tensor(manifest, payload.device), max(lengths), size, group)
+        raws = [_bytes(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+    parsed = {raw: json.loads(raw) for raw in set(raws)}  # most are the same
+    return [parsed[raw] for raw in raws], sizes
 
 
 def _tensor(raw: bytes, device: torch.device) -> Tensor:
@@ -200,22 +214,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{list(names[:_SHOWN])}{more}" if names else "nothing"
 
 
-def _merge(
-    recording: Recording, manifests: Sequence[Mapping[str, Any]], payloads: Sequence[Tensor], ranks: Sequence[int]
-) -> Recording:
-    unpacked = [_unpack(recording, manifest, payload) for manifest, payload in zip(manifests, payloads, strict=True)]
-    merged: dict[str, Subrecording] = {}
-    for name in manifests[0]["subrecorders"]:
-        merged[name] = unpacked[0][name]
-        for rank, parts in zip(ranks[1:], unpacked[1:], strict=True):
-            try:
-                merged[name] = merged[name].merge(parts[name])
-            except Exception as error:
-                raise SyncError(f"subrecorder {name!r}: rank {rank} does not fit the ranks before it: {error}") from error
-    return Recording(merged, manifests[0]["aliases"])
-
-
-def _unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -> dict[str, Subrecording]:
+def _unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -> Recording:
     """What one rank sent, in memory of its own, with this rank's reducers and functions."""
     entries = manifest["subrecorders"]
     leaves = [(name, leaf, state) for name, entry in entries.items() for leaf, state in entry["states"].items()]
@@ -228,7 +227,8 @@ def _unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) 
     for name, leaf, state in leaves:
         states[name][leaf] = {key: next(tensors) for key in state}
     samples = counts.clone().view(torch.int64).tolist()
-    return {
+    parts = {
         name: replace(recording[name], states=states[name], samples=count, values=None)
         for name, count in zip(entries, samples, strict=True)
     }
+    return Recording(parts, manifest["aliases"])

@@ -393,7 +393,7 @@ def test_states_that_do_not_merge_fail_on_every_rank(world: World) -> None:
     reducer = Mean("b c -> c")
     by_rank = [one(reducer, reducer.update({}, torch.ones(2, width)), name="fc") for width in (3, 3, 5)]
     text = refused(world.run(sync_recordings, by_rank))
-    assert "subrecorder 'fc': rank 2 does not fit the ranks before it" in text
+    assert "rank 2 does not fit the ranks before it: subrecorder 'fc': " in text
     assert "(3,)" in text
     assert "(5,)" in text
 
