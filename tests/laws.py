@@ -145,6 +145,18 @@ def typed(reducer: Reducer, xs: Stream) -> None:
             assert value.dtype in {torch.int64, torch.float64, torch.complex128}, f"{key} is {value.dtype}"
 
 
+def never_looks(reducer: Reducer, xs: Stream) -> None:
+    """Off the CPU no value is looked at, which would make the host wait for a device: the meta device has none to look at."""
+    there = run(reducer, [x.to("meta") for x in xs])
+    merged = reducer.merge(there, there)
+    flat(reducer.compute(merged))
+    here = run(reducer, xs)
+    assert {key: (value.shape, value.dtype) for key, value in there.items()} == {
+        key: (value.shape, value.dtype) for key, value in here.items()
+    }
+    assert all(value.device.type == "meta" for value in merged.values())
+
+
 def resumable(reducer: Reducer, xs: Stream, cut: int) -> None:
     """Saved to safetensors, loaded and continued is bit for bit what an uninterrupted run gives."""
     state = run(reducer, xs[:cut])

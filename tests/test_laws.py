@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import laws
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reducers
-from reducers import Reducer, State, Statistic
+from reducers import Product, Reducer, State, Statistic
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -110,6 +111,13 @@ def test_pure_and_typed(case: Case, data: st.DataObject) -> None:
     xs = data.draw(streams(case))
     laws.pure(case.reducer, xs)
     laws.typed(case.reducer, xs)
+
+
+@every
+@quick
+@given(data=st.data())
+def test_never_looks_at_values_off_the_cpu(case: Case, data: st.DataObject) -> None:
+    laws.never_looks(case.reducer, data.draw(streams(case)))
 
 
 @every
@@ -230,6 +238,17 @@ class Narrow(Statistic):
 
 
 @dataclass(frozen=True)
+class Peeks(InPlace):
+    """Wrong: a branch on the data, for which a GPU must stop and a compiler must break the graph."""
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"sum": x.double().sum(dim=axes) if x.amax() > 0 else x.double().mean(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"sum": a["sum"] + b["sum"]}
+
+
+@dataclass(frozen=True)
 class Twins(InPlace):
     """Wrong: two keys share one storage, which safetensors refuses."""
 
@@ -260,3 +279,18 @@ class Twins(InPlace):
 def test_planted_mistakes_are_caught(mutant: Reducer, law: Any, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(AssertionError):
         law(mutant, stream(4, 2, 1), *arguments)
+
+
+def test_looking_at_values_is_caught() -> None:
+    with pytest.raises(RuntimeError, match="meta"):
+        laws.never_looks(Peeks(), stream(4, 2))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"[Dd]ata-dependent"):
+        laws.compiled(Peeks(), stream(4, 2), graphs=4)
+
+
+@pytest.mark.long
+def test_inductor_gives_what_eager_gives() -> None:
+    product = Product(**{f"r{i}": case.reducer for i, case in enumerate(CASES) if case.trailing == (3,) and case.data})
+    xs = [*stream(4, 5, 6), torch.tensor([[1.0, float("nan"), float("inf")]])]
+    torch._dynamo.reset()
+    laws.agree(product, laws.run(product, xs), reduce(torch.compile(product.update, fullgraph=True), xs, {}))
