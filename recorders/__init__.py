@@ -4,7 +4,9 @@ from recorders.attributes import DifferenceMonitor, StateMonitor
 from recorders.constructor import MonitorConstructor
 from recorders.errors import (
     CorruptRecordingError,
+    LensError,
     MergeError,
+    MissingExtraError,
     MonitorError,
     NotARecordingError,
     OperandError,
@@ -15,14 +17,17 @@ from recorders.errors import (
     StorageError,
     SyncError,
     TargetError,
+    TickError,
 )
 from recorders.gradients import BackwardInputMonitor, BackwardMonitor
+from recorders.inspector import Inspector
 from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor, ForwardInputMonitor, ForwardMonitor
 from recorders.parameters import OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
 from recorders.recorder import Recorder
 from recorders.recording import Recording, Subrecording
 from recorders.storage import load, save
+from recorders.timeline import Timeline
 
 __all__ = [
     "BackwardInputMonitor",
@@ -32,7 +37,10 @@ __all__ = [
     "DifferenceMonitor",
     "ForwardInputMonitor",
     "ForwardMonitor",
+    "Inspector",
+    "LensError",
     "MergeError",
+    "MissingExtraError",
     "Monitor",
     "MonitorConstructor",
     "MonitorError",
@@ -53,6 +61,8 @@ __all__ = [
     "Subrecording",
     "SyncError",
     "TargetError",
+    "TickError",
+    "Timeline",
     "load",
     "save",
 ]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import builtins
 import os
-import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +16,7 @@ from recorders.charts import ChartView, keep_charts
 from recorders.constructor import Hook
 from recorders.errors import LensError, RecordingWarning, TargetError
 from recorders.lenses import Lens, LossMetrics
+from recorders.lenses.layers import by_group, dig, is_unit, natural
 from recorders.lenses.spread import spread, statistics
 from recorders.monitors import CallMonitor
 from recorders.recorder import Recorder
@@ -133,10 +133,10 @@ class Inspector:
     def _attach(self, index: int, lens: Lens, net: nn.Module) -> None:
         if lens.monitors:
             recorder = Recorder(**lens.monitors).modules(
-                net, where=lambda name, module: _is_unit(name, module, self.depth) and lens.where(name, module)
+                net, where=lambda name, module: is_unit(name, module, self.depth) and lens.where(name, module)
             )
             self._recorders[index] = recorder
-            groups = _by_group(lens, recorder)
+            groups = by_group(lens, recorder)
             for chart in lens.charts:
                 for layer in groups.get(chart.of[0], {}):
                     self._layers[chart.title].setdefault(layer, [])
@@ -261,17 +261,17 @@ class Inspector:
         for lens, recorder in zip(self.lenses, self._recorders, strict=True):
             if recorder is not None and self.attached and self._active(self.epoch):
                 recorder.tick()
-            found = results if recorder is None else results | _by_group(lens, recorder)
+            found = results if recorder is None else results | by_group(lens, recorder)
             for chart in lens.charts:
                 for layer, leaves in found.get(chart.of[0], {}).items():
                     shown = self._layers[chart.title].setdefault(layer, [])
                     for path, result in leaves.items():
                         name = f"{layer}[{path}]" if path else layer
-                        if (one := _dig(result, chart.of[1:])) is not None:
+                        if (one := dig(result, chart.of[1:])) is not None:
                             rows[chart.row(name)] = statistics(one)
                             if name not in shown:
                                 shown.append(name)
-                                shown.sort(key=_natural)  # gradients arrive in no order of the outputs
+                                shown.sort(key=natural)  # gradients arrive in no order of the outputs
         return rows
 
     def _show(self, tick: int) -> None:
@@ -303,38 +303,6 @@ def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:
     if twice := sorted({title for title in titles if titles.count(title) > 1}):
         raise LensError(f"several charts are called {twice[0]!r}: rename one with dataclasses.replace(chart, title=...)")
     return lenses
-
-
-def _is_unit(name: str, module: nn.Module, depth: int | None) -> bool:
-    """Whether a module is what the inspector looks at: a leaf, or where a depth is given, one at it or a leaf above it."""
-    leaf = next(module.children(), None) is None
-    if depth is None:
-        return leaf
-    level = name.count(".") + 1 if name else 0
-    return level == depth or (leaf and level < depth)
-
-
-def _by_group(lens: Lens, recorder: Recorder) -> dict[str, dict[str, dict[str, Any]]]:
-    """By group of monitors, by layer in network order: results by leaf of the output, none where the layer did not run."""
-    found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in lens.monitors}
-    for name, part in recorder.snapshot().items():
-        group, _, layer = name.partition("/")
-        # The network itself has no name of its own; show what it is.
-        module = recorder[name].module
-        found[group][layer or f"({type(module).__name__ if module is not None else 'net'})"] = part.leaves()
-    return found
-
-
-def _dig(result: Any, path: tuple[str, ...]) -> Any:
-    """What lies at a path of a nested result, None where it does not reach so far (no correlation of a single pass)."""
-    for part in path:
-        result = result.get(part) if isinstance(result, Mapping) else None
-    return result
-
-
-def _natural(name: str) -> list[str | int]:
-    """Sorts numbers in names as numbers: out[2] before out[10]."""
-    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _ignore(loss: Any) -> None:

@@ -14,25 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, SelectionError, StorageError, TickError
+from recorders.errors import CorruptRecordingError, SelectionError, StorageError, TickError
+from recorders.timeline_file import open_file, transaction, typed
 
 __all__ = ["Row", "Timeline", "TimelineRows"]
 
 TimelineRows: TypeAlias = Mapping[str, Mapping[str, "float | Tensor"]]
 
-_APPLICATION_ID = 0x54524543  # "TREC", shown by file(1)
-_SCHEMA = 1
 _MEMORY = ":memory:"
-_PATIENCE = 30.0  # seconds to wait for another process that is writing
-
-# Keyed by tick first, so that an append touches few pages; `ticks` lets one series be read by one look-up a tick.
-_TABLES = (
-    "CREATE TABLE ticks (tick INTEGER PRIMARY KEY)",
-    "CREATE TABLE series (id INTEGER PRIMARY KEY, name TEXT NOT NULL, statistic TEXT NOT NULL, UNIQUE (name, statistic))",
-    "CREATE TABLE samples (tick INTEGER NOT NULL, series INTEGER NOT NULL, value REAL, PRIMARY KEY (tick, series)) WITHOUT ROWID",
-    "CREATE TABLE notes (key TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE VIEW timeline AS SELECT tick, name, statistic, value FROM samples JOIN series ON series.id = samples.series",
-)
 
 
 class Row(NamedTuple):
@@ -97,7 +86,7 @@ class Timeline:
             raise TickError(f"a tick is a whole number of at most 64 bits, such as an epoch; got {tick!r}")
         values = _numbers(rows)
         with self._session() as db:
-            with _transaction(db):
+            with transaction(db):
                 if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (tick,)).fetchone():
                     raise TickError(
                         f"tick {tick} is already in {self.path}, which is never overwritten; to record it anew, for instance after "
@@ -111,7 +100,7 @@ class Timeline:
 
     def forget(self, since: int) -> int:
         """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns how many there were."""
-        with self._session() as db, _transaction(db):
+        with self._session() as db, transaction(db):
             db.execute("DELETE FROM samples WHERE tick >= ?", (since,))
             return db.execute("DELETE FROM ticks WHERE tick >= ?", (since,)).rowcount
 
@@ -165,7 +154,7 @@ class Timeline:
 
     def note(self, key: str, text: str) -> None:
         """Keeps a text beside the numbers, such as how to draw them; a later text with the same key takes its place."""
-        with self._session() as db, _transaction(db):
+        with self._session() as db, transaction(db):
             db.execute("INSERT INTO notes VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text", (key, text))
 
     def notes(self) -> dict[str, str]:
@@ -242,74 +231,15 @@ class Timeline:
                 raise StorageError(f"{self.path}: this timeline is closed; open it again with Timeline(path)")
             try:
                 if self._connection is None:
-                    self._connection = _open(self.path)
+                    self._connection = open_file(self.path)
                 yield self._connection
             except (sqlite3.Error, UnicodeError) as error:
-                raise _typed(error, self.path) from error
+                raise typed(error, self.path) from error
 
     def _disconnect(self) -> None:
         connection, self._connection, self._ids = self._connection, None, {}
         if connection is not None:
             connection.close()
-
-
-def _open(path: str) -> sqlite3.Connection:
-    """A checked connection; nothing is written into a file that is not ours."""
-    # Transactions are explicit (isolation_level=None), and the timeline's own lock keeps threads apart.
-    db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
-    try:
-        db.execute("PRAGMA trusted_schema = OFF")
-        if _state_of(db, path) == "new":
-            db.execute("PRAGMA journal_mode = WAL")
-            with _transaction(db):
-                if _state_of(db, path) == "new":  # or another process was faster
-                    for statement in _TABLES:
-                        db.execute(statement)
-                    db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                    db.execute(f"PRAGMA user_version = {_SCHEMA}")
-        elif (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise CorruptRecordingError(f"{path} is damaged: {found}")
-        db.execute("PRAGMA synchronous = FULL")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _state_of(db: sqlite3.Connection, path: str) -> str:
-    """Whether the file is "new" or "known"; raises where it is neither."""
-    application, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-    tables = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
-    if (application, version) == (0, 0) and not tables:
-        return "new"
-    if application != _APPLICATION_ID:
-        raise NotARecordingError(f"{path} is an SQLite file of another program, not a timeline; it is left as it was")
-    if version > _SCHEMA:
-        raise SchemaError(f"{path} has schema {version}, this version of torch-recorders knows {_SCHEMA}: install a newer one")
-    if version != _SCHEMA or tables != list(_TABLES):
-        raise CorruptRecordingError(f"{path} says it is a timeline of schema {version}, but its tables are not those of one")
-    return "known"
-
-
-def _typed(error: Exception, path: str) -> StorageError:
-    text = str(error)
-    if "file is not a database" in text:
-        return NotARecordingError(f"{path} is not a timeline: {text}; it is left as it was")
-    if "malformed" in text or "Could not decode" in text:
-        return CorruptRecordingError(f"{path} is damaged: {text}")
-    return StorageError(f"{path}: {text}")
-
-
-@contextlib.contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
 
 
 def _numbers(rows: TimelineRows) -> dict[tuple[str, str], float]:

@@ -246,6 +246,31 @@ def test_threads_share_a_timeline(tmp_path: Path) -> None:
         assert sum(1 for _ in timeline) == 160
 
 
+def test_many_may_create_one_file_at_once(tmp_path: Path) -> None:
+    """Connections of their own stand for processes; none may take a file that is half made for another program's."""
+    failures: list[Exception] = []
+
+    def work(path: Path, worker: int, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            with Timeline(path) as timeline:
+                timeline.append(worker, {"loss": {"mean": 1.0}})
+        except Exception as error:
+            failures.append(error)
+
+    for attempt in range(8):
+        start = threading.Barrier(6)
+        path = tmp_path / f"run{attempt}.db"
+        threads = [threading.Thread(target=work, args=(path, worker, start)) for worker in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        with Timeline(path) as timeline:
+            assert timeline.ticks() == list(range(6))
+
+
 def test_two_timelines_write_one_file(tmp_path: Path) -> None:
     """Two connections stand for two processes: each meets series the other has made."""
     with Timeline(tmp_path / "run.db") as one, Timeline(tmp_path / "run.db") as two:
