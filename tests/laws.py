@@ -201,7 +201,7 @@ def compiled(reducer: Reducer, xs: Stream, graphs: int) -> None:
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         nonlocal made
         made += 1
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return graph
 
     torch._dynamo.reset()
     update = torch.compile(reducer.update, fullgraph=True, backend=backend)

@@ -19,7 +19,7 @@ import reducers
 from reducers import Product, Reducer, State, Statistic
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
-quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 KINDS = ("normal", "offset", "constant", "zeros", "holes", "nothing finite")
 
@@ -137,7 +137,7 @@ def test_over_ranks(case: Case, data: st.DataObject) -> None:
 
 
 @every
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=50)
 @given(data=st.data())
 def test_equals_reference(case: Case, data: st.DataObject) -> None:
     laws.matches(case.reducer, data.draw(streams(case)), case.reference)
