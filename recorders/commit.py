@@ -111,23 +111,28 @@ class Commit:
 
 def _claim(root: Path) -> None:
     """Makes the folder, or sees to it that what is there is a recording or the beginning of one."""
-    if root.is_dir():
-        names = [name for name in os.listdir(root) if name != LOCK and not _OURS.fullmatch(name)]
-        if MANIFEST in names:
-            with open(root / MANIFEST, "rb") as file:
-                if is_manifest(file.read(100)):
-                    return
-        if names:
-            raise NotARecordingError(
-                f"{root} holds {sorted(names)[:5]} and no recording: save into a new folder, or into one saved to before"
-            )
-        return
-    if root.exists():
-        raise NotARecordingError(f"{root} is a file: a recording is a folder, so name one that is new, or saved to before")
-    missing = [root, *(parent for parent in root.parents if not parent.exists())]
-    root.mkdir(parents=True, exist_ok=True)
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotARecordingError(
+            f"{root} is a file: a recording is a folder, so name one that is new, or one saved to before"
+        ) from error
     for folder in missing:
         _flush_folder(folder.parent)
+    # Listed once, for another saver may be at work here.
+    listed = set(os.listdir(root))
+    ours = {name for name in listed if _OURS.fullmatch(name)}
+    others = listed - ours - {LOCK}
+    if MANIFEST in others:
+        # Beside a generation of ours, a manifest that is not readable as one is a damaged one.
+        with open(root / MANIFEST, "rb") as file:
+            if ours or is_manifest(file.read(100)):
+                return
+    if others:
+        raise NotARecordingError(
+            f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or into one saved to before"
+        )
 
 
 def _ours(root: Path) -> set[str]:

@@ -120,8 +120,8 @@ def decode(raw: bytes, where: str) -> Manifest:
         raise NotARecordingError(f"{where} is no manifest of torch-recorders")
     try:
         data = json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_constant)
-        schema, checksum = data["schema"], data["checksum"]
-    except (ValueError, KeyError, RecursionError) as error:
+        schema, checksum = data.get("schema"), data.get("checksum")
+    except (ValueError, RecursionError) as error:
         raise CorruptRecordingError(f"{where} is damaged: {type(error).__name__}: {error}") from error
     if type(schema) is int and schema > SCHEMA:
         raise SchemaError(
@@ -171,7 +171,7 @@ def read_regular(path: str, limit: int) -> bytes:
         if status.st_size > limit:
             raise CorruptRecordingError(f"{path} is {status.st_size} bytes long, where {limit} at most belong")
         try:
-            return file.read(limit)
+            return file.read(status.st_size)
         except MemoryError as error:
             raise StorageError(f"{path}: its {status.st_size} bytes do not fit into memory") from error
 

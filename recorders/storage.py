@@ -233,14 +233,14 @@ def _describe(name: str, part: Subrecording, file: str, recipe: Mapping[str, Any
     """A subrecording as the bytes of its file and its entry in the manifest."""
     tensors: dict[str, Tensor] = {}
     states = {
-        leaf: {key: _put(tensors, f"state/{leaf}/{key}", tensor) for key, tensor in state.items()}
+        leaf: {key: _put(tensors, ("state", leaf, key), tensor) for key, tensor in state.items()}
         for leaf, state in part.states.items()
     }
     try:
         results = part.leaves()
     except Exception as error:
         raise StorageError(f"its result cannot be computed: {type(error).__name__}: {error}") from error
-    values = {leaf: _flatten(tensors, f"value/{leaf}", result) for leaf, result in results.items()}
+    values = {leaf: _flatten(tensors, ("value", leaf), result) for leaf, result in results.items()}
     data, dtypes = pack(tensors)
     entry = Entry(
         name=name,
@@ -267,36 +267,40 @@ def _recipe(part: Subrecording) -> Mapping[str, Any] | str | None:
         return repr(part.reducer)[:1000]
 
 
-def _flatten(tensors: dict[str, Tensor], path: str, result: Any, depth: int = 0) -> Tree:
+def _flatten(tensors: dict[str, Tensor], path: tuple[str, ...], result: Any) -> Tree:
     """Puts the tensors of a result among `tensors`; returns the same result with their names in it."""
     if isinstance(result, Tensor):
         return _put(tensors, path, result)
     if isinstance(result, Mapping):
-        if depth == MAX_DEPTH:
+        if len(path) > MAX_DEPTH:
             raise StorageError(f"its result is nested deeper than {MAX_DEPTH}")
-        return {key: _flatten(tensors, f"{path}/{key}", node, depth + 1) for key, node in result.items()}
+        return {key: _flatten(tensors, (*path, key), node) for key, node in result.items()}
     if isinstance(result, (bool, int, float, complex)):
         try:
             wide = torch.float64 if isinstance(result, float) else torch.complex128 if isinstance(result, complex) else None
             return _put(tensors, path, torch.tensor(result, dtype=wide))
-        except (OverflowError, RuntimeError) as error:
-            raise StorageError(f"its result {path!r} does not fit a tensor: {error}") from error
+        except (OverflowError, RuntimeError, ValueError) as error:
+            raise StorageError(f"its result {_readable(path)!r} does not fit a tensor: {error}") from error
     raise StorageError(
-        f"its result {path!r} is a {type(result).__name__}; only tensors, numbers and mappings of such can be stored: "
+        f"its result {_readable(path)!r} is a {type(result).__name__}; only tensors, numbers and mappings of such can be stored: "
         "let the function given to postmap or apply return one"
     )
 
 
-def _put(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
+def _put(tensors: dict[str, Tensor], path: tuple[str, ...], tensor: Tensor) -> str:
     """Adds a tensor under a readable name that is free; returns the name."""
-    # Lone surrogates are no text in a file; empty leaves and keys leave no trace in a name.
-    wanted = "/".join(filter(None, path.encode(errors="backslashreplace").decode().split("/")))
-    name, number = wanted, 1
+    wanted = name = _readable(path)
+    number = 1
     while name in tensors:
         number += 1
         name = f"{wanted}#{number}"
     tensors[name] = tensor
     return name
+
+
+def _readable(path: tuple[str, ...]) -> str:
+    # Empty leaves and keys leave no trace in a name; lone surrogates are no text in a file.
+    return "/".join(str(part) for part in path if part != "").encode(errors="backslashreplace").decode()
 
 
 @functools.cache
