@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -138,4 +137,7 @@ def count_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> Tensor:
     if mask is not None:
         return mask.sum(dim=axes)
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    return torch.full(kept, math.prod(x.shape[axis] for axis in axes), dtype=torch.int64, device=x.device)
+    reduced = 1
+    for axis in axes:  # math.prod does not trace sizes that vary
+        reduced *= x.shape[axis]
+    return torch.full(kept, reduced, dtype=torch.int64, device=x.device)

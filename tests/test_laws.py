@@ -156,6 +156,7 @@ def test_compiled(case: Case) -> None:
     xs = [torch.randn(size, *case.trailing, generator=torch.Generator().manual_seed(size)) for size in sizes]
     xs[2].view(-1)[0] = float("nan")
     laws.compiled(case.reducer, xs, graphs=case.graphs)
+    laws.compiled(case.reducer, [x.nan_to_num().mul(10).long() for x in xs], graphs=case.graphs)
 
 
 def stream(*sizes: int) -> list[Tensor]:
