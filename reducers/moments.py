@@ -12,7 +12,7 @@ from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError
 from reducers.numeric import comparable, count_of, extremes, magnitude, nan_where_infinite, real, square_sum, total
 
-__all__ = ["Moments", "Summary", "join_moments", "lift_moments"]
+__all__ = ["Moments", "Summary", "join_moments", "lift_moments", "read_moments"]
 
 
 def lift_moments(x: Tensor, axes: tuple[int, ...], who: str) -> tuple[State, Tensor | None]:

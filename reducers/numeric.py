@@ -76,17 +76,21 @@ def magnitude(x: Tensor) -> Tensor:
     return x.real.square() + x.imag.square() if x.is_complex() else x.square()
 
 
-def finite(x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor | None]:
-    """`x` with its non-finite values replaced by `fill`, and the mask of what was finite (None: everything was)."""
-    filled, mask, _ = reduce_finite(x, torch.sum, fill)
-    return filled, mask
+def finite(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`x` with zeros for its non-finite values, and the mask of what was finite (None: everything was)."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return x, None
+    x = _computable(x)
+    if _may_look(x) and torch.isfinite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()).item():
+        return x, None
+    mask = torch.isfinite(x)
+    return torch.where(mask, x, 0.0), mask
 
 
 def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float = 0.0) -> tuple[Tensor, Tensor | None, Tensor]:
     """`x` with its non-finite values replaced by `fill`, the mask of what was finite (None: everything was), and its reduction.
 
-    On the CPU a finite result proves that nothing it depends on is infinite or NaN, at no second read; elsewhere, and while
-    compiling, the mask is always made, because to look at a result would synchronise the device or break the graph.
+    On the CPU a finite result proves that nothing it depends on is infinite or NaN, at no second read.
 
     Args:
         reduction: gives something non-finite wherever a non-finite element would change it.
@@ -94,14 +98,24 @@ def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float 
     """
     if not (x.is_floating_point() or x.is_complex()):
         return x, None, reduction(x)
-    x = x.float() if x.dtype.itemsize == 1 else x  # float8 can be converted, and hardly more
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    x = _computable(x)
+    if _may_look(x):
         reduced = reduction(x)
         if torch.isfinite(reduced).all().item():
             return x, None, reduced
     mask = torch.isfinite(x)
     filled = torch.where(mask, x, fill)
     return filled, mask, reduction(filled)
+
+
+def _may_look(x: Tensor) -> bool:
+    # elsewhere looking at a value would make the host wait for the device, or break the graph
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _computable(x: Tensor) -> Tensor:
+    # float8 can be converted, and hardly more
+    return x.float() if x.dtype.itemsize == 1 else x
 
 
 def total(x: Tensor, axes: tuple[int, ...], who: str) -> tuple[Tensor, Tensor | None, Tensor]:
