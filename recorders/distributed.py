@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -146,12 +147,12 @@ def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
             )
         if id(part.reducer) not in texts:  # thousands of subrecorders share a few reducers
             texts[id(part.reducer)] = _text(part.reducer)
-        states: dict[str, dict[str, Any]] = {}
+        states: dict[str, dict[str, str]] = {}
         for leaf, state in part.states.items():
             states[leaf] = {}
             for key, value in state.items():
                 tensors.append(_flat(value, f"state {key!r} of subrecorder {name!r}{f', leaf {leaf!r}' if leaf else ''}"))
-                states[leaf][key] = [str(value.dtype).removeprefix("torch."), list(value.shape)]
+                states[leaf][key] = _spec(value.dtype, value.shape)
         entries[name] = {
             "is": f"{part.monitor or 'Monitor'}({texts[id(part.reducer)]}{f', {part.attr!r}' if part.attr else ''})"
             + "".join(f".apply({_text(function)})" for function in part.functions),
@@ -175,6 +176,19 @@ def _flat(tensor: Tensor, what: str) -> Tensor:
     return tensor.as_strided(
         (tensor.numel(),), (1,)
     )  # one element counts as contiguous whatever its stride, and does not view as bytes
+
+
+def _spec(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """Dtype and shape, such as `float32 64 3`: a text, because thousands of lists would wake the garbage collector."""
+    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
+
+
+@lru_cache(maxsize=1024)
+def _parse(spec: str) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """Dtype, shape and size in bytes, from what `_spec` wrote."""
+    name, *shape = spec.split(" ")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype, tuple(map(int, shape)), dtype.itemsize * math.prod(map(int, shape))
 
 
 def _text(value: Any) -> str:
@@ -218,11 +232,10 @@ def _unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) 
     """What one rank sent, in memory of its own, with this rank's reducers and functions."""
     entries = manifest["subrecorders"]
     leaves = [(name, leaf, state) for name, entry in entries.items() for leaf, state in entry["states"].items()]
-    specs = [(getattr(torch, dtype), shape) for _, _, state in leaves for dtype, shape in state.values()]
-    sizes = [8 * len(entries), *(dtype.itemsize * math.prod(shape) for dtype, shape in specs)]
-    counts, *pieces = torch.split(payload, sizes)
+    specs = [_parse(spec) for _, _, state in leaves for spec in state.values()]
+    counts, *pieces = torch.split(payload, [8 * len(entries), *(size for _, _, size in specs)])
     # A piece must be copied before it is viewed: it may begin where its dtype may not, and would keep the bytes of all alive.
-    tensors = iter([piece.clone().view(dtype).view(shape) for piece, (dtype, shape) in zip(pieces, specs, strict=True)])
+    tensors = (piece.clone().view(dtype).view(shape) for piece, (dtype, shape, _) in zip(pieces, specs, strict=True))
     states: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in entries}
     for name, leaf, state in leaves:
         states[name][leaf] = {key: next(tensors) for key in state}
