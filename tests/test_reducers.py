@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import laws
 import numpy as np
@@ -22,7 +21,6 @@ from reducers import (
     DTypeError,
     EmptyStateError,
     First,
-    Fold,
     Last,
     Max,
     Mean,
@@ -295,62 +293,3 @@ def test_activity_leaves_unseen_units_out() -> None:
     assert got["dead"].tolist() == [True, False, False]
     assert got["death"].item() == 0.5
     assert math.isnan(got["rate"][2].item())
-
-
-def test_first_and_last_hold_no_view() -> None:
-    big = torch.zeros(1000, 10)
-    for reducer in (First(), Last()):
-        assert reducer.update({}, big[0])["value"].untyped_storage().nbytes() == 40
-
-
-def test_fold() -> None:
-    total = Fold(torch.add)
-    assert result(total, torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([4.0])).tolist() == [7]
-    with pytest.raises(ReducerTypeError, match="needs a function"):
-        Fold(3)  # type: ignore[arg-type]
-    bad = Fold(lambda a, b: (a + b).tolist())
-    with pytest.raises(ReducerTypeError, match="must return a tensor and returned list"):
-        laws.run(bad, [torch.ones(1), torch.ones(1)])
-
-
-def test_fold_may_return_what_it_was_given() -> None:
-    x = torch.ones(2)
-    laws.pure(Fold(lambda a, b: b), [x, x + 1])
-    laws.pure(Fold(lambda a, b: a), [x, x + 1])
-
-
-def test_collect_stacks_single_numbers() -> None:
-    assert result(Collect(), *(torch.tensor(float(i)) for i in range(5))).tolist() == [0, 1, 2, 3, 4]
-
-
-@settings(max_examples=30, deadline=None)
-@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=60))
-def test_collect_keeps_few_blocks_each_half_the_one_before(sizes: list[int]) -> None:
-    collect = Collect()
-    state = laws.run(collect, [torch.zeros(size) for size in sizes])
-    rows = [len(state[str(index)]) for index in range(len(state))]
-    assert sum(rows) == sum(sizes)
-    assert all(earlier >= 2 * later for earlier, later in pairwise(rows))
-
-
-def test_collect_copies_each_row_a_logarithmic_number_of_times() -> None:
-    collect, state, copied = Collect(), {}, 0
-    for _ in range(1024):
-        before = {value.data_ptr() for value in state.values()}
-        state = collect.update(state, torch.zeros(1))
-        copied += sum(len(value) for value in state.values() if value.data_ptr() not in before)
-    assert copied <= 1024 * 11
-
-
-def test_collect_reads_its_blocks_in_order_of_time_whatever_the_order_of_keys() -> None:
-    collect = Collect()
-    state = laws.run(collect, [torch.arange(7.0), torch.arange(7.0, 10.0), torch.tensor([10.0])])
-    assert len(state) == 3
-    turned = dict(sorted(state.items(), reverse=True))
-    assert collect.compute(collect.update(turned, torch.tensor([11.0]))).tolist() == list(range(12))
-
-
-def test_collect_names_the_shapes_that_do_not_fit() -> None:
-    state = Collect().update({}, torch.zeros(2, 3))
-    with pytest.raises(StateMismatchError, match=r"\(\*, 3\).*\(2, 4\).*only the first axis"):
-        Collect().update(state, torch.zeros(2, 4))
