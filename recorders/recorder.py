@@ -248,6 +248,23 @@ class Recorder(Mapping[str, Monitor]):
             monitor.apply(function)
         return self
 
+    def push(self, name: str, *values: Any) -> Recorder:
+        """Hands one observation to the `CallMonitor` of that name; returns the recorder itself.
+
+        Raises:
+            SelectionError: there is none of that name, or it is another kind of monitor.
+
+        >>> from recorders import CallMonitor
+        >>> from reducers import Mean
+        >>> Recorder(loss=CallMonitor(Mean())).push("loss", 2.0)["loss"].samples
+        1
+        """
+        monitor = self[name]
+        if not isinstance(monitor, CallMonitor):
+            raise SelectionError(f"{name!r} is a {type(monitor).__name__}, which captures by itself: push into a CallMonitor")
+        monitor.push(*values)
+        return self
+
     def tick(self) -> Recorder:
         """Records the parameters of every `ParameterMonitor(when="tick")` as they are now; returns the recorder itself."""
         for monitor in self.values():

@@ -61,19 +61,22 @@ class Report:
 def report(monitors: Mapping[str, Monitor]) -> Report:
     """How often each monitor was called and what came of it."""
     rows = []
+    begun = any(monitor.samples for monitor in monitors.values())
     for name, monitor in monitors.items():
         skipped = {reason: count for reason, count in monitor.tally.items() if reason != "calls"}
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
         calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not tallied
         rows.append(
-            ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, _reason(monitor, samples))
+            ReportRow(
+                name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, _reason(monitor, samples, begun)
+            )
         )
     return Report(tuple(rows))
 
 
-def _reason(monitor: Monitor, samples: int) -> str:
-    """Why nothing was recorded, as far as can be told."""
+def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
+    """Why nothing was recorded, as far as can be told; `begun` where others recorded something."""
     if samples:
         return ""
     if isinstance(monitor, CallMonitor):
@@ -82,7 +85,7 @@ def _reason(monitor: Monitor, samples: int) -> str:
         return monitor.last_error
     if monitor.tally:
         return "only ever left out"
-    if not monitor.registered:
+    if not monitor.registered and not begun:  # at the end of a recording hooks are off, and that is not the reason
         return "its hooks are off"
     if isinstance(monitor, ParameterMonitor) and monitor.when != "step":
         return "its module was never called" if monitor.when == "call" else "tick() was never called"

@@ -1,0 +1,95 @@
+"""The command `recorders`. To add a verb, write a function that adds its parser and what it runs, and name it in `VERBS`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+from recorders.errors import MissingExtraError, RecorderError
+
+__all__ = ["main"]
+
+_DEMO_NEEDS = ("matplotlib", "rich", "sklearn")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command, and returns its exit status: 0, 1 where it failed, 2 where it could not begin, 130 where interrupted.
+
+    Args:
+        arguments: as they were typed, without the name of the program; those of this process where None.
+
+    >>> import contextlib
+    >>> with contextlib.suppress(SystemExit):
+    ...     main(["--version"])  # doctest: +ELLIPSIS
+    torch-recorders ... (torch ...)
+    """
+    parser = argparse.ArgumentParser("recorders", description="Record what happens inside PyTorch networks.")
+    parser.add_argument("--version", action="version", version=f"torch-recorders {_version()} (torch {torch.__version__})")
+    verbs = parser.add_subparsers(title="commands", metavar="command", required=True)
+    for add in VERBS:
+        add(verbs)
+    given = parser.parse_args(arguments)
+    try:
+        status: int = given.run(given)
+    except RecorderError as error:
+        print(f"recorders: {error}", file=sys.stderr)
+        return 2 if isinstance(error, MissingExtraError) else 1
+    except KeyboardInterrupt:
+        print("recorders: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+def _add_demo(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "train a small network on handwritten digits, record it, and show what was recorded"
+    verb = verbs.add_parser("demo", help=text, description=text[0].upper() + text[1:] + ".")
+    verb.add_argument(
+        "--epochs", type=_whole(1), default=10, help="how often to go through the training images (default: %(default)s)"
+    )
+    verb.add_argument("--out", default="recorders-demo", help="folder for recording and figure (default: %(default)s)")
+    verb.add_argument("--seed", type=_whole(0), default=0, help="of all random numbers (default: %(default)s)")
+    verb.set_defaults(run=_demo)
+
+
+def _demo(given: argparse.Namespace) -> int:
+    # Where no configuration can be written matplotlib logs a warning and carries on; in a demo that is only noise.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    try:
+        from recorders.demo import demo
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _DEMO_NEEDS:
+            raise
+        raise MissingExtraError(f"{missing} is not installed: pip install torch-recorders[demo]") from error
+    # Tensors this small gain nothing from more threads, and lose much where other programs keep the cores busy.
+    torch.set_num_threads(1)
+    return 0 if demo(given.out, given.epochs, given.seed) else 130
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        number = int(text)
+        if not least <= number < 2**63:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} up")
+        return number
+
+    whole.__name__ = "whole number"
+    return whole
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("torch-recorders")
+    except importlib.metadata.PackageNotFoundError:
+        return "from a source tree, not installed"
+
+
+VERBS = (_add_demo,)
+
+if __name__ == "__main__":
+    sys.exit(main())

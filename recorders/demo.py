@@ -1,0 +1,226 @@
+"""`recorders demo`: a small network learns to read digits, while everything that happens inside it is recorded.
+
+Reads from top to bottom as a tutorial: the data, the net, what to record, the training, what came of it. Needs
+`pip install torch-recorders[demo]`.
+"""
+
+# mypy: allow-untyped-calls
+# torch leaves `backward` and `split` without annotations.
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    ForwardMonitor,
+    NotARecordingError,
+    ParameterGradientMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+    Recording,
+    StorageError,
+    load,
+)
+from recorders.findings import Finding, findings
+from recorders.overview import Layer, overview
+from recorders.visualizers.overview import overview_figure, overview_table
+from reducers import Activity, Collect, Product, Summary
+
+__all__ = ["Digits", "demo", "digits", "network", "train", "watch"]
+
+BATCH = 50
+RATE = 6e-4
+
+
+class Digits(NamedTuple):
+    """Handwritten digits, (n, 1, 8, 8) in 0 to 1, and which digits they are, (n,)."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+# 1. The data ships with scikit-learn: 1797 scans of 8 x 8 pixels, 1400 for training and the rest for testing.
+
+
+def digits() -> Digits:
+    """The digits, shuffled by torch's random state and split."""
+    bunch = load_digits()
+    images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.as_tensor(bunch.target)
+    order = torch.randperm(len(labels))
+    train, test = order[:1400], order[1400:]
+    return Digits(images[train], labels[train], images[test], labels[test])
+
+
+# 2. The net: three convolutions, each normalised and rectified, and a linear head; 26 thousand parameters.
+
+
+def network() -> nn.Sequential:
+    """An untrained net, from images (n, 1, 8, 8) to logits (n, 10)."""
+
+    def block(number: int, channels: int, features: int) -> list[tuple[str, nn.Module]]:
+        return [
+            (f"conv{number}", nn.Conv2d(channels, features, 3, padding=1, bias=False)),
+            (f"norm{number}", nn.BatchNorm2d(features)),
+            (f"relu{number}", nn.ReLU()),
+        ]
+
+    head = [("flatten", nn.Flatten()), ("head", nn.Linear(256, 10))]
+    layers = [*block(1, 1, 16), *block(2, 16, 32), ("pool2", nn.MaxPool2d(2)), *block(3, 32, 64), ("pool3", nn.MaxPool2d(2)), *head]
+    return nn.Sequential(OrderedDict(layers))
+
+
+# 3. What to record, and how to reduce it: each line is a place to listen at, and a statistic that is kept up to date.
+
+
+def relative_change(after: Tensor, before: Tensor) -> Tensor:
+    """Norm of an update over norm of the weights."""
+    change: Tensor = (after - before).norm() / before.norm()
+    return change
+
+
+def watch(net: nn.Module) -> Recorder:
+    """A recorder on every layer of `net` that computes something."""
+    channels = "b c ... -> c"  # einops: keep one number a channel, whatever lies behind it
+    return Recorder(
+        output=ForwardMonitor(Product(stats=Summary(channels), activity=Activity(channels)), eval_update=False),
+        gradient=BackwardMonitor(Summary()),
+        weights=ParameterGradientMonitor(Summary(), "weight"),
+        update=ParameterUpdateMonitor(Product(ratio=Collect()), "weight", op_=relative_change),
+        loss=CallMonitor(Product(stats=Summary(), curve=Collect())),
+        accuracy=CallMonitor(Collect()),
+    ).modules(net, types=(nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Linear))
+
+
+# 4. The training is what it would be without a recorder, but for what no hook can see: loss and accuracy are pushed.
+
+
+def train(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, progress: Progress) -> None:
+    """Trains `net`, and tests it after each epoch."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE)
+    bar = progress.add_task("training", total=epochs * (len(data.labels) // BATCH))
+    for epoch in range(epochs):
+        net.train()
+        for batch in torch.randperm(len(data.labels)).split(BATCH):
+            loss = nn.functional.cross_entropy(net(data.images[batch]), data.labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            recorder.push("loss", loss)
+            progress.update(bar, advance=1)
+        net.eval()
+        with torch.no_grad():
+            right = net(data.test_images).argmax(1) == data.test_labels
+        recorder.push("accuracy", right.double().mean())
+        progress.update(bar, description=f"epoch {epoch + 1} of {epochs}")
+
+
+# 5. All together. What was recorded is on the disk before anything is shown, and all that is shown is read from there.
+
+
+def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed: int = 0, console: Console | None = None) -> bool:
+    """Trains, records, saves, loads back, and shows what is wrong with the net, if anything is.
+
+    Interrupted by Ctrl-C it goes on with what was recorded until then.
+
+    Args:
+        out: folder for the recording and the figure: a new or empty one, or that of an earlier demo, which is replaced.
+        epochs: how often to go through the training images.
+        seed: of torch's random state.
+        console: where to print; standard output where None.
+
+    Returns:
+        Whether the training came to its end.
+
+    Raises:
+        NotARecordingError: `out` holds something else; nothing has changed then.
+        StorageError: `out` cannot be written, or what an earlier demo left there cannot be read.
+    """
+    console = Console(highlight=False) if console is None else console
+    torch.manual_seed(seed)
+    data, net = digits(), network()
+    recorder = watch(net)
+    folder = _claim(Path(out), recorder)
+    size = sum(parameter.numel() for parameter in net.parameters())
+    console.print(f"{size:,} parameters, {len(data.labels):,} images, {len(recorder)} subrecorders")
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn()
+    finished = True
+    with recorder, Progress(*columns, console=console) as progress:
+        try:
+            train(net, data, epochs, recorder, progress)
+        except KeyboardInterrupt:
+            finished = False
+    if not recorder.samples("loss"):
+        console.print("Interrupted before the first step: nothing was recorded, and nothing saved.", style="bold")
+        return False
+    recorder.save(folder)
+    if not finished:
+        console.print(f"Interrupted after {recorder.samples('loss')} steps: what was recorded until then is saved.", style="bold")
+
+    recording = load(folder)
+    torch.testing.assert_close(recording.compute(), recorder.compute(), rtol=0, atol=0, equal_nan=True)
+    both = recording.merge(recorder.snapshot())  # as one merges the recordings of two processes, or of two days
+    layers = overview(recorder)
+    picture = _draw(layers, recording, len(data.labels) // BATCH, Path(out) / "overview.png")
+    console.print()
+    console.print(overview_table(layers))
+    console.print()
+    _tell(findings(recorder), len(layers), console)
+    console.print()
+    accuracy = recording["accuracy"].peek()
+    console.print(f"test accuracy: {'not measured yet' if accuracy is None else f'{accuracy[-1].item():.1%}'}")
+    console.print(f"loaded back and merged: {recording.samples('loss')} steps twice make {both.samples('loss')}")
+    for label, value in {
+        "recording": folder,
+        "figure": picture,
+        "load it": f"import recorders; recording = recorders.load({os.fspath(folder)!r})",
+    }.items():
+        console.print(Text(f"{label}: {value}"), soft_wrap=True)  # paths and code are to be copied, so never wrapped
+    return finished
+
+
+def _draw(layers: list[Layer], recording: Recording, epoch: int, path: Path) -> Path:
+    loss, accuracy = recording["loss"].peek()["curve"], recording["accuracy"].peek()
+    title = f"A convolutional net learns to read digits: {len(loss)} steps, recorded"
+    figure = overview_figure(layers, loss, torch.zeros(0) if accuracy is None else accuracy, epoch, title)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _tell(found: list[Finding], layers: int, console: Console) -> None:
+    if not found:
+        console.print(f"Nothing wrong found in {layers} layers.", style="bold green")
+    for finding in found:
+        console.print(Text.assemble((f"{finding.layer}: {finding.what}.", "bold red")))
+        console.print(Padding(Text(f"{finding.why}\nTry: {finding.remedy}."), (0, 0, 0, 4)))
+
+
+def _claim(out: Path, recorder: Recorder) -> Path:
+    """The folder of the recording, inside `out`, once it is clear that nothing but an earlier demo would be replaced."""
+    folder = out / "recording"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = sorted(os.listdir(out))
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotARecordingError(f"{out} is, or lies in, a file: choose another folder with --out") from error
+    except OSError as error:
+        raise StorageError(f"cannot use {out}: {error}; choose another folder with --out") from error
+    if names and not (folder.is_dir() and set(load(folder)) == set(recorder)):
+        raise NotARecordingError(f"{out} holds {names[:5]}, and nothing of an earlier demo: choose another folder with --out")
+    return folder
