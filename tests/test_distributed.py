@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
-import os
 import pickle
 import sys
 import warnings
@@ -115,11 +114,12 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    world = World(tmp_path_factory.mktemp("world"))
-    yield world
-    world.close()
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        world = World(tmp_path_factory.mktemp("world"))
+        yield world
+        world.close()
 
 
 def bits(recording: Recording) -> dict[str, Any]:
