@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recorders.errors import MergeError, SyncError
 from recorders.recording import Recording
+from recorders.tensorfile import as_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -151,7 +152,7 @@ def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
         for leaf, state in part.states.items():
             states[leaf] = {}
             for key, value in state.items():
-                tensors.append(_flat(value, f"state {key!r} of subrecorder {name!r}{f', leaf {leaf!r}' if leaf else ''}"))
+                tensors.append(_sendable(value, f"state {key!r} of subrecorder {name!r}{f', leaf {leaf!r}' if leaf else ''}"))
                 states[leaf][key] = _spec(value.dtype, value.shape)
         entries[name] = {
             "is": f"{part.monitor or 'Monitor'}({texts[id(part.reducer)]}{f', {part.attr!r}' if part.attr else ''})"
@@ -161,21 +162,18 @@ def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
     manifest = json.dumps({"subrecorders": entries, "aliases": dict(recording.aliases)}).encode()
     devices = {tensor.device for tensor in tensors}
     home = devices.pop() if len(devices) == 1 else device  # one transfer in all, not one for each tensor
-    samples = torch.tensor([part.samples for part in recording.values()], dtype=torch.int64, device=home)
-    return manifest, torch.cat([tensor.to(home).view(torch.uint8) for tensor in (samples, *tensors)]).to(device)
+    samples = as_bytes(torch.tensor([part.samples for part in recording.values()], dtype=torch.int64, device=home))
+    return manifest, torch.cat([samples, *(tensor.to(home) for tensor in tensors)]).to(device)
 
 
-def _flat(tensor: Tensor, what: str) -> Tensor:
-    """The tensor with one axis; its memory holds its numbers as they are."""
+def _sendable(tensor: Tensor, what: str) -> Tensor:
+    """The bytes of a tensor, along one axis."""
     if type(tensor) not in (Tensor, nn.Parameter):
         raise SyncError(f"{what} is a {type(tensor).__name__}; only plain tensors can be sent")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         kind = "meta" if tensor.is_meta else f"{tensor.layout} {tensor.dtype}"
         raise SyncError(f"{what} is a {kind} tensor; only dense tensors with data can be sent: convert it where it is recorded")
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return tensor.as_strided(
-        (tensor.numel(),), (1,)
-    )  # one element counts as contiguous whatever its stride, and does not view as bytes
+    return as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def _spec(dtype: torch.dtype, shape: Sequence[int]) -> str:

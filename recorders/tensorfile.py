@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, StorageError
 
-__all__ = ["pack", "unpack"]
+__all__ = ["as_bytes", "pack", "unpack"]
 
 MAX_HEADER = 100_000_000
 """Longer headers are refused by every safetensors reader."""
@@ -87,9 +87,17 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[bytearray, dict[str, str]]:
     for name in order:
         size = plain[name].nbytes
         if size:
-            torch.frombuffer(data, dtype=torch.uint8, count=size, offset=offset).copy_(plain[name].reshape(-1).view(torch.uint8))
+            torch.frombuffer(data, dtype=torch.uint8, count=size, offset=offset).copy_(as_bytes(plain[name]))
         offset += size
     return data, dtypes
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, as uint8 along one axis.
+
+    A single element counts as contiguous whatever its stride, and only stride 1 views as bytes.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _plain(tensor: Tensor, name: str) -> Tensor:
