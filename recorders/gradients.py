@@ -64,17 +64,18 @@ class GradientMonitor(Monitor):
                 self._skip("no gradient will come (frozen or not floating point)")
 
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
-        # A clone: an in-place operation after this module would change what a view shows by the time the gradient arrives.
-        seen = () if self.map_ is None and self.op_ is None and self.filter_ is None else (tensor.detach().clone(),)
+        version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when it is changed in place, by an optimizer say
         known = self._watched.get(tensor)
-        if known is not None and known.version == tensor._version:  # seen before: its one total gradient is awaited already
+        if known is not None and known.version == version:  # seen before: its one total gradient is awaited already
             known.training = module.training
             return
-        sighting = _Sighting(module.training, tensor._version, None)
+        # A clone: an in-place operation after this module would change what a view shows by the time the gradient arrives.
+        seen = () if self.map_ is None and self.op_ is None and self.filter_ is None else (tensor.detach().clone(),)
+        sighting = _Sighting(module.training, version, None)
 
-        def arrive(gradient: Tensor) -> None:
-            if self.registered and self._due(module, sighting.training, path):
-                self._record(module, gradient, *seen, path=path)
+        def arrive(gradient: Tensor) -> None:  # holds no module: one that keeps its output would need the cycle collector
+            if self.registered and self._due(self.module, sighting.training, path):
+                self._record(self.module, gradient, *seen, path=path)
 
         sighting.handle = _hook(tensor, arrive)
         self._watched[tensor] = sighting

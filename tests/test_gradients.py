@@ -182,3 +182,33 @@ def test_gradients_are_recorded_around_a_compiled_graph_too() -> None:
     compiled = torch.compile(net, backend="aot_eager")
     compiled(x).square().sum().backward()
     torch.testing.assert_close(monitor.peek(), reference(net, 0, x))
+
+
+def test_a_leaf_that_an_optimizer_changes_between_backwards_is_hooked_once() -> None:
+    prompt, layer = nn.Parameter(torch.ones(1, 3)), nn.Linear(3, 3)
+    monitor = BackwardInputMonitor(Count("b c ->"), layer)
+    optimizer = torch.optim.SGD([prompt], lr=0.1)
+    for _ in range(4):
+        layer(prompt).sum().backward()
+        optimizer.step()
+    assert monitor.samples == 4
+
+
+@pytest.mark.parametrize("kind", [BackwardMonitor, BackwardInputMonitor])
+def test_a_module_that_keeps_its_output_needs_no_cycle_collector(kind: type[BackwardMonitor] | type[BackwardInputMonitor]) -> None:
+    class Keeping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = (x, x * 2)
+            return self.kept[1]
+
+    gc.disable()
+    try:
+        net = Keeping()
+        monitor = kind(Last(), net)
+        net(torch.ones(2, requires_grad=True)).sum().backward()
+        dead = weakref.ref(net)
+        del net
+        assert dead() is None
+    finally:
+        gc.enable()
+    assert monitor.samples == 1
