@@ -37,7 +37,10 @@ def alternate(functions: dict[str, Callable[[], Any]], *, seconds: float = 1.0, 
         if turn >= 4 and time.perf_counter() > end:
             break
     return {
-        name: {"median": statistics.median(times), **dict(zip(("p10", "p90"), statistics.quantiles(times, n=10)[::8], strict=True))}
+        name: {
+            "median": statistics.median(times),
+            **dict(zip(("p10", "p90"), statistics.quantiles(times, n=10, method="inclusive")[::8], strict=True)),
+        }
         for name, times in spent.items()
     }
 

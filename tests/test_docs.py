@@ -29,3 +29,12 @@ def test_links_inside_the_tree_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_figures_in_the_readme_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import table
+
+    text = (ROOT / "README.md").read_text()
+    assert "<!-- figures -->" in text
+    assert table.written(text) == text

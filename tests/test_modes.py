@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import DifferenceMonitor, ForwardInputMonitor, ForwardMonitor, Recorder, StateMonitor
+from recorders import (
+    BackwardMonitor,
+    DifferenceMonitor,
+    ForwardInputMonitor,
+    ForwardMonitor,
+    Recorder,
+    RecordingWarning,
+    StateMonitor,
+)
 from reducers import Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 
@@ -187,6 +197,7 @@ def test_asynchronous_exceptions_do_not_tear_a_state() -> None:
     assert torn == 0
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers do not call the hooks of modules inside a graph")
 def test_forward_monitors_are_inside_a_compiled_graph_without_breaks_or_recompiles() -> None:
     from torch._dynamo.utils import counters
 
@@ -225,3 +236,96 @@ def test_on_a_gpu_states_stay_there_and_nothing_synchronises() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert all(value.is_cuda for monitor in recorder.values() for value in monitor.state.values())
     assert list(recorder.iter_samples()) == [4, 4, 4]
+
+
+def test_what_a_monitors_own_callables_call_is_neither_recorded_nor_a_deadlock() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    recorder = Recorder(
+        op=ForwardMonitor(Count(), op_=lambda output, inputs: net[1](output)),
+        premap=ForwardMonitor(Count().premap(lambda x: net[1](x))),
+        gradient=BackwardMonitor(Count(), op_=lambda gradient, output: net[1](gradient)),
+    ).modules(net, types=nn.Linear)
+    net(torch.ones(3, 2)).sum().backward()
+    assert list(recorder.iter_samples()) == [1] * 6
+    assert all(monitor.peek() == 6 for monitor in recorder.values())
+
+
+def test_a_signal_handler_may_read_a_monitor_in_the_middle_of_its_update() -> None:
+    layer = nn.Identity()
+    seen: list[int] = []
+    monitor = ForwardMonitor(Count().premap(lambda x: (seen.append(monitor.snapshot().samples), x)[1]), layer)
+    for _ in range(2):
+        layer(torch.ones(1))
+    assert seen == [0, 1]
+    assert monitor.samples == 2
+
+
+def test_traced_and_exported_programs_hold_nothing_of_a_monitor() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def nodes(net: nn.Module) -> list[int]:
+        exported = [torch.export.export(net, (x,), strict=strict) for strict in (False, True)]
+        graphs = [*(program.graph for program in exported), make_fx(net)(x).graph]
+        return [len(graph.nodes) for graph in graphs]
+
+    x = torch.ones(3, 2)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    bare = nodes(net)
+    recorder = Recorder(
+        out=ForwardMonitor(Moments()),
+        inp=ForwardInputMonitor(Mean(), filter_=lambda x: bool(x.sum() > 0)),
+        back=BackwardMonitor(Mean()),
+        diff=DifferenceMonitor(Last(), "weight"),
+    ).modules(net, leaves=True)
+    net(x)
+    recorded = list(recorder.iter_samples())
+    assert nodes(net) == bare
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*torch.jit.*is deprecated", category=DeprecationWarning)
+        traced = torch.jit.trace(net, x)
+    assert traced.inlined_graph.findAllNodes("aten::sum") == []
+    assert list(recorder.iter_samples()) == recorded
+    assert all(monitor.last_error is None for monitor in recorder.values())
+
+
+def test_callables_do_not_see_tensors_without_numbers() -> None:
+    layer = nn.Linear(2, 2, device="meta")
+    monitor = ForwardMonitor(Mean(), layer, filter_=lambda output, inputs: output.sum().item() > 0)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(torch.ones(1, 2, device="meta"))
+    assert monitor.last_error is None
+    assert monitor.tally["not a real tensor (meta, fake, vmap or grad)"] == 1
+
+
+class Returns(nn.Module):
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self) -> object:
+        return self.value
+
+
+def endless() -> dict[str, object]:
+    value: dict[str, object] = {"x": torch.ones(1)}
+    value["itself"] = value
+    return value
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("make", [endless, lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])])
+def test_outputs_that_cannot_even_be_described_do_not_break_the_call(make: Callable[[], object]) -> None:
+    net = Returns(make())
+    monitor = ForwardMonitor(Mean(), net)
+    with pytest.warns(RecordingWarning, match="unknown shape"):
+        assert net() is net.value
+
+
+def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
+    net = Returns(torch.ones(1))
+    recorder = Recorder(out=ForwardMonitor(Mean()), inp=ForwardInputMonitor(Mean())).modules(net)
+    net()
+    assert list(recorder.iter_samples()) == [1, 0]
+    assert recorder["inp"].tally["operand was None"] == 1
