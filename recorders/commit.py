@@ -144,9 +144,14 @@ def _ours(root: Path) -> set[str]:
 def _lock(root: Path) -> Iterator[bool]:
     """Waits until no other process or thread saves here; False where the system has no such locks."""
     handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    alone = False
     try:
-        yield _exclusive(handle)
+        alone = _exclusive(handle)
+        yield alone
     finally:
+        # Closing alone would leave the lock with a process that was forked meanwhile, such as a data loader's worker.
+        if sys.platform != "win32" and alone:
+            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 

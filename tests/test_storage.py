@@ -456,6 +456,13 @@ class TestResults:
             save(Recording({"x": Subrecording(None, {"": {"n": 3}})}), tmp_path / "run")  # type: ignore[dict-item]
 
 
+def same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
+
+
 class TestFolder:
     def test_saving_again_leaves_one_generation(self, tmp_path: Path) -> None:
         for scale in range(3):
@@ -551,6 +558,17 @@ class TestFolder:
         assert facts(load(tmp_path / "run")) == facts(sample(4.0))
         assert len(list((tmp_path / "run").glob("generation-*"))) == 2
         assert another.exists()
+
+    @posix
+    def test_a_process_forked_meanwhile_does_not_keep_the_lock(self, tmp_path: Path) -> None:
+        with Commit(tmp_path) as commit:
+            [lock] = [handle for handle in range(3, 1024) if same_file(handle, tmp_path / ".lock")]
+            kept = os.dup(lock)  # what a fork leaves a child with
+            commit.write("00000.safetensors", b"")
+        try:
+            save(sample(), tmp_path)
+        finally:
+            os.close(kept)
 
     def test_no_file_stays_open(self, tmp_path: Path) -> None:
         handles = Path("/proc/self/fd")
