@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from recorders.errors import MissingExtraError, RecorderError
+from recorders.visualizers.visualizer import require
 
 __all__ = ["main"]
-
-_DEMO_NEEDS = ("matplotlib", "rich", "sklearn")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         status: int = given.run(given)
-    except RecorderError as error:
+    except (RecorderError, OSError) as error:
         print(f"recorders: {error}", file=sys.stderr)
         return 2 if isinstance(error, MissingExtraError) else 1
     except KeyboardInterrupt:
@@ -59,13 +58,10 @@ def _add_demo(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _demo(given: argparse.Namespace) -> int:
     # Where no configuration can be written matplotlib logs a warning and carries on; in a demo that is only noise.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    try:
-        from recorders.demo import demo
-    except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _DEMO_NEEDS:
-            raise
-        raise MissingExtraError(f"{missing} is not installed: pip install torch-recorders[demo]") from error
+    for library in ("rich", "matplotlib", "sklearn"):
+        require(library, "demo")
+    from recorders.demo import demo
+
     # Tensors this small gain nothing from more threads, and lose much where other programs keep the cores busy.
     torch.set_num_threads(1)
     return 0 if demo(given.out, given.epochs, given.seed) else 130

@@ -130,7 +130,7 @@ def train(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, progres
         progress.update(bar, description=f"epoch {epoch + 1} of {epochs}")
 
 
-# 5. All together. What was recorded is on the disk before anything is shown, and all that is shown is read from there.
+# 5. All together. What was recorded is on the disk before anything is shown.
 
 
 def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed: int = 0, console: Console | None = None) -> bool:
@@ -149,7 +149,7 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
 
     Raises:
         NotARecordingError: `out` holds something else; nothing has changed then.
-        StorageError: `out` cannot be written, or what an earlier demo left there cannot be read.
+        StorageError: `out` cannot be written.
     """
     console = Console(highlight=False) if console is None else console
     torch.manual_seed(seed)
@@ -161,11 +161,11 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn()
     finished = True
-    with recorder, Progress(*columns, console=console) as progress:
-        try:
+    try:
+        with recorder, Progress(*columns, console=console) as progress:
             train(net, data, epochs, recorder, progress)
-        except KeyboardInterrupt:
-            finished = False
+    except KeyboardInterrupt:
+        finished = False
     if not recorder.samples("loss"):
         console.print("Interrupted before the first step: nothing was recorded, and nothing saved.", style="bold")
         return False
@@ -221,6 +221,12 @@ def _claim(out: Path, recorder: Recorder) -> Path:
         raise NotARecordingError(f"{out} is, or lies in, a file: choose another folder with --out") from error
     except OSError as error:
         raise StorageError(f"cannot use {out}: {error}; choose another folder with --out") from error
-    if names and not (folder.is_dir() and set(load(folder)) == set(recorder)):
-        raise NotARecordingError(f"{out} holds {names[:5]}, and nothing of an earlier demo: choose another folder with --out")
+    try:
+        ours = not names or set(load(folder)) == set(recorder)
+    except StorageError:
+        ours = False
+    if not ours:
+        raise NotARecordingError(
+            f"{out} holds {names[:5]}, and no recording of an earlier demo that could be replaced: choose another folder with --out"
+        )
     return folder

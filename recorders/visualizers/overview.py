@@ -89,8 +89,10 @@ def overview_figure(layers: Sequence[Layer], loss: Tensor, accuracy: Tensor, epo
 
 
 def _learning(above: Any, below: Any, loss: Tensor, accuracy: Tensor, epoch: int) -> None:
-    _dress(above, "Loss of each training step", "cross-entropy (nats, log scale)")
-    above.semilogy(_epochs(len(loss), epoch), loss.tolist(), color=_BLUE, linewidth=0.9)
+    logarithmic = len(loss) > 0 and bool((loss > 0).all())  # not where it is negative or NaN
+    _dress(above, "Loss of each training step", "loss (log scale)" if logarithmic else "loss")
+    above.set_yscale("log" if logarithmic else "linear")
+    above.plot(_epochs(len(loss), epoch), loss.tolist(), color=_BLUE, linewidth=0.9)
     _dress(below, "", "test accuracy (%)", "epoch")
     below.plot(range(1, len(accuracy) + 1), (100 * accuracy).tolist(), color=_ORANGE, linewidth=1.4, marker="o", markersize=4)
     if len(accuracy):
@@ -144,7 +146,7 @@ def _legend(axes: Any, columns: int) -> None:
 def _layer_axis(axes: Any, names: list[str]) -> None:
     """Layers from top to bottom, as data flows."""
     axes.set_yticks(range(len(names)), names, parse_math=False)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
 
 
 def _dress(axes: Any, title: str, vertical: str, horizontal: str = "") -> None:

@@ -1,0 +1,44 @@
+"""Every script in examples/ runs as it stands, without a warning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+ARGUMENTS = {"digits.py": ["out", "1"], "inspect_gradients.py": ["out"]}
+"""What keeps a script small, or tells it where to write; the others get none."""
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_example_runs(script: str, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(EXAMPLES.parent),
+        "MPLCONFIGDIR": str(tmp_path / "mpl"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / script), *ARGUMENTS.get(script, [])],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout
+    assert (tmp_path / "out").is_dir() == (script in ARGUMENTS)
+
+
+def test_every_example_is_listed() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f"({path.name})" in listed

@@ -1,0 +1,272 @@
+"""Findings: planted faults are found, at the right layer, and a healthy net has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    ForwardMonitor,
+    ParameterGradientMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+    load,
+)
+from recorders.findings import findings
+from recorders.overview import Spread, overview
+from reducers import Activity, Collect, Mean, Product, Summary
+
+
+def relative_change(after: Tensor, before: Tensor) -> Tensor:
+    return (after - before).norm() / before.norm()
+
+
+def watch(net: nn.Module, ratio: Collect | Summary | None = None) -> Recorder:
+    return Recorder(
+        out=ForwardMonitor(Product(stats=Summary("b c ... -> c"), activity=Activity())),
+        grad=BackwardMonitor(Summary()),
+        weights=ParameterGradientMonitor(Summary()),
+        update=ParameterUpdateMonitor(Product(ratio=ratio or Collect()), op_=relative_change),
+        loss=CallMonitor(Summary()),
+    ).modules(net, leaves=True)
+
+
+def train(
+    net: nn.Module, recorder: Recorder, rate: float = 1e-3, steps: int = 20, loss: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """A regression of noise; `loss` replaces the mean square of the error."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=rate)
+    with recorder:
+        for _ in range(steps):
+            x = torch.randn(32, 8)
+            error = net(x) - x.sum(1, keepdim=True)
+            value = error.square().mean() if loss is None else loss(error)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            recorder.push("loss", value)
+
+
+def mlp(*activations: nn.Module) -> nn.Sequential:
+    torch.manual_seed(2)  # of a net in which no unit is dead from the start, as happens by chance in others
+    layers: list[nn.Module] = []
+    for number, activation in enumerate(activations):
+        layers += [nn.Linear(8 if number == 0 else 32, 32), activation]
+    return nn.Sequential(*layers, nn.Linear(32, 1))
+
+
+def found(recorder: Recorder) -> list[tuple[str, str]]:
+    return [(finding.layer, finding.what) for finding in findings(recorder)]
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU])
+def test_nothing_wrong_with_a_healthy_net(activation: type[nn.Module], tmp_path: Path) -> None:
+    net = mlp(activation(), activation())
+    recorder = watch(net)
+    train(net, recorder)
+    assert found(recorder) == []
+    assert findings(load(recorder.save(tmp_path / "run"))) == []
+
+
+def test_dead_units_are_found_where_they_die_and_not_where_they_are_handed_on(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 2))
+    nn.init.constant_(net[0].bias[:3], -100.0)
+    recorder = Recorder(out=ForwardMonitor(Activity())).modules(net, exclude=nn.Flatten, leaves=True)
+    with recorder:
+        net(torch.randn(16, 1, 8, 8))
+    assert found(recorder) == [("1", "3 of 4 units are dead: they were never active")]
+    assert findings(load(recorder.save(tmp_path / "run"))) == findings(recorder)
+
+
+def test_far_too_large_and_far_too_small_learning_rates_are_found() -> None:
+    for rate, word in ((0.5, "too large"), (1e-7, "too small")):
+        net = mlp(nn.Tanh())
+        recorder = watch(net)
+        train(net, recorder, rate)
+        assert {layer for layer, what in found(recorder) if word in what} >= {"0", "2"}
+
+
+def test_ratios_kept_as_a_summary_serve_as_well() -> None:
+    net = mlp(nn.ReLU())
+    recorder = watch(net, Summary())
+    train(net, recorder, rate=0.5)
+    assert any("too large" in what for _, what in found(recorder))
+
+
+@pytest.mark.parametrize("in_optimizer", [True, False])
+def test_a_frozen_layer_is_found(in_optimizer: bool) -> None:
+    net = mlp(nn.ReLU(), nn.ReLU())
+    net[2].requires_grad_(False)
+    recorder = watch(net)
+    if in_optimizer:
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        with recorder:
+            net(torch.randn(32, 8)).mean().backward()
+            optimizer.step()
+    else:
+        train(net, recorder)
+    frozen = [(layer, what) for layer, what in found(recorder) if "never changed" in what]
+    assert [layer for layer, _ in frozen] == ["2"]
+    assert in_optimizer or "no optimizer step" in frozen[0][1]
+
+
+def test_the_first_layer_that_gave_nan_is_named_once() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sqrt()
+
+    net = nn.Sequential(nn.Linear(8, 8), Root(), nn.Linear(8, 1))
+    recorder = watch(net)
+    train(net, recorder, steps=1)
+    bad = [(layer, what) for layer, what in found(recorder) if "NaN" in what]
+    assert bad[0][0] == "1"
+    assert "outputs are NaN or infinite, and in 1 more" in bad[0][1]
+    assert ("loss", "1 of 1 values are NaN or infinite") in bad
+
+
+def test_nan_in_gradients_alone_is_found() -> None:
+    net = mlp(nn.ReLU())
+    recorder = watch(net)
+    train(net, recorder, steps=1, loss=lambda error: (error * 0).square().sqrt().sum())
+    bad = [what for _, what in found(recorder) if "NaN" in what]
+    assert any("gradients are NaN" in what for what in bad)
+    assert any("weight gradients are NaN" in what for what in bad)
+    assert not any("outputs" in what for what in bad)
+
+
+def test_saturated_units_are_found(tmp_path: Path) -> None:
+    for activation, scale in ((nn.Tanh(), 100.0), (nn.Sigmoid(), 400.0)):
+        net = mlp(activation)
+        with torch.no_grad():
+            net[0].weight.mul_(scale)
+        recorder = Recorder(ForwardMonitor(Summary("b c -> c"))).modules(net)
+        with recorder:
+            net(torch.randn(256, 8))
+        (layer, what), *others = found(recorder)
+        assert layer == "1"
+        assert "of 32 units are saturated" in what
+        assert not others
+    # Of a recording without modules only a tanh can be told.
+    net = mlp(nn.Tanh())
+    with torch.no_grad():
+        net[0].weight.mul_(100)
+    with Recorder(ForwardMonitor(Summary("b c -> c"))).modules(net, leaves=True) as recorder:
+        net(torch.randn(256, 8))
+    assert findings(load(recorder.save(tmp_path / "run"))) == findings(recorder)
+
+
+def test_a_sure_sigmoid_at_the_end_is_no_fault() -> None:
+    net = nn.Sequential(nn.Linear(8, 1), nn.Sigmoid())
+    with torch.no_grad():
+        net[0].weight.mul_(1000)
+    with Recorder(ForwardMonitor(Summary("b c -> c"))).modules(net, leaves=True) as recorder:
+        net(torch.randn(64, 8))
+    assert findings(recorder) == []
+
+
+def test_vanishing_and_exploding_gradients_are_found_at_the_early_end() -> None:
+    for gain, word in ((0.02, "vanish"), (3.0, "explode")):
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(10)))
+        for layer in net:
+            nn.init.normal_(layer.weight, std=gain)
+        with Recorder(BackwardMonitor(Summary())).modules(net, leaves=True) as recorder:
+            net(torch.randn(8, 16)).sum().backward()
+        ((layer_name, what),) = found(recorder)
+        assert layer_name == "0"
+        assert word in what
+
+
+def test_a_layer_that_never_ran_is_found_once_with_the_reason(tmp_path: Path) -> None:
+    class Forgetful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(8, 1), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    net = Forgetful()
+    recorder = watch(net)
+    train(net, recorder)
+    ((layer, what),) = [pair for pair in found(recorder) if pair[0] == "unused"]
+    assert what.startswith("no output was recorded: its module was never called")
+    (loaded,) = [finding for finding in findings(load(recorder.save(tmp_path / "run"))) if finding.layer == layer]
+    assert loaded.what == "no output was recorded"
+
+
+def test_what_was_not_recorded_is_not_judged() -> None:
+    net = mlp(nn.ReLU())
+    with Recorder(ForwardMonitor(Mean())).modules(net, leaves=True) as recorder:
+        net(torch.randn(4, 8))
+    assert overview(recorder) == []
+    assert findings(recorder) == []
+
+
+def test_biases_are_left_out_and_the_parameters_of_a_layer_pooled() -> None:
+    net = nn.LSTM(4, 8)
+    recorder = Recorder(ParameterGradientMonitor(Summary())).modules(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with recorder:
+        net(torch.randn(3, 2, 4))[0].sum().backward()
+        optimizer.step()
+    (layer,) = overview(recorder)
+    assert layer.weight_gradient is not None
+    assert layer.weight_gradient.count == 4 * 8 * 4 + 4 * 8 * 8
+    gradients = torch.cat([p.grad.ravel() for name, p in net.named_parameters() if "weight" in name])
+    assert layer.weight_gradient.norm == pytest.approx(gradients.norm().item(), rel=1e-6)
+
+
+def test_outputs_of_a_module_with_several_get_a_row_each() -> None:
+    net = nn.LSTM(4, 8)
+    with Recorder(out=ForwardMonitor(Summary())).modules(net) as recorder:
+        net(torch.randn(3, 2, 4))
+    assert [layer.name for layer in overview(recorder)] == ["out:0", "out:1.0", "out:1.1"]
+
+
+def test_a_second_recording_of_the_same_module_is_kept_apart() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    recorder = Recorder(
+        train=ForwardMonitor(Summary(), eval_update=False), test=ForwardMonitor(Summary(), train_update=False)
+    ).modules(net, types=nn.Linear)
+    with recorder:
+        net(torch.zeros(1, 2))
+        net.eval()
+        net(torch.ones(1, 2))
+    first, second = overview(recorder)
+    assert (first.name, second.name) == ("0", "test/0")
+    assert first.output is not None
+    assert second.output is not None
+    assert first.output.mean != second.output.mean
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), min_size=1, max_size=20))
+def test_spread_pools_units_as_if_they_were_one(rows: list[list[float]]) -> None:
+    x = torch.tensor(rows, dtype=torch.float64)
+    units = Summary("b c -> c")
+    spread = Spread.of(units.compute(units.update({}, x)), observations=1)
+    assert spread.count == x.numel()
+    assert spread.mean == pytest.approx(x.mean().item(), abs=1e-9)
+    assert spread.std == pytest.approx(x.std().item(), rel=1e-9, abs=1e-9)
+    assert (spread.low, spread.high) == (x.min().item(), x.max().item())
+    assert spread.rms == pytest.approx(x.square().mean().sqrt().item(), rel=1e-9, abs=1e-9)
+    assert spread.norm == pytest.approx(x.norm().item(), rel=1e-9, abs=1e-9)
+
+
+def test_spread_of_nothing_finite() -> None:
+    summary = Summary("b c -> c")
+    spread = Spread.of(summary.compute(summary.update({}, torch.full((2, 3), math.nan))), observations=1)
+    assert (spread.count, spread.nonfinite) == (0, 6)
+    assert math.isnan(spread.mean)
+    assert math.isnan(spread.norm)
