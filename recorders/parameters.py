@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders.constructor import Hook
 from recorders.errors import TargetError
 from recorders.monitor import Monitor
+from recorders.steps import StepHandle
 from reducers import Reducer
 
 __all__ = ["OptimizerStateMonitor", "ParameterGradientMonitor", "ParameterMonitor", "ParameterUpdateMonitor"]
-
-
-class _Steps:
-    """One pair of hooks on all optimizers of the process, on while any monitor wants them.
-
-    It keeps its monitors alive as long as their modules live; they hold the modules weakly.
-    """
-
-    def __init__(self) -> None:
-        self.monitors: WeakKeyDictionary[nn.Module, list[_ParameterMonitor]] = WeakKeyDictionary()
-        self.handles: list[Any] = []
-
-    def add(self, module: nn.Module, monitor: _ParameterMonitor) -> None:
-        self.monitors.setdefault(module, []).append(monitor)
-        if not self.handles:
-            self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
-
-    def drop(self, module: nn.Module | None, monitor: _ParameterMonitor) -> None:
-        if module is not None and module in self.monitors:
-            self.monitors[module].remove(monitor)
-            if not self.monitors[module]:
-                del self.monitors[module]
-        self._rest()
-
-    def _rest(self) -> None:
-        if not self.monitors:
-            for handle in self.handles:
-                handle.remove()
-            self.handles = []
-
-    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._tell(optimizer, "_before_step")
-
-    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._tell(optimizer, "_after_step")
-
-    def _tell(self, optimizer: Optimizer, moment: str) -> None:
-        self._rest()  # the last modules may have died
-        if _skipped(optimizer):
-            return
-        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for module, monitors in list(self.monitors.items()):
-            for monitor in list(monitors):
-                getattr(monitor, moment)(module, optimizer, mine)
-
-
-class _Handle:
-    """Looks like the handle of a hook: `remove` takes the monitor off the optimizer steps."""
-
-    def __init__(self, module: nn.Module, monitor: _ParameterMonitor) -> None:
-        self.module, self.monitor = weakref.ref(module), monitor
-
-    def remove(self) -> None:
-        _steps.drop(self.module(), self.monitor)
-
-
-_steps = _Steps()
-
-
-def _skipped(optimizer: Optimizer) -> bool:
-    """Whether a fused optimizer was told that this step overflowed. Only on the CPU: elsewhere to ask would synchronise."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())
 
 
 class _ParameterMonitor(Monitor):
@@ -123,11 +59,13 @@ class _ParameterMonitor(Monitor):
                 yield "" if isinstance(self._attr, str) else name, parameter
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        _steps.add(module, self)
-        return [_Handle(module, self)]
+        return [StepHandle(module, self)]
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
         """The optimizer is about to change those of `mine`."""
+
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
         """The optimizer has changed those of `mine`."""
@@ -138,9 +76,9 @@ class _ParameterMonitor(Monitor):
         if module is not None:
             self._observe(module, {path: (parameter, parameter) for path, parameter in self._parameters(module)})
 
-    def _observe(self, module: nn.Module, found: dict[str, tuple[Any, ...]]) -> None:
-        """All parameters of one moment: one sample."""
-        if found and self._due(module, module.training):
+    def _observe(self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "") -> None:
+        """All parameters of one moment: one sample. `every` counts the steps of each optimizer, the stream, apart."""
+        if found and self._due(module, module.training, stream):
             for path, operands in found.items():
                 self._record(module, *operands, path=path)
 
@@ -184,7 +122,8 @@ class ParameterMonitor(_ParameterMonitor):
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
         if self.when == "step":
-            self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module) if id(parameter) in mine})
+            found = {path: (parameter,) for path, parameter in self._parameters(module) if id(parameter) in mine}
+            self._observe(module, found, id(optimizer))
 
     def tick(self) -> None:
         """Records the values as they are now, where `when="tick"`."""
@@ -197,8 +136,9 @@ class ParameterGradientMonitor(_ParameterMonitor):
     """Records the gradients of parameters. Operands: gradient, value.
 
     Args:
-        when: "step" takes the final gradient just before the optimizer uses it: accumulated, clipped, unscaled. "accumulate"
-            takes what has accumulated after every backward, scaled if a GradScaler scales. Sparse gradients are made dense.
+        when: "step" takes the final gradient just as the optimizer uses it: accumulated, clipped, unscaled; where a closure makes
+            the gradients, the last that it made. "accumulate" takes what has accumulated after every backward, scaled if a
+            GradScaler scales. Sparse gradients are made dense.
 
     >>> import torch
     >>> from reducers import Sum
@@ -223,26 +163,42 @@ class ParameterGradientMonitor(_ParameterMonitor):
         if when not in ("step", "accumulate"):
             raise ValueError(f"ParameterGradientMonitor(when={when!r}): choose 'step' or 'accumulate'")
         self.when = when
+        self._hooked: Any = WeakIdKeyDictionary()
         super().__init__(reducer, attr, module, **options)
 
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.when == "step":
             return super()._attach(module)
-        return [
-            parameter.register_post_accumulate_grad_hook(Hook(lambda p, path=path: self._accumulated(p, path)))  # type: ignore[no-untyped-call]
-            for path, parameter in self._parameters(module)
-            if parameter.requires_grad
-        ]
+        self._hook_new(module)
+        return [module.register_forward_pre_hook(Hook(self._hook_new))]
 
-    def _accumulated(self, parameter: nn.Parameter, path: str) -> None:
+    def deregister(self) -> Monitor:
+        for handle in self._hooked.values():
+            handle.remove()
+        self._hooked = WeakIdKeyDictionary()
+        return super().deregister()
+
+    def _hook_new(self, module: nn.Module, *_: Any) -> None:
+        """Before every forward, because parameters get replaced, frozen and thawed."""
+        if torch.compiler.is_compiling():
+            return
+        for _path, parameter in self._parameters(module):
+            if parameter.requires_grad and parameter not in self._hooked:
+                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(Hook(self._accumulated))  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
         module = self.module
-        if module is not None and parameter.grad is not None and self._due(module, module.training, path):
-            self._record(module, _dense(parameter.grad), parameter, path=path)
+        if module is None or parameter.grad is None:
+            return
+        for path, mine in self._parameters(module):
+            if mine is parameter and self._due(module, module.training, path):
+                self._record(module, _dense(parameter.grad), parameter, path=path)
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
-        scale = getattr(
-            optimizer, "grad_scale", None
-        )  # set only on fused optimizers under a GradScaler: they unscale by themselves
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        if self.when != "step":
+            return
+        # set only on fused optimizers under a GradScaler: they unscale by themselves
+        scale = getattr(optimizer, "grad_scale", None)
         found = {}
         for path, parameter in self._parameters(module):
             if id(parameter) not in mine:
@@ -252,7 +208,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
                 continue
             gradient = _dense(parameter.grad)
             found[path] = gradient if scale is None else gradient / scale, parameter
-        self._observe(module, found)
+        self._observe(module, found, id(optimizer))
 
 
 class ParameterUpdateMonitor(_ParameterMonitor):
@@ -276,11 +232,15 @@ class ParameterUpdateMonitor(_ParameterMonitor):
         super().__init__(reducer, attr, module, **options)
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
-        self._kept.update({path: p.detach().clone() for path, p in self._parameters(module) if id(p) in mine})
+        found = {path: parameter for path, parameter in self._parameters(module) if id(parameter) in mine}
+        due = found and self._due(module, module.training, id(optimizer))
+        self._kept = {path: parameter.detach().clone() for path, parameter in found.items()} if due else {}
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
         kept, self._kept = self._kept, {}
-        self._observe(module, {path: (p, kept[path]) for path, p in self._parameters(module) if id(p) in mine and path in kept})
+        for path, parameter in self._parameters(module):
+            if id(parameter) in mine and path in kept:
+                self._record(module, parameter, kept[path], path=path)
 
     def _default(self, *operands: Any) -> Any:
         return operands[0].detach() - operands[1]
@@ -326,7 +286,7 @@ class OptimizerStateMonitor(_ParameterMonitor):
             value = kept[self.key]
             if value is not None:  # SGD without momentum
                 found[path] = value if isinstance(value, Tensor) else torch.tensor(value), parameter
-        self._observe(module, found)
+        self._observe(module, found, id(optimizer))
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from recorders import (
     RecordingWarning,
     TargetError,
 )
-from reducers import Collect, Last, Norm, Sum
+from reducers import Collect, Count, Last, Norm, Sum
 
 
 def step(net: nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0) -> dict[str, Tensor]:
@@ -186,7 +188,7 @@ def test_a_failing_callable_does_not_disturb_the_step() -> None:
 
 
 def test_nothing_is_left_behind_when_monitors_go_or_modules_die() -> None:
-    from recorders.parameters import _steps
+    from recorders.steps import _steps
 
     before = len(_steps.monitors)
     net = nn.Linear(3, 2)
@@ -217,3 +219,78 @@ def test_missing_parameters_are_errors_that_list_what_is_there() -> None:
         ParameterMonitor(Last(), when="epoch")  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="name of a state"):
         OptimizerStateMonitor(Last(), "")
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, lambda p: torch.optim.LBFGS(p, max_iter=3)])
+def test_gradients_that_a_closure_makes_are_those_of_its_own_step(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    layer = nn.Linear(2, 1)
+    gradient, update = ParameterGradientMonitor(Last(), "weight", layer), ParameterUpdateMonitor(Collect(), "weight", layer)
+    optimizer = make(layer.parameters())
+    made: list[Tensor] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (layer(torch.ones(1, 2)) - 1).square().sum()
+        loss.backward()
+        made.append(layer.weight.grad.clone())
+        return loss
+
+    for step in (1, 2):
+        before = layer.weight.detach().clone()
+        optimizer.step(closure=closure) if step == 1 else optimizer.step(closure)
+        torch.testing.assert_close(gradient.peek(), made[-1], rtol=0, atol=0)
+        torch.testing.assert_close(update.peek()[-1:], layer.weight.detach() - before, rtol=0, atol=0)
+        assert (gradient.samples, update.samples) == (step, step)
+    assert "no gradient (frozen or unused)" not in gradient.tally
+
+
+def test_accumulated_gradients_follow_parameters_that_are_replaced_frozen_and_thawed() -> None:
+    layer = nn.Linear(2, 1, bias=False).requires_grad_(False)
+    monitor = ParameterGradientMonitor(Count(), "weight", layer, when="accumulate")
+    x = torch.ones(1, 2, requires_grad=True)
+
+    def backward() -> int:
+        layer(x).sum().backward()
+        return monitor.samples
+
+    assert backward() == 0
+    layer.requires_grad_(True)
+    assert [backward(), backward()] == [1, 2]
+    old = layer.weight
+    layer.load_state_dict({"weight": torch.ones(1, 2)}, assign=True)
+    assert backward() == 3
+    (old * 2).sum().backward()
+    assert monitor.samples == 3
+    monitor.deregister()
+    assert backward() == 3
+
+
+def test_every_counts_the_steps_of_each_optimizer_apart() -> None:
+    layer = nn.Linear(2, 1)
+    kinds = [ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor]
+    monitors = [kind(Count(), None, layer, every=2) for kind in kinds]
+    optimizers = [torch.optim.SGD([layer.weight], lr=0.1), torch.optim.SGD([layer.bias], lr=0.1)]
+    for _ in range(4):
+        layer(torch.ones(1, 2)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for monitor in monitors:
+        assert {path: int(state["count"]) for path, state in monitor.states.items()} == {"weight": 4, "bias": 2}
+
+
+def test_an_optimizer_that_runs_inside_backward_is_seen_as_any_other() -> None:
+    layer = nn.Linear(2, 1)
+    monitors = [kind(Collect(), None, layer) for kind in (ParameterGradientMonitor, ParameterUpdateMonitor)]
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.5) for parameter in layer.parameters()}
+
+    def step_now(parameter: nn.Parameter) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in layer.parameters():
+        parameter.register_post_accumulate_grad_hook(step_now)
+    for _ in range(2):
+        layer(torch.ones(1, 2)).sum().backward()
+    assert {path: value.tolist() for path, value in monitors[0].peek().items()} == {"weight": [[1, 1], [1, 1]], "bias": [1, 1]}
+    for path, change in monitors[1].peek().items():
+        torch.testing.assert_close(change, -0.5 * monitors[0].peek()[path])

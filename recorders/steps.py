@@ -1,0 +1,97 @@
+"""Optimizer steps, told to the monitors that sit on the modules whose parameters they change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+__all__ = ["StepHandle", "StepMonitor"]
+
+
+class StepMonitor(Protocol):
+    """What is told of a step. `mine` are the ids of the parameters that the optimizer holds."""
+
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        """The optimizer is about to change those of `mine`."""
+
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
+
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+        """The optimizer has changed those of `mine`."""
+
+
+class _Steps:
+    """One pair of hooks on all optimizers of the process, on while any monitor wants them.
+
+    It keeps its monitors alive as long as their modules live; they hold the modules weakly.
+    """
+
+    def __init__(self) -> None:
+        self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
+        self.handles: list[Any] = []
+
+    def add(self, module: nn.Module, monitor: StepMonitor) -> None:
+        self.monitors.setdefault(module, []).append(monitor)
+        if not self.handles:
+            self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
+
+    def drop(self, module: nn.Module | None, monitor: StepMonitor) -> None:
+        if module is not None and module in self.monitors:
+            self.monitors[module].remove(monitor)
+            if not self.monitors[module]:
+                del self.monitors[module]
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self.monitors:
+            for handle in self.handles:
+                handle.remove()
+            self.handles = []
+
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._tell(optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._tell(optimizer, *(["_at_gradients"] if _has_closure(args, kwargs) else []), "_after_step")
+
+    def _tell(self, optimizer: Optimizer, *moments: str) -> None:
+        self._rest()  # the last modules may have died
+        if _skipped(optimizer):
+            return
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for module, monitors in list(self.monitors.items()):
+            for monitor in list(monitors):
+                for moment in moments:
+                    getattr(monitor, moment)(module, optimizer, mine)
+
+
+class StepHandle:
+    """Puts a monitor on the steps of all optimizers; like the handle of a hook, `remove` takes it off."""
+
+    def __init__(self, module: nn.Module, monitor: StepMonitor) -> None:
+        self.module, self.monitor = weakref.ref(module), monitor
+        _steps.add(module, monitor)
+
+    def remove(self) -> None:
+        _steps.drop(self.module(), self.monitor)
+
+
+_steps = _Steps()
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether `step` was given a closure, which makes the gradients itself: they are there only afterwards."""
+    return kwargs.get("closure") is not None or any(argument is not None for argument in args[1:2])
+
+
+def _skipped(optimizer: Optimizer) -> bool:
+    """Whether a fused optimizer was told that this step overflowed. Only on the CPU: elsewhere to ask would synchronise."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())
