@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from recorders.constructor import Hook
 from recorders.errors import TargetError
 from recorders.monitor import Monitor
-from recorders.operands import as_operand, recomputing
+from recorders.operands import as_operand, tracing
 from reducers import Reducer
 
 __all__ = ["DifferenceMonitor", "StateMonitor"]
@@ -31,7 +32,22 @@ class _AttributeMonitor(Monitor):
 
     def _check(self, module: nn.Module) -> None:
         for name in (self._attr,) if isinstance(self._attr, str) else self._attr:
+            self._check_readable(module, name)
             self._read(module, name)
+
+    def _check_readable(self, module: nn.Module, name: str) -> None:
+        """A parametrized tensor is computed at every reading, which may change the model: a step of power iteration, say."""
+        owner_name, _, leaf = name.rpartition(".")
+        try:
+            owner = operator.attrgetter(owner_name)(module) if owner_name else module
+        except AttributeError:
+            return  # _read says so
+        if isinstance(owner, nn.Module) and is_parametrized(owner, leaf):
+            place = f"{owner_name}.parametrizations.{leaf}" if owner_name else f"parametrizations.{leaf}"
+            raise TargetError(
+                f"{self.describe(module)}: {name!r} is parametrized, and reading it would compute it anew and may change the "
+                f"model; put a ForwardMonitor on the module {place!r} instead, which returns it whenever it is computed"
+            )
 
     def _read(self, module: nn.Module, name: str) -> Any:
         try:
@@ -82,13 +98,11 @@ class StateMonitor(_AttributeMonitor):
         return [module.register_forward_hook(Hook(self._see), prepend=self.prepend)]
 
     def _see(self, module: nn.Module, *_: Any) -> None:
-        if recomputing():
-            self._skip("recomputed by checkpointing")
-        elif self._due(module, module.training):
+        if not self._passed_by() and self._due(module, module.training):
             try:
                 names = (self._attr,) if isinstance(self._attr, str) else self._attr
                 operands = [self._read(module, name) for name in names]
-            except TargetError as error:
+            except Exception as error:  # a property may raise anything
                 self._fail(error, module, ())
                 return
             self._record(module, *operands)
@@ -135,30 +149,31 @@ class DifferenceMonitor(_AttributeMonitor):
         return values
 
     def _before(self, module: nn.Module, *_: Any) -> None:
+        if tracing():
+            return
         value: Any = None
         try:
             value = self._read(module, self._attr)  # type: ignore[arg-type]
-        except TargetError as error:
+            value = value.detach().clone() if isinstance(value, Tensor) else value
+        except Exception as error:  # a property may raise anything
             self._fail(error, module, ())
         finally:
-            self._stack.append(value.detach().clone() if isinstance(value, Tensor) else value)
+            self._stack.append((value, None if torch.compiler.is_compiling() else sys.exc_info()[1]))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self._stack:  # put on in the middle of a call
             return
-        before = self._stack.pop()
+        before, handled = self._stack.pop()
         if torch.compiler.is_compiling():
             if self._due(module, module.training):
                 self._record(module, self._read(module, self._attr), before)  # type: ignore[arg-type]
             return
-        if output is None and sys.exc_info()[1] is not None:  # called all the same after the user's forward raised
+        if sys.exc_info()[1] is not handled:  # called all the same after the user's forward raised
             self._skip("forward raised")
-        elif recomputing():
-            self._skip("recomputed by checkpointing")
-        elif self._due(module, module.training):
+        elif not self._passed_by() and self._due(module, module.training):
             try:
                 after = self._read(module, self._attr)  # type: ignore[arg-type]
-            except TargetError as error:
+            except Exception as error:
                 self._fail(error, module, ())
                 return
             self._record(module, after, before)

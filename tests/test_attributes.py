@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import DifferenceMonitor, RecordingWarning, StateMonitor, TargetError
+from recorders import DifferenceMonitor, ForwardMonitor, RecordingWarning, StateMonitor, TargetError
 from reducers import Collect, Last, Sum
 
 
@@ -176,3 +177,66 @@ def test_an_attribute_that_vanishes_is_left_out_and_said() -> None:
     with pytest.warns(RecordingWarning, match="has no attribute 'inner.rate'"):
         cell(torch.ones(1))
     assert monitor.peek() is None
+
+
+def test_a_parametrized_attribute_is_refused_because_reading_it_changes_the_model() -> None:
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    for kind in (StateMonitor, DifferenceMonitor):
+        with pytest.raises(TargetError, match=r"put a ForwardMonitor on the module '0.parametrizations.weight' instead"):
+            kind(Last(), "0.weight", nn.Sequential(layer))
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    monitor = ForwardMonitor(Last(), layer.parametrizations.weight)
+    layer(torch.ones(1, 4))
+    assert monitor.samples == 1
+    assert monitor.peek().shape == (4, 4)
+
+
+def test_a_module_without_output_called_while_an_exception_is_handled_is_recorded() -> None:
+    class Counting(nn.Module):
+        count = torch.zeros(1)
+
+        def forward(self) -> None:
+            self.count = self.count + 1
+
+    net = Counting()
+    monitor = DifferenceMonitor(Last(), "count", net)
+    try:
+        raise ValueError
+    except ValueError:
+        net()
+    assert monitor.peek().tolist() == [1.0]
+
+
+def test_a_property_that_raises_does_not_break_the_call() -> None:
+    class Moody(nn.Module):
+        calm = True
+
+        @property
+        def mood(self) -> Tensor:
+            if not self.calm:
+                raise RuntimeError("not today")
+            return torch.ones(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    net = Moody()
+    monitors = [StateMonitor(Last(), "mood", net), DifferenceMonitor(Last(), "mood", net)]
+    net.calm = False
+    with pytest.warns(RecordingWarning, match="not today"):
+        net(torch.ones(1))
+    assert [monitor.samples for monitor in monitors] == [0, 0]
+
+
+def test_numpy_attributes_are_taken_as_tensors() -> None:
+    layer = nn.Identity()
+    layer.scale, layer.table, layer.names = np.float32(0.5), np.arange(3), np.array([object()])
+    for attr, expected in (("scale", 0.5), ("table", [0, 1, 2])):
+        monitor = StateMonitor(Last(), attr, layer)
+        layer(None)
+        assert monitor.peek().tolist() == expected
+        monitor.deregister()
+    StateMonitor(Last(), "names", layer)
+    with pytest.warns(RecordingWarning, match="no tensor to record in ndarray"):
+        layer(None)
