@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders.constructor import Hook
-from recorders.monitor import Monitor
-from recorders.operands import leaves, pack
+from recorders.monitor import Monitor, _own
+from recorders.operands import leaves, pack, tracing
 from reducers import Reducer
 
 __all__ = ["BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
@@ -43,6 +43,8 @@ class GradientMonitor(Monitor):
         return super().deregister()
 
     def _watch(self, module: nn.Module, value: Any) -> None:
+        if tracing():
+            return
         if torch.compiler.is_compiling():
             self._watch_uncompiled(module, value)
         else:
@@ -53,6 +55,9 @@ class GradientMonitor(Monitor):
         self._watch_eagerly(module, value)
 
     def _watch_eagerly(self, module: nn.Module, value: Any) -> None:
+        if _own.working:
+            self._skip("called by a monitor")
+            return
         self.seen = True
         if not torch.is_grad_enabled():
             self._skip("no gradient will come (no_grad)")
@@ -64,7 +69,7 @@ class GradientMonitor(Monitor):
                 self._skip("no gradient will come (frozen or not floating point)")
 
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
-        version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when it is changed in place, by an optimizer say
+        version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
         known = self._watched.get(tensor)
         if known is not None and known.version == version:  # seen before: its one total gradient is awaited already
             known.training = module.training

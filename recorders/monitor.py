@@ -6,7 +6,7 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recorders.constructor import MonitorConstructor, spelled_out
 from recorders.errors import MergeError, MonitorError, OperandError, RecordingWarning, TargetError
-from recorders.operands import detached, isolated, leaves, shapes, transient
+from recorders.operands import detached, isolated, leaves, recomputing, shapes, tracing, transient
 from recorders.recording import Subrecording
 from reducers import Reducer, State
 from reducers.core import check_reducer
@@ -23,6 +23,15 @@ from reducers.core import check_reducer
 __all__ = ["Monitor", "OnError"]
 
 OnError = Literal["raise", "warn", "disable"]
+
+
+class _Own(threading.local):
+    """Whether this thread is at work for a monitor: what its callables and reducers call is none of the user's program."""
+
+    working = False
+
+
+_own = _Own()
 
 
 class Monitor(ABC):
@@ -95,8 +104,8 @@ class Monitor(ABC):
         self._traced: dict[str, Tensor] = {}
         self._merged = 0
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
-        self._eligible: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._eligible: dict[object, int] = {}
+        self._lock = threading.RLock()  # a signal handler may save in the middle of an update
         self._handles: list[Any] = []
         self._module: weakref.ref[nn.Module] | None = None
         if module is not None:
@@ -262,8 +271,16 @@ class Monitor(ABC):
         self.tally[reason] = self.tally.get(reason, 0) + 1
         return False
 
-    def _due(self, module: nn.Module | None, training: bool, path: str = "") -> bool:
-        """The gates, in order: train/eval, condition, every (counted apart for each leaf that is observed by itself)."""
+    def _passed_by(self) -> bool:
+        """Whether this forward is none of the user's own, or was seen before."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.is_exporting()
+        if recomputing():
+            return not self._skip("recomputed by checkpointing")
+        return _own.working and not self._skip("called by a monitor")
+
+    def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
+        """The gates, in order: train/eval, condition, every (counted apart for each stream of observations)."""
         wanted = self.train_update if training else self.eval_update
         if torch.compiler.is_compiling():
             return wanted and (self.condition is None or self.condition())
@@ -279,7 +296,7 @@ class Monitor(ABC):
                 return False
         if self.every == 1:
             return True
-        eligible = self._eligible[path] = self._eligible.get(path, -1) + 1
+        eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
         return eligible % self.every == 0 or self._skip("not due (every)")
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
@@ -289,17 +306,23 @@ class Monitor(ABC):
             path: of the leaf the operands belong to, where each leaf is observed by itself.
         """
         if torch.compiler.is_compiling():
-            self._reduce(operands, path)
+            if not torch.compiler.is_exporting():
+                self._reduce(operands, path)
             return
+        outer, _own.working = _own.working, True
         try:
             with isolated(operands):
                 self._reduce(operands, path)
         except Exception as error:
             self._fail(error, module, operands)
+        finally:
+            _own.working = outer
 
     def _reduce(self, operands: tuple[Any, ...], path: str) -> None:
         if self.filter_ is None and self.map_ is None and self.op_ is None:
             inputs = self._mapped(operands)
+        elif self._unreal(tensor for operand in operands for _, tensor in leaves(operand)):
+            return
         else:
             operands = tuple(map(detached, operands))
             with torch.no_grad():
@@ -342,13 +365,21 @@ class Monitor(ABC):
             if value is None:
                 self._skip("operand was None")
                 return None
-            found = {path: (tensor.detach(),) for path, tensor in leaves(value)}
-            if not found:
+            there = dict(leaves(value))
+            if not there:
                 raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
-        if not self.rehearsing and not torch.compiler.is_compiling() and any(transient(x) for xs in found.values() for x in xs):
-            self._skip("not a real tensor (meta, fake, vmap or grad)")
-            return None
+            if self._unreal(there.values()):
+                return None
+            found = {path: (tensor.detach(),) for path, tensor in there.items()}
         return found
+
+    def _unreal(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these tensors hold no numbers of this moment; then they are not recorded, and counted."""
+        if self.rehearsing or torch.compiler.is_compiling():
+            return False
+        if tracing():
+            return not self._skip("traced (torch.jit.trace or make_fx)")
+        return any(map(transient, tensors)) and not self._skip("not a real tensor (meta, fake, vmap or grad)")
 
     def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
         seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from recorders.constructor import Hook
 from recorders.monitor import Monitor
-from recorders.operands import as_operand, pack, recomputing
+from recorders.operands import as_operand, pack
 
 __all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor"]
 
@@ -32,9 +33,7 @@ class ForwardMonitor(Monitor):
         return [module.register_forward_hook(Hook(self._after), prepend=self.prepend, with_kwargs=True)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if recomputing():
-            self._skip("recomputed by checkpointing")
-        elif self._due(module, module.training):
+        if not self._passed_by() and self._due(module, module.training):
             self._record(module, output, pack(args, kwargs))
 
 
@@ -54,9 +53,7 @@ class ForwardInputMonitor(Monitor):
         return [module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if recomputing():
-            self._skip("recomputed by checkpointing")
-        elif self._due(module, module.training):
+        if not self._passed_by() and self._due(module, module.training):
             self._record(module, pack(args, kwargs))
 
 
@@ -82,6 +79,8 @@ class CallMonitor(Monitor):
 
 
 def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _numbers(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return [_numbers(item) for item in value]
     return as_operand(value)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["as_operand", "detached", "isolated", "leaves", "pack", "recomputing", "shapes", "transient"]
+__all__ = ["as_operand", "detached", "isolated", "leaves", "mapped", "pack", "recomputing", "shapes", "tracing", "transient"]
+
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -45,42 +47,52 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 def detached(value: Any) -> Any:
     """The same structure with every tensor detached, so that a callable may keep what it is given."""
+    return mapped(value, Tensor.detach)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with `function` applied to every tensor."""
     if isinstance(value, Tensor):
-        return value.detach()
+        return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(detached, value))
+        return type(value)(*[mapped(item, function) for item in value])
     if isinstance(value, (tuple, list)):
-        return type(value)([detached(item) for item in value])
+        return type(value)([mapped(item, function) for item in value])
     if type(value) is dict:
-        return {key: detached(item) for key, item in value.items()}
+        return {key: mapped(item, function) for key, item in value.items()}
     if isinstance(value, Mapping):
         clone: Any = copy.copy(value)
         for key, item in value.items():
-            clone[key] = detached(item)
+            clone[key] = mapped(item, function)
         return clone
     if is_dataclass(value) and not isinstance(value, type):
         clone = copy.copy(value)
         for field in fields(value):
             if hasattr(value, field.name):
-                object.__setattr__(clone, field.name, detached(getattr(value, field.name)))
+                object.__setattr__(clone, field.name, mapped(getattr(value, field.name), function))
         return clone
     return value
 
 
 def pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The inputs of a call: the only one as it is, several positional ones as a tuple, keywords as a dict by name or index."""
+    """The inputs of a call: the only one as it is, several as a tuple, keywords as a dict by name or index; None without any."""
     if not kwargs:
-        return args[0] if len(args) == 1 else args
+        return args[0] if len(args) == 1 else args or None
     if not args and len(kwargs) == 1:
         return next(iter(kwargs.values()))
     return {**{str(index): value for index, value in enumerate(args)}, **kwargs}
 
 
 def as_operand(value: Any) -> Any:
-    """A Python number as a tensor (float64 or int64); anything else as it is."""
+    """A Python number as a tensor (float64 or int64), a NumPy number or array as the tensor it is; anything else as it is."""
     if isinstance(value, (bool, int)):
         return torch.tensor(value)
-    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    if hasattr(value, "__array__") and not isinstance(value, (Tensor, type)):
+        with contextlib.suppress(TypeError):  # an array of objects is none of numbers
+            return torch.as_tensor(value)
+    return value
 
 
 def transient(tensor: Tensor) -> bool:
@@ -92,7 +104,14 @@ def transient(tensor: Tensor) -> bool:
 
 def recomputing() -> bool:
     """Whether this forward runs inside a backward pass: activation checkpointing at work, on a call that was seen before."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1
+
+
+def tracing() -> bool:
+    """Whether a program is being written down (`torch.export`, `torch.jit.trace`, `make_fx`), with nothing of a monitor in it."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def shapes(value: Any) -> str:
@@ -101,13 +120,21 @@ def shapes(value: Any) -> str:
     >>> shapes((torch.ones(2, 3), "text"))
     '0: (2, 3) float32'
     """
-    shown = [f"{f'{path}: ' if path else ''}{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for path, t in leaves(value)]
+    try:
+        shown = [_shape(path, tensor) for path, tensor in leaves(value)]
+    except Exception as error:  # nested tensors have no shape, a value that holds itself has no end
+        return f"{type(value).__name__} of unknown shape ({type(error).__name__})"
     return ", ".join(shown[:8]) + (" and more" if len(shown) > 8 else "") if shown else f"no tensor, but {type(value).__name__}"
+
+
+def _shape(path: str, tensor: Tensor) -> str:
+    return f"{f'{path}: ' if path else ''}{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 @contextlib.contextmanager
 def _modes_off(device: str) -> Iterator[None]:
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+    known = device if torch.amp.is_autocast_available(device) else "cpu"
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(known, enabled=False):
         yield
 
 

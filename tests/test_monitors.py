@@ -7,6 +7,7 @@ import io
 import pickle
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -244,6 +245,10 @@ def test_pushed_values_numbers_tensors_and_dicts() -> None:
     metrics = CallMonitor(Max())
     metrics.push({"accuracy": 0.5, "loss": torch.tensor(3.0)})
     assert {name: value.item() for name, value in metrics.peek().items()} == {"accuracy": 0.5, "loss": 3.0}
+    nested = CallMonitor(Max())
+    nested.push([1.0, {"f1": np.float32(0.5)}])
+    nested.push((2, {"f1": np.array([0.25, 0.75])}))
+    assert {name: value.item() for name, value in nested.peek().items()} == {"0": 2.0, "1.f1": 0.75}
 
 
 def test_pushes_pass_the_gates() -> None:
