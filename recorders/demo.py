@@ -9,6 +9,7 @@ Reads from top to bottom as a tutorial: the data, the net, what to record, the t
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -206,9 +207,10 @@ def _draw(layers: list[Layer], recording: Recording, epoch: int, path: Path) -> 
 def _tell(found: list[Finding], layers: int, console: Console) -> None:
     if not found:
         console.print(f"Nothing wrong found in {layers} layers.", style="bold green")
-    for finding in found:
-        console.print(Text.assemble((f"{finding.layer}: {finding.what}.", "bold red")))
-        console.print(Padding(Text(f"{finding.why}\nTry: {finding.remedy}."), (0, 0, 0, 4)))
+    for (why, remedy), alike in itertools.groupby(found, lambda finding: (finding.why, finding.remedy)):
+        for finding in alike:
+            console.print(Text(f"{finding.layer}: {finding.what}.", style="bold red"))
+        console.print(Padding(Text(f"{why}\nTry: {remedy}."), (0, 0, 0, 4), expand=False))
 
 
 def _claim(out: Path, recorder: Recorder) -> Path:

@@ -133,6 +133,19 @@ def test_a_damaged_recording_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+def test_what_is_wrong_is_printed_with_its_remedy_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> torch.nn.Sequential:
+        net = network()
+        torch.nn.init.constant_(net.get_submodule("norm2").bias, -100.0)
+        return net
+
+    monkeypatch.setattr("recorders.demo.network", broken)
+    _, text = run(tmp_path)
+    assert "relu2: 32 of 32 units are dead: they were never active." in text
+    assert "Nothing wrong" not in text
+    assert text.count("leaky activation") == 1
+
+
 def test_interrupted_it_saves_what_was_recorded(tmp_path: Path) -> None:
     with interrupted_at(20):
         finished, text = run(tmp_path)

@@ -155,7 +155,7 @@ def _dress(axes: Any, title: str, vertical: str, horizontal: str = "") -> None:
     axes.set_xlabel(horizontal, fontsize=9, color=_INK)
     axes.grid(True, color=_FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8, color=_FAINT, labelcolor=_INK)
+    axes.tick_params(which="both", labelsize=8, color=_FAINT, labelcolor=_INK)
     for spine in axes.spines.values():
         spine.set_color(_FAINT)
 
