@@ -4,7 +4,7 @@ from reducers.basic import Count, Max, Mean, Min, Norm, Sum
 from reducers.cell import Cell
 from reducers.combine import Postmap, Premap, Product
 from reducers.core import Reducer, Result, State, Statistic
-from reducers.counts import Activity
+from reducers.counts import Activity, Sparsity
 from reducers.errors import (
     ArgumentError,
     DTypeError,
@@ -46,6 +46,7 @@ __all__ = [
     "ReducerError",
     "ReducerTypeError",
     "Result",
+    "Sparsity",
     "State",
     "StateMismatchError",
     "Statistic",

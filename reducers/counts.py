@@ -1,4 +1,4 @@
-"""How often units are active, and which never are."""
+"""How often units are active, which never are, and how much of a tensor is zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError
 from reducers.numeric import count_of, finite, real
 
-__all__ = ["Activity"]
+__all__ = ["Activity", "Sparsity"]
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,14 @@ class Activity(Statistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.eps, (int, float)) or not self.eps >= 0:
-            raise ArgumentError(f"Activity takes eps from 0 up and got {self.eps!r}")
+        _check_eps(self.eps, "Activity")
 
     @property
     def divisible(self) -> bool:
         return not self.death
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # an int8 has no magnitude 128
-        x, mask = finite(x if exact else real(x))
-        state = {"count": count_of(x, mask, axes), "active": (x.abs() > self.eps).sum(dim=axes)}
+        state = _lift_active(x, axes, self.eps)
         if self.death:
             seen, dead = _seen_and_dead(state)
             units = seen.sum()
@@ -79,3 +76,50 @@ class Activity(Statistic):
 def _seen_and_dead(state: State) -> tuple[Tensor, Tensor]:
     seen = state["count"] > 0
     return seen, seen & (state["active"] == 0)
+
+
+@dataclass(frozen=True)
+class Sparsity(Statistic):
+    """Share of the finite elements that are zero, or within `eps` of it: `|x| <= eps`.
+
+    Args:
+        eps: largest magnitude that still counts as zero, in the unit of the data.
+
+    Returns:
+        float64 in [0, 1], in the shape of the kept axes; NaN where nothing finite was seen.
+
+    Raises:
+        ArgumentError: `eps` is negative or not a number.
+
+    >>> import torch
+    >>> sparsity = Sparsity("b c -> c")
+    >>> sparsity.compute(sparsity.update({}, torch.tensor([[0.0, 2.0], [0.0, 0.0]])))
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_eps(self.eps, "Sparsity")
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return _lift_active(x, axes, self.eps)
+
+    def join(self, a: State, b: State) -> State:
+        return {key: value + b[key] for key, value in a.items()}
+
+    def read(self, state: State) -> Tensor:
+        count = state["count"]
+        return torch.where(count > 0, real(count - state["active"]) / real(count), torch.nan)
+
+
+def _check_eps(eps: float, who: str) -> None:
+    if not isinstance(eps, (int, float)) or not eps >= 0:
+        raise ArgumentError(f"{who} takes eps from 0 up and got {eps!r}")
+
+
+def _lift_active(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
+    exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # an int8 has no magnitude 128
+    x, mask = finite(x if exact else real(x))
+    return {"count": count_of(x, mask, axes), "active": (x.abs() > eps).sum(dim=axes)}

@@ -16,6 +16,7 @@ __all__ = [
     "finite",
     "magnitude",
     "nan_where_infinite",
+    "negligible",
     "real",
     "real_or_complex",
     "reduce_finite",
@@ -155,3 +156,8 @@ def count_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> Tensor:
     for axis in axes:  # math.prod does not trace sizes that vary
         reduced *= x.shape[axis]
     return torch.full(kept, reduced, dtype=torch.int64, device=x.device)
+
+
+def negligible(m2: Tensor, count: Tensor, mean: Tensor) -> Tensor:
+    """Whether a sum of squared distances from a mean is no more than rounding makes of equal elements, so that it divides nothing."""
+    return m2 <= real(count) * (8 * torch.finfo(m2.dtype).eps * mean).square()

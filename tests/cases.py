@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 
 from reducers import (
     Activity,
@@ -28,6 +29,7 @@ from reducers import (
     Premap,
     Product,
     Reducer,
+    Sparsity,
     Sum,
     Summary,
 )
@@ -90,6 +92,13 @@ def _moments(x: Array, correction: float = 1) -> dict[str, Any]:
     enough = len(x) > correction
     var = (np.abs(x - x.mean()) ** 2).sum() / (len(x) - correction) if enough else np.nan
     return {"count": len(x), "mean": x.mean() if len(x) else np.nan, "var": var, "std": np.sqrt(var)}
+
+
+def _shape(x: Array) -> dict[str, Any]:
+    wide = x.astype(np.longdouble)
+    flat = not len(x) or np.ptp(x) == 0
+    skewness, kurtosis = (np.nan, np.nan) if flat else (stats.skew(wide), stats.kurtosis(wide))
+    return {**_moments(x), "skewness": float(skewness), "kurtosis": float(kurtosis)}
 
 
 def _norm(p: float, normalize: bool = False) -> Callable[[Array], Any]:
@@ -191,10 +200,17 @@ CASES = (
     Case(Norm("b c -> c", p=float("inf"), normalize=True), units(_norm(np.inf, True), (1,)), data=False),
     Case(Moments(), units(_moments), dtypes=REAL + COMPLEX),
     Case(Moments("b c h -> c", correction=0), units(lambda x: _moments(x, 0), (1,)), trailing=(3, 2)),
+    Case(Moments(order=4), units(_shape)),
+    Case(
+        Moments("b c -> c", order=3),
+        units(lambda x: {name: value for name, value in _shape(x).items() if name != "kurtosis"}, (1,)),
+    ),
     Case(Summary(), _summary),
     Case(Summary("b c -> c"), lambda xs: _summary(xs, (1,))),
     Case(Activity(), _activity()),
     Case(Activity(eps=0.5, death=True), _activity(0.5, death=True), splittable=False),
+    Case(Sparsity(), units(_or_nan(lambda x: (x == 0).mean())), dtypes=REAL + COMPLEX),
+    Case(Sparsity("b c -> c", eps=0.5), units(_or_nan(lambda x: (np.abs(x) <= 0.5).mean()), (1,))),
     Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False),
     Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False),
     Case(Fold(larger_and_stacked), np.concatenate, data=False),
