@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -183,7 +184,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
         if torch.compiler.is_compiling():
             return
         for _path, parameter in self._parameters(module):
-            if parameter.requires_grad and parameter not in self._hooked:
+            if parameter.requires_grad and parameter not in self._hooked and not is_lazy(parameter):
                 self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(Hook(self._accumulated))  # type: ignore[no-untyped-call]
 
     def _accumulated(self, parameter: nn.Parameter) -> None:

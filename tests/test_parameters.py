@@ -294,3 +294,10 @@ def test_an_optimizer_that_runs_inside_backward_is_seen_as_any_other() -> None:
     assert {path: value.tolist() for path, value in monitors[0].peek().items()} == {"weight": [[1, 1], [1, 1]], "bias": [1, 1]}
     for path, change in monitors[1].peek().items():
         torch.testing.assert_close(change, -0.5 * monitors[0].peek()[path])
+
+
+def test_lazy_parameters_are_hooked_once_they_are_there() -> None:
+    layer = nn.LazyLinear(2)
+    monitor = ParameterGradientMonitor(Count(), "weight", layer, when="accumulate")
+    layer(torch.ones(1, 3)).sum().backward()
+    assert (monitor.samples, monitor.peek()) == (1, 6)
