@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from reducers import Reducer
 
@@ -42,6 +43,11 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+# A hook that is reached outside a compiled graph (after a graph break, or on the outermost module) runs as it is; compiled by
+# itself, it would be compiled anew for every monitor, up to the limit. Inside a graph it is traced all the same.
+set_code_exec_strategy(Hook.__call__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def spelled_out(cls: type, root: type) -> inspect.Signature:

@@ -329,3 +329,20 @@ def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
     net()
     assert list(recorder.iter_samples()) == [1, 0]
     assert recorder["inp"].tally["operand was None"] == 1
+
+
+def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None:
+    from torch._dynamo.utils import counters
+
+    net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    recorders = [
+        Recorder(out=ForwardMonitor(reducer), inp=ForwardInputMonitor(reducer)).modules(net)
+        for reducer in (Mean(), Max(), Sum(), Count())
+    ]
+    torch._dynamo.reset()
+    counters.clear()
+    net.compile(backend="eager")  # the hooks of the outermost module run outside of its graph
+    for _ in range(3):
+        net(torch.randn(4, 3))
+    assert counters["stats"]["unique_graphs"] == 2  # one for the first call, which has no states to add to yet
+    assert {samples for recorder in recorders for samples in recorder.iter_samples()} == {3}
