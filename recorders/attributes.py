@@ -30,19 +30,22 @@ class _AttributeMonitor(Monitor):
         self._attr = attr if isinstance(attr, str) else tuple(attr)
         super().__init__(reducer, module, **options)
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self._attr,) if isinstance(self._attr, str) else self._attr
+
+    def applies(self, module: nn.Module) -> bool:
+        return all(_parametrized(module, name) or _has(module, name) for name in self._names)
+
     def _check(self, module: nn.Module) -> None:
-        for name in (self._attr,) if isinstance(self._attr, str) else self._attr:
+        for name in self._names:
             self._check_readable(module, name)
             self._read(module, name)
 
     def _check_readable(self, module: nn.Module, name: str) -> None:
         """A parametrized tensor is computed at every reading, which may change the model: a step of power iteration, say."""
-        owner_name, _, leaf = name.rpartition(".")
-        try:
-            owner = operator.attrgetter(owner_name)(module) if owner_name else module
-        except AttributeError:
-            return  # _read says so
-        if isinstance(owner, nn.Module) and is_parametrized(owner, leaf):
+        if _parametrized(module, name):
+            owner_name, _, leaf = name.rpartition(".")
             place = f"{owner_name}.parametrizations.{leaf}" if owner_name else f"parametrizations.{leaf}"
             raise TargetError(
                 f"{self.describe(module)}: {name!r} is parametrized, and reading it would compute it anew and may change the "
@@ -60,6 +63,23 @@ class _AttributeMonitor(Monitor):
                 f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; it has {there}. "
                 "Where forward sets it, give it a first value (None will do) before the monitor is put on"
             ) from None
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    try:
+        operator.attrgetter(name)(module)
+    except AttributeError:
+        return False
+    return True
+
+
+def _parametrized(module: nn.Module, name: str) -> bool:
+    """Whether the attribute is computed by `torch.nn.utils.parametrize`; found out without reading it."""
+    owner_name, _, leaf = name.rpartition(".")
+    if owner_name and not _has(module, owner_name):
+        return False
+    owner = operator.attrgetter(owner_name)(module) if owner_name else module
+    return isinstance(owner, nn.Module) and is_parametrized(owner, leaf)
 
 
 class StateMonitor(_AttributeMonitor):
@@ -100,8 +120,7 @@ class StateMonitor(_AttributeMonitor):
     def _see(self, module: nn.Module, *_: Any) -> None:
         if not self._passed_by() and self._due(module, module.training):
             try:
-                names = (self._attr,) if isinstance(self._attr, str) else self._attr
-                operands = [self._read(module, name) for name in names]
+                operands = [self._read(module, name) for name in self._names]
             except Exception as error:  # a property may raise anything
                 self._fail(error, module, ())
                 return
@@ -130,6 +149,8 @@ class DifferenceMonitor(_AttributeMonitor):
     """
 
     def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Any) -> None:
+        if not isinstance(attr, str):
+            raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
         self._stacks = threading.local()
         self._traced_stack: list[Any] = []
         super().__init__(reducer, attr, module, **options)

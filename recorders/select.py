@@ -14,7 +14,7 @@ from torch import nn
 
 from recorders.errors import SelectionError, TargetError
 
-__all__ = ["Criteria", "Names", "Place", "select_modules", "select_parameters"]
+__all__ = ["Criteria", "Names", "Place", "select_modules", "select_parameters", "unwrapped"]
 
 Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
 
@@ -55,6 +55,8 @@ class Criteria:
             SelectionError: nothing does, or a name or an index exists nowhere; lists what there is.
         """
         types = _types(self.types)
+        if self.depth is not None and not isinstance(self.depth, int):
+            raise TypeError(f"depth={self.depth!r}: give a number of levels below the net")
         names = None if self.names is None else _patterns(self.names, "names")
         excluded = () if self.exclude is None else _as_tuple(self.exclude)
         not_types = tuple(item for item in excluded if isinstance(item, type))
@@ -126,7 +128,7 @@ def _note(places: dict[int, Place], key: int, place: Place) -> None:
 
 def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] = ()) -> Iterator[tuple[str, nn.Module]]:
     """All names of all modules, wrappers left out of the names, each module before those inside it."""
-    inner = _unwrapped(module)
+    inner = unwrapped(module)
     yield name, inner
     for key, child in inner._modules.items():
         if child is not None and id(child) not in above:
@@ -134,10 +136,10 @@ def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] 
             if recursive:
                 yield from _walk(child, path, True, (*above, id(inner)))
             else:
-                yield path, _unwrapped(child)
+                yield path, unwrapped(child)
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
     """What `torch.compile`, checkpointing or data parallelism wrapped; hooks belong there, and names lose the wrapper."""
     while True:
         key = next((key for key in module._modules if key in _WRAPPERS), None)

@@ -240,3 +240,8 @@ def test_numpy_attributes_are_taken_as_tensors() -> None:
     StateMonitor(Last(), "names", layer)
     with pytest.warns(RecordingWarning, match="no tensor to record in ndarray"):
         layer(None)
+
+
+def test_a_difference_is_of_one_attribute() -> None:
+    with pytest.raises(TargetError, match="make one monitor for each"):
+        DifferenceMonitor(Last(), ("a", "b"))  # type: ignore[arg-type]

@@ -122,14 +122,21 @@ def test_two_nets_are_kept_apart_by_prefix() -> None:
 
 
 def test_a_selection_that_fails_half_way_adds_nothing() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.ReLU())
-    recorder = Recorder(StateMonitor(Last(), "running_mean"))
-    with pytest.raises(TargetError, match="ReLU has no attribute 'running_mean'"):
-        recorder.modules(model, leaves=True)
+    model = nn.Sequential(nn.Linear(2, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    recorder = Recorder(StateMonitor(Last(), "weight"))
+    with pytest.raises(TargetError, match="'weight' is parametrized"):
+        recorder.modules(model)
     assert len(recorder) == 0
     assert not model[0]._forward_hooks
-    assert list(recorder.modules(model, types=nn.BatchNorm1d)) == ["0"]
+    assert list(recorder.modules(model, names="0")) == ["0"]
     assert len(model[0]._forward_hooks) == 1
+
+
+def test_modules_without_the_attribute_are_passed_by_and_none_left_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert list(Recorder(StateMonitor(Last(), "running_mean")).modules(model)) == ["1"]
+    with pytest.raises(SelectionError, match=r"anything to watch for StateMonitor\(Last\(.*\), 'runing_mean'\)"):
+        Recorder(StateMonitor(Last(), "runing_mean")).modules(model)
 
 
 def test_pushed_values_are_subrecorders_too() -> None:

@@ -114,7 +114,7 @@ def test_parameters_need_monitors_that_watch_them() -> None:
 def test_modules_without_parameters_are_passed_by_and_none_left_is_an_error() -> None:
     recorder = Recorder(grad=ParameterGradientMonitor(Mean())).modules(Net(), leaves=True)
     assert list(recorder) == ["grad/encoder.0", "grad/encoder.2", "grad/decoder.0"]
-    with pytest.raises(SelectionError, match=r"none of the 2 modules selected has anything for \['ParameterGradientMonitor'\]"):
+    with pytest.raises(SelectionError, match=r"none of the 2 modules selected has anything to watch for ParameterGr"):
         Recorder(grad=ParameterGradientMonitor(Mean())).modules(Net(), types=(nn.ReLU, nn.Tanh))
 
 
