@@ -16,7 +16,7 @@ from recorders.monitors import CallMonitor
 from recorders.parameters import ParameterMonitor, _ParameterMonitor
 from recorders.recording import Recording, Subrecording, lookup
 from recorders.report import Plan, Report, plan, report
-from recorders.select import Criteria, Names, Place, select_modules, select_parameters
+from recorders.select import Criteria, Names, Place, select_modules, select_parameters, unwrapped
 from reducers import Result
 
 if TYPE_CHECKING:
@@ -158,16 +158,17 @@ class Recorder(Mapping[str, Monitor]):
                         self._on.setdefault(place.module, []).append(monitor)
                     aliases.update({other: same for other in (name, *others) if other != same})
             if not matched:
-                kinds = [type(prototype).__name__ for prototype in self._prototypes.values()]
-                raise SelectionError(f"none of the {len(places)} modules selected has anything for {kinds} to watch")
+                given = ", ".join(map(repr, self._prototypes.values()))
+                raise SelectionError(f"none of the {len(places)} modules selected has anything to watch for {given}")
         except Exception:
             for monitor in added.values():
                 self._forget(monitor.deregister())
             raise
         self._monitors.update(added)
         self._aliases.update(aliases)
-        if all(ref() is not net for ref in self._nets):
-            self._nets.append(weakref.ref(net))
+        inner = unwrapped(net)
+        if all(ref() is not inner for ref in self._nets):
+            self._nets.append(weakref.ref(inner))
         return self
 
     def _same(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
@@ -325,11 +326,15 @@ class Recorder(Mapping[str, Monitor]):
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """A dry run: what will be recorded and how big the states get, from example inputs, without computing anything."""
-        return plan(self, [net for ref in self._nets if (net := ref()) is not None], args, kwargs)
+        return plan(self, self._living_nets(), args, kwargs)
 
     def report(self) -> Report:
-        """What fired how often, what never did and the likely reason."""
-        return report(self)
+        """What fired how often, what never did and the likely reason; modules that left their net since are told."""
+        nets = self._living_nets()
+        return report(self, nets if len(nets) == len(self._nets) else ())
+
+    def _living_nets(self) -> list[nn.Module]:
+        return [net for ref in self._nets if (net := ref()) is not None]
 
 
 def _prototype(item: Any, group: str) -> Monitor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from recorders.errors import RecordingWarning
 from recorders.gradients import GradientMonitor
 from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor
-from recorders.operands import leaves
+from recorders.operands import leaves, mapped
 from recorders.parameters import ParameterMonitor, _ParameterMonitor
 
 __all__ = ["Plan", "PlanRow", "Report", "ReportRow", "plan", "report"]
@@ -58,21 +59,23 @@ class Report:
         return "\n".join(map(str, self.rows))
 
 
-def report(monitors: Mapping[str, Monitor]) -> Report:
-    """How often each monitor was called and what came of it."""
+def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> Report:
+    """How often each monitor was called and what came of it; `nets` are those that the monitored modules were selected from."""
     rows = []
     begun = any(monitor.samples for monitor in monitors.values())
+    present = {id(module) for net in nets for module in net.modules()}
     for name, monitor in monitors.items():
         skipped = {reason: count for reason, count in monitor.tally.items() if reason != "calls"}
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
         calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not tallied
-        rows.append(
-            ReportRow(
-                name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, _reason(monitor, samples, begun)
-            )
-        )
+        gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
+        reason = _GONE if gone else _reason(monitor, samples, begun)
+        rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason))
     return Report(tuple(rows))
+
+
+_GONE = "its module is no longer in the net: another took its place after the selection; select again"
 
 
 def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
@@ -93,7 +96,12 @@ def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
         return "no optimizer step changed its parameters"
     if isinstance(monitor, GradientMonitor) and monitor.seen:
         return "no gradient came: backward was not run, or its output is not used by the loss"
-    return "its module was never called, or through .forward or its weights alone (as MultiheadAttention does with out_proj)"
+    if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
+        return "a container is never called, only what is in it"
+    reason = "its module was never called, or through .forward or its weights alone (as MultiheadAttention does with out_proj)"
+    if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]:  # importing it takes seconds
+        reason += "; or in a graph that torch.compile made before the hook was on: call torch._dynamo.reset() once it is"
+    return reason
 
 
 @dataclass(frozen=True)
@@ -134,13 +142,18 @@ class Plan:
 
 def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """A dry run on the meta device: shapes only, so nothing is computed and neither the nets nor the monitors change."""
-    nets = list(nets)
     note = "" if args or kwargs else "give plan() example inputs to learn the sizes of what is recorded in forward and backward"
     rehearsed: dict[int, Monitor] = {}
+    doubles: list[nn.Module] = []
     memo: dict[int, Any] = {}
-    for net in nets:
-        memo.update({id(tensor): _meta(tensor) for tensor in [*net.parameters(), *net.buffers()]})
-    doubles = [copy.deepcopy(net, memo) for net in nets]
+    try:
+        for net in nets:
+            kept = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+            memo.update({id(tensor): _meta(tensor) for tensor in [*net.parameters(), *net.buffers(), *kept]})
+            doubles.append(copy.deepcopy(net, memo))
+    except Exception as error:
+        memo.clear()  # of modules half copied
+        note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
     for monitor in monitors.values():
         module = monitor.module
         if module is None or id(module) not in memo:
@@ -168,7 +181,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
 
 def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for net in nets:
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.random.fork_rng():
             outputs = [tensor for _, tensor in leaves(net(*args, **kwargs)) if tensor.requires_grad]
             if outputs:
                 torch.autograd.backward([tensor.sum() for tensor in outputs])
@@ -188,14 +201,4 @@ def _meta(tensor: Tensor) -> Tensor:
 
 
 def _on_meta(value: Any) -> Any:
-    return _map(value, lambda tensor: tensor.detach().to("meta"))
-
-
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _map(item, function) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(item, function) for item in value)
-    return value
+    return mapped(value, lambda tensor: tensor.detach().to("meta"))

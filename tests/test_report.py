@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import UserDict
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -134,3 +138,84 @@ def test_plan_of_a_net_that_looks_at_its_data_says_so() -> None:
     plan = recorder.plan(torch.ones(1))
     assert "cannot be run on shapes alone" in plan.note
     assert plan.rows[0].state_bytes is None
+
+
+def test_report_tells_of_modules_that_left_the_net() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    recorder = Recorder(out=ForwardMonitor(Mean()), loss=CallMonitor(Mean())).modules(net)
+    net(torch.ones(1, 2))
+    kept, net[0] = net[0], nn.Linear(2, 2)
+    net(torch.ones(1, 2))
+    told = {row.name: row.reason for row in recorder.report().rows}
+    assert "select again" in told.pop("out/0")
+    assert told == {"out": "", "out/1": "", "loss": "nothing was pushed"}
+    del kept
+    assert "select again" in str(recorder.report())
+
+
+def test_report_tells_of_containers_and_of_graphs_compiled_before_the_hooks_were_on() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(2, 2)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[0](x)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(Net(), backend="eager")
+    compiled(torch.ones(1, 2))
+    recorder = Recorder(ForwardMonitor(Mean())).modules(compiled)
+    compiled(torch.ones(1, 2))
+    told = {row.name: row.reason for row in recorder.report().silent}
+    assert told["layers"] == "a container is never called, only what is in it"
+    assert "torch._dynamo.reset()" in told["layers.0"]
+    torch._dynamo.reset()
+    compiled(torch.ones(1, 2))
+    assert recorder.samples("layers.0") == 1
+
+
+def test_plan_disturbs_no_random_numbers() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn(x.shape).to(x.device)
+
+    net = Noisy()
+    recorder = Recorder(ForwardMonitor(Last())).modules(net)
+    before = torch.get_rng_state()
+    assert recorder.plan(torch.ones(2)).rows[0].state_bytes == 8
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_plan_of_nets_that_keep_their_output_or_cannot_be_copied() -> None:
+    class Keeps(nn.Module):
+        def __init__(self, kept: object) -> None:
+            super().__init__()
+            self.layer, self.kept = nn.Linear(2, 2), kept
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = self.layer(x)
+            return self.kept
+
+    net = Keeps(None)
+    recorder = Recorder(ForwardMonitor(Last())).modules(net)
+    kept = net(torch.ones(1, 2))
+    assert [row.state_bytes for row in recorder.plan(torch.ones(1, 2)).rows] == [8, 8]
+    assert net.kept is kept
+    stubborn = Keeps(threading.Lock())
+    plan = Recorder(ForwardMonitor(Last())).modules(stubborn).plan(torch.ones(1, 2))
+    assert "cannot be copied" in plan.note
+
+
+def test_plan_takes_named_tuples_and_mappings() -> None:
+    class Batch(NamedTuple):
+        x: Tensor
+        more: UserDict[str, Tensor]
+
+    class Net(nn.Module):
+        def forward(self, batch: Batch) -> Tensor:
+            return batch.x + batch.more["y"]
+
+    net = Net()
+    plan = Recorder(ForwardMonitor(Last())).modules(net).plan(Batch(torch.ones(3), UserDict(y=torch.ones(3))))
+    assert (plan.note, plan.rows[0].state_bytes) == ("", 12)
