@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -87,6 +88,8 @@ class Mean(Statistic):
     >>> mean.compute(mean.update(state, torch.tensor([[5.0, 9.0]])))
     tensor([3., 5.], dtype=torch.float64)
     """
+
+    interpolation: ClassVar[str] = "linear"
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         _, mask, added = total(x, axes, "Mean")

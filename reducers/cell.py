@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reducers.core import Reducer, Result, State, check_reducer
+from reducers.core import Reducer, Result, State, check_reducer, check_states
 from reducers.errors import StateMismatchError
+from reducers.history import history_of
 
 __all__ = ["Cell"]
 
@@ -41,6 +42,7 @@ class Cell(nn.Module):
         super().__init__()
         self.reducer = check_reducer(reducer, "Cell")
         self._state: State = reducer.init()
+        self._shapes: State = {}
 
     @property
     def state(self) -> State:
@@ -48,9 +50,16 @@ class Cell(nn.Module):
         return dict(self._state)
 
     def push(self, *xs: Tensor) -> None:
-        """Reduces one more observation; keeps no graph."""
+        """Reduces one more observation; keeps no graph.
+
+        Raises:
+            StateMismatchError: the kept shapes changed, also over a `clear(keepshape=True)`.
+        """
         with torch.no_grad():
-            self._state = self.reducer.update(self._state, *xs)
+            state = self.reducer.update(self._state, *xs)
+        if self._shapes and state:
+            check_states(self.reducer, self._shapes, state)
+        self._state = state
 
     def peek(self) -> Result:
         """The statistic of all that was pushed.
@@ -60,8 +69,52 @@ class Cell(nn.Module):
         """
         return self.reducer.compute(self._state)
 
-    def clear(self) -> None:
-        """Forgets what was pushed."""
+    def latest(self) -> Result:
+        """The newest result of a `History`.
+
+        Raises:
+            NoHistoryError: the reducer is none.
+            EmptyStateError: nothing was pushed.
+        """
+        return history_of(self.reducer).latest(self._state)
+
+    def view(
+        self,
+        time: float | Tensor,
+        interpolation: str | None = None,
+        *,
+        tolerance: float = 1e-7,
+        time_constant: float | None = None,
+    ) -> Result:
+        """The result at a time before the newest; see `History.view`.
+
+        Raises:
+            NoHistoryError: the reducer is no `History`.
+            EmptyStateError: nothing was pushed.
+            ArgumentError: the time is out of range.
+        """
+        history = history_of(self.reducer)
+        return history.view(self._state, time, interpolation, tolerance=tolerance, time_constant=time_constant)
+
+    def dump(self) -> Result:
+        """All results that a `History` holds, newest first; see `History.dump`.
+
+        Raises:
+            NoHistoryError: the reducer is no `History`.
+            EmptyStateError: nothing was pushed.
+        """
+        return history_of(self.reducer).dump(self._state)
+
+    def clear(self, keepshape: bool = False) -> None:
+        """Forgets what was pushed.
+
+        Args:
+            keepshape: what is pushed next must make a state of the same shapes as before.
+        """
+        if not keepshape:
+            self._shapes = {}
+        elif self._state:
+            self._shapes = {key: value.new_empty(()).expand(value.shape) for key, value in self._state.items()}
         self._state = self.reducer.init()
 
     def merge(self, other: Cell) -> None:

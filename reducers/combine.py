@@ -65,6 +65,12 @@ class Product(Reducer):
         split = self._split(state)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.update(split[name], *xs).items()}
 
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        split = self._split(state)
+        return {
+            f"{name}/{key}": value for name, part in self.parts for key, value in part.update_masked(split[name], x, mask).items()
+        }
+
     def merge(self, a: State, b: State) -> State:
         left, right = self._split(a), self._split(b)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.merge(left[name], right[name]).items()}
@@ -127,6 +133,9 @@ class Postmap(_Wrapper):
     >>> root.compute(root.update({}, torch.tensor([4.0, 5.0])))
     tensor(3., dtype=torch.float64)
     """
+
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        return self.reducer.update_masked(state, x, mask)
 
     def compute(self, state: State) -> Result:
         result: Result = self.function(self.reducer.compute(state))

@@ -13,9 +13,11 @@ from torch import Tensor
 from reducers.axes import arrange, validate
 from reducers.chunks import pieces
 from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchError
+from reducers.numeric import able_to_hold_nan
 
 if TYPE_CHECKING:
     from reducers.combine import Postmap, Premap
+    from reducers.gates import Prefilter
 
 __all__ = [
     "Reducer",
@@ -25,6 +27,7 @@ __all__ = [
     "check_reducer",
     "check_states",
     "follow",
+    "leafwise",
     "observation",
     "require_state",
     "unshared",
@@ -49,6 +52,9 @@ class Reducer(ABC):
 
     ordered: ClassVar[bool] = False
     """Whether the result depends on the order of the observations (`merge(a, b)`: `a` came first)."""
+
+    interpolation: ClassVar[str] = "previous"
+    """How a `History` of this reducer is read between two steps, where nothing else is asked for."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -79,6 +85,23 @@ class Reducer(ABC):
         Raises:
             EmptyStateError: nothing was reduced into `state`.
         """
+
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        """The state after the elements of `x` where `mask`, bool and of its shape, is True.
+
+        Raises:
+            ReducerTypeError: this reducer takes observations whole.
+        """
+        raise ReducerTypeError(
+            f"{self!r} takes observations whole, so no elements can be masked, filtered or grouped out of them; "
+            "reducers with a pattern, and products of them, take parts"
+        )
+
+    def prefilter(self, predicate: Callable[[Tensor], Tensor | bool]) -> Prefilter:
+        """This reducer over the elements, or the whole observations, of which `predicate(x)` is True."""
+        from reducers.gates import Prefilter
+
+        return Prefilter(self, predicate)
 
     def premap(self, function: Callable[..., Tensor | tuple[Tensor, ...]]) -> Premap:
         """This reducer over `function(*xs)` instead of `xs`."""
@@ -119,6 +142,13 @@ class Statistic(Reducer):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """The state of one observation: reduce `axes` (never none, never over zero elements) and keep the others."""
 
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        """The state of the elements where `mask`, of the shape of `x`, is True.
+
+        The others are made NaN, which statistics keep out; those that count NaN, or cannot hold it, override this.
+        """
+        return self.lift(torch.where(mask, able_to_hold_nan(x), torch.nan), axes)
+
     @abstractmethod
     def join(self, a: State, b: State) -> State:
         """The state of both; neither is empty."""
@@ -139,6 +169,13 @@ class Statistic(Reducer):
                 lifted = {key: value.contiguous() for key, value in lifted.items()}
             state = self.merge(state, lifted)
         return state
+
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        if x.numel() == 0:
+            return state
+        (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
+        lifted = {key: value.contiguous() for key, value in self.lift_masked(x, mask, axes).items()}
+        return self.merge(follow(state, x.device), lifted)
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
@@ -176,6 +213,14 @@ def unshared(result: Result, state: State) -> Result:
     if isinstance(result, Tensor):
         return result.clone() if any(result is value for value in state.values()) else result
     return {key: unshared(value, state) for key, value in result.items()}
+
+
+def leafwise(function: Callable[..., Tensor], *results: Result) -> Result:
+    """`function` of the tensors of several results of one kind, name by name."""
+    if isinstance(results[0], Tensor):
+        return function(*results)
+    parts = [result for result in results if not isinstance(result, Tensor)]
+    return {name: leafwise(function, *(part[name] for part in parts)) for name in parts[0]}
 
 
 def require_state(reducer: Reducer, state: State) -> None:

@@ -6,6 +6,7 @@ __all__ = [
     "ArgumentError",
     "DTypeError",
     "EmptyStateError",
+    "NoHistoryError",
     "PatternError",
     "RecipeError",
     "ReducerError",
@@ -36,6 +37,10 @@ class DTypeError(ReducerError, TypeError):
 
 class EmptyStateError(ReducerError, ValueError):
     """A result was asked of a state into which nothing was reduced."""
+
+
+class NoHistoryError(ReducerError, TypeError):
+    """A time in the past was asked of a reducer that keeps no history."""
 
 
 class StateMismatchError(ReducerError, ValueError):

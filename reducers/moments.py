@@ -171,6 +171,10 @@ class Summary(Statistic):
             nan = count_of(x, None, axes) - state["count"] - inf
         return {**state, "min": low, "max": high, "zeros": _zeros(x, axes), "nan": nan, "inf": inf}
 
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        state = super().lift_masked(x, mask, axes)
+        return {**state, "nan": state["nan"] - (~mask).sum(dim=axes)}
+
     def join(self, a: State, b: State) -> State:
         return {
             **join_moments(a, b),

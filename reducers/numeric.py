@@ -10,6 +10,7 @@ from torch import Tensor
 from reducers.errors import DTypeError
 
 __all__ = [
+    "able_to_hold_nan",
     "comparable",
     "count_of",
     "extremes",
@@ -23,6 +24,7 @@ __all__ = [
     "square_sum",
     "total",
     "wide_dtype",
+    "wide_float",
     "widen",
 ]
 
@@ -30,6 +32,11 @@ __all__ = [
 def real(x: Tensor) -> Tensor:
     """`x` in the dtype that means and shares are kept in: float64, or float32 where the device has none."""
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+def wide_float(x: Tensor) -> Tensor:
+    """`x` as `real` gives it, or complex128."""
+    return x.to(torch.complex128) if x.is_complex() else real(x)
 
 
 def wide_dtype(x: Tensor, who: str) -> torch.dtype:
@@ -55,6 +62,11 @@ def widen(x: Tensor, who: str) -> Tensor:
 def real_or_complex(x: Tensor) -> Tensor:
     """`x` with integers made real, so that powers and differences neither overflow nor truncate."""
     return x if x.is_complex() or x.is_floating_point() else real(x)
+
+
+def able_to_hold_nan(x: Tensor) -> Tensor:
+    """`x` in a dtype that has NaN and can be computed with: integers as real numbers, float8 as float32."""
+    return _computable(real_or_complex(x))
 
 
 def comparable(x: Tensor, who: str) -> Tensor:
@@ -159,5 +171,5 @@ def count_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> Tensor:
 
 
 def negligible(m2: Tensor, count: Tensor, mean: Tensor) -> Tensor:
-    """Whether a sum of squared distances from a mean is no more than rounding makes of equal elements, so that it divides nothing."""
+    """Whether a sum of squared distances from a mean is no more than what rounding makes of equal elements."""
     return m2 <= real(count) * (8 * torch.finfo(m2.dtype).eps * mean).square()
