@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recorders.constructor import MonitorConstructor, spelled_out
 from recorders.errors import MergeError, MonitorError, OperandError, RecordingWarning, TargetError
-from recorders.operands import detached, isolated, leaves, recomputing, shapes, tracing, transient
+from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient
 from recorders.recording import Subrecording
 from reducers import Reducer, State
 from reducers.core import check_reducer
@@ -311,8 +311,11 @@ class Monitor(ABC):
             return
         outer, _own.working = _own.working, True
         try:
-            with isolated(operands):
+            if plain_mode():
                 self._reduce(operands, path)
+            else:
+                with isolated(operands):
+                    self._reduce(operands, path)
         except Exception as error:
             self._fail(error, module, operands)
         finally:
@@ -365,7 +368,7 @@ class Monitor(ABC):
             if value is None:
                 self._skip("operand was None")
                 return None
-            there = dict(leaves(value))
+            there = {"": value} if isinstance(value, Tensor) else dict(leaves(value))
             if not there:
                 raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
             if self._unreal(there.values()):
@@ -391,7 +394,8 @@ class Monitor(ABC):
             raise MonitorError(message) from error
         if self.on_error == "disable":
             self.deregister()
-            warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=4)
+            if first:
+                warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=4)
         elif first:
             warnings.warn(
                 f"{message}; this observation is left out, and later ones like it silently", RecordingWarning, stacklevel=4

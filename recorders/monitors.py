@@ -71,7 +71,9 @@ class CallMonitor(Monitor):
     def push(self, *values: Any) -> None:
         """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
         module = self.module
-        if self._due(module, self.train_update if module is None else module.training):
+        if self.on_error == "disable" and self.last_error is not None:
+            self._skip("pushed after the failure that took it off")
+        elif self._due(module, self.train_update if module is None else module.training):
             self._record(module, *map(_numbers, values))
 
     def _attach(self, module: nn.Module) -> list[Any]:

@@ -11,7 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_operand", "detached", "isolated", "leaves", "mapped", "pack", "recomputing", "shapes", "tracing", "transient"]
+__all__ = [
+    "as_operand",
+    "detached",
+    "isolated",
+    "leaves",
+    "mapped",
+    "pack",
+    "plain_mode",
+    "recomputing",
+    "shapes",
+    "tracing",
+    "transient",
+]
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
@@ -97,7 +109,8 @@ def as_operand(value: Any) -> Any:
 
 def transient(tensor: Tensor) -> bool:
     """Whether a tensor holds no numbers of its own: meta and fake tensors, and those inside vmap, grad and functionalisation."""
-    if tensor.is_meta or torch._C._functorch.peek_interpreter_stack() is not None:
+    functorch = torch._C._functorch
+    if tensor.is_meta or functorch.peek_interpreter_stack() is not None or functorch.is_legacy_batchedtensor(tensor):
         return True
     return type(tensor) is not Tensor and type(tensor).__name__ in ("FakeTensor", "FunctionalTensor")
 
@@ -131,15 +144,15 @@ def _shape(path: str, tensor: Tensor) -> str:
     return f"{f'{path}: ' if path else ''}{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
+def plain_mode() -> bool:
+    """Whether neither inference mode nor autocast is on."""
+    return not torch.is_inference_mode_enabled() and not torch._C._is_any_autocast_enabled()
+
+
 @contextlib.contextmanager
-def _modes_off(device: str) -> Iterator[None]:
+def isolated(operands: tuple[Any, ...]) -> Iterator[None]:
+    """The user's inference mode and autocast do not reach into a State."""
+    device = next((tensor.device.type for operand in operands for _, tensor in leaves(operand)), "cpu")
     known = device if torch.amp.is_autocast_available(device) else "cpu"
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(known, enabled=False):
         yield
-
-
-def isolated(operands: tuple[Any, ...]) -> contextlib.AbstractContextManager[None]:
-    """The user's inference mode and autocast do not reach into a State; free where neither is on."""
-    if not torch.is_inference_mode_enabled() and not torch._C._is_any_autocast_enabled():
-        return contextlib.nullcontext()
-    return _modes_off(next((tensor.device.type for operand in operands for _, tensor in leaves(operand)), "cpu"))

@@ -96,6 +96,8 @@ def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
         return "no optimizer step changed its parameters"
     if isinstance(monitor, GradientMonitor) and monitor.seen:
         return "no gradient came: backward was not run, or its output is not used by the loss"
+    if monitor.module is None and monitor.registered:
+        return "its module is no more: nothing else kept it alive"
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
         return "a container is never called, only what is in it"
     reason = "its module was never called, or through .forward or its weights alone (as MultiheadAttention does with out_proj)"

@@ -213,3 +213,11 @@ def test_a_module_that_keeps_its_output_needs_no_cycle_collector(kind: type[Back
     finally:
         gc.enable()
     assert monitor.samples == 1
+
+
+def test_gradients_batched_by_a_vectorised_jacobian_are_left_out() -> None:
+    layer = nn.Linear(2, 3)
+    monitor = BackwardMonitor(Mean(), layer)
+    jacobian = torch.autograd.functional.jacobian(layer, torch.ones(2), vectorize=True)
+    torch.testing.assert_close(jacobian, layer.weight.detach())
+    assert (monitor.samples, monitor.last_error) == (0, None)

@@ -19,6 +19,7 @@ from recorders import (
     MergeError,
     MonitorConstructor,
     MonitorError,
+    ParameterGradientMonitor,
     RecordingWarning,
     TargetError,
 )
@@ -374,3 +375,23 @@ def test_one_failing_leaf_leaves_all_leaves_of_that_call_out() -> None:
     with pytest.warns(RecordingWarning, match="needs 2 axes"):
         layer(torch.ones(2, 3))
     assert monitor.states == {}
+
+
+def test_a_disabled_monitor_warns_once_and_records_no_more() -> None:
+    layer = nn.Linear(2, 2)
+    monitors = [
+        ParameterGradientMonitor(Mean("a b c -> a"), None, layer, on_error="disable"),
+        CallMonitor(Mean("a b c -> a"), on_error="disable"),
+    ]
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with pytest.warns(RecordingWarning, match="has been taken off") as caught:
+        for size in (2, 2, 2):
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            monitors[1].push(torch.ones(size))
+        monitors[1].push(torch.ones(1, 1, 1))
+    assert len(caught) == 2
+    assert [monitor.samples for monitor in monitors] == [0, 0]
+    monitors[1].clear()
+    monitors[1].push(torch.ones(1, 1, 1))
+    assert monitors[1].samples == 1

@@ -219,3 +219,8 @@ def test_plan_takes_named_tuples_and_mappings() -> None:
     net = Net()
     plan = Recorder(ForwardMonitor(Last())).modules(net).plan(Batch(torch.ones(3), UserDict(y=torch.ones(3))))
     assert (plan.note, plan.rows[0].state_bytes) == ("", 12)
+
+
+def test_report_tells_of_modules_that_are_no_more() -> None:
+    recorder = Recorder(ForwardMonitor(Mean())).modules(nn.Linear(2, 2))
+    assert recorder.report().rows[0].reason == "its module is no more: nothing else kept it alive"
