@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reducers.errors import PatternError
 
-__all__ = ["arrange", "validate"]
+__all__ = ["arrange", "rows", "validate", "validate_features"]
 
 _ELLIPSIS = "\u2026"  # how einops' parser writes "..."
 
@@ -50,6 +50,24 @@ def validate(pattern: str) -> None:
     if not isinstance(pattern, str):
         raise PatternError(f"a pattern is a string such as 'b c h w -> c'; got {type(pattern).__name__} {pattern!r}")
     _sides(pattern)
+
+
+def validate_features(*patterns: str) -> None:
+    """Raises `PatternError` where one of the patterns keeps more or less than one axis, or two reduce axes in different orders."""
+    reduced = []
+    for pattern in patterns:
+        validate(pattern)
+        left, right, _, _ = _sides(pattern)
+        if len(right.composition) != 1 or not right.identifiers or right.composition == [_ELLIPSIS]:
+            raise PatternError(
+                f"pattern {pattern!r} must keep one axis, the features, as 'b ... d -> d' does: "
+                "join several by parentheses, as in 'b c h w -> (c h w)' or 'b ... -> (...)'"
+            )
+        names = [name for axis in left.composition for name in ([axis] if axis == _ELLIPSIS else axis)]
+        reduced.append([name for name in names if name not in right.identifiers])
+    shared = [[name for name in names if all(name in others for others in reduced)] for names in reduced]
+    if any(names != shared[0] for names in shared):
+        raise PatternError(f"patterns {patterns} reduce the same axes in different orders, so that their rows would not be pairs")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -113,3 +131,9 @@ def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
         )
         raise PatternError(f"shape {tuple(x.shape)} does not fit: {reason}") from None
     return (x, layout.axes) if layout.axes else (x.unsqueeze(0), (0,))
+
+
+def rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """What `arrange` gave for a pattern that keeps one axis, as a matrix [n, d]: a row for each position of the reduced axes."""
+    feature = next(axis for axis in range(x.ndim) if axis not in axes)
+    return x.movedim(feature, -1).reshape(-1, x.shape[feature])

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from reducers import (
+    CKA,
     Activity,
     Collect,
     Count,
+    Covariance,
+    CrossCovariance,
     First,
     Fold,
     Geometry,
@@ -23,6 +26,7 @@ from reducers import (
     Max,
     Mean,
     Min,
+    MinibatchCKA,
     Moments,
     Norm,
     Postmap,
@@ -32,6 +36,9 @@ from reducers import (
     Sparsity,
     Sum,
     Summary,
+    correlation,
+    effective_rank,
+    intrinsic_dimension,
 )
 
 Array = NDArray[Any]
@@ -168,6 +175,124 @@ def _geometry(inner: Callable[[Observations], Any], normalize: bool = False) -> 
     return reference
 
 
+def _finite_rows(*xs: Array) -> list[Array]:
+    keep = np.logical_and.reduce([np.isfinite(x).all(axis=1) for x in xs])
+    return [x[keep].astype(np.longdouble) for x in xs]
+
+
+def _rest(x: Array) -> Array:
+    """Rows about their mean; exactly zero for constant features."""
+    return np.where(np.ptp(x, axis=0) == 0, 0, x - x.mean(axis=0)) if len(x) else x
+
+
+def _covariances(x: Array, y: Array, correction: float) -> Array:
+    freedom = len(x) - correction
+    return np.asarray(_rest(x).T @ _rest(y) / freedom if freedom > 0 else np.full((x.shape[1], y.shape[1]), np.nan), np.float64)
+
+
+def _center(x: Array) -> Array:
+    return np.asarray(x.mean(axis=0) if len(x) else np.full(x.shape[1], np.nan), np.float64)
+
+
+def _covariance(correction: float = 1) -> Callable[[Observations], dict[str, Any]]:
+    def reference(xs: Observations) -> dict[str, Any]:
+        whole = np.concatenate(xs)
+        (x,) = _finite_rows(whole)
+        return {
+            "count": len(x),
+            "mean": _center(x),
+            "covariance": _covariances(x, x, correction),
+            "nonfinite": len(whole) - len(x),
+        }
+
+    return reference
+
+
+def _cross_covariance(xs: Observations) -> dict[str, Any]:
+    whole = np.concatenate(xs)
+    x, y = _finite_rows(whole[:, :2], whole[:, 2:])
+    return {
+        "count": len(x),
+        "mean_x": _center(x),
+        "mean_y": _center(y),
+        "var_x": _covariances(x, x, 1).diagonal(),
+        "var_y": _covariances(y, y, 1).diagonal(),
+        "covariance": _covariances(x, y, 1),
+        "nonfinite": len(whole) - len(x),
+    }
+
+
+def _correlation(xs: Observations) -> Array:
+    c = _covariance()(xs)["covariance"]
+    scale = np.sqrt(np.where(c.diagonal() == 0, np.nan, c.diagonal()))
+    return c / scale / scale[:, None]
+
+
+def _spectrum(xs: Observations) -> Array:
+    """Shares of the variance along the principal axes, by singular values of the data."""
+    x = _rest(_finite_rows(np.concatenate(xs))[0]).astype(np.float64)
+    power = np.linalg.svd(x, compute_uv=False) ** 2 if len(x) > 1 else np.zeros(1)
+    return power / power.sum()
+
+
+def _effective_rank(xs: Observations) -> Any:
+    shares = _spectrum(xs)
+    return np.exp(stats.entropy(shares)) if np.isfinite(shares).all() else np.nan
+
+
+def _dimension(threshold: float) -> Callable[[Observations], Any]:
+    def reference(xs: Observations) -> Any:
+        shares = _spectrum(xs)
+        return 1 + np.argmax(np.cumsum(shares) >= threshold * (1 - 1e-12)) if np.isfinite(shares).all() else 0
+
+    return reference
+
+
+def _hsic(x: Array, y: Array) -> tuple[Any, Any]:
+    """Song et al. 2012, eq. 5, as it is printed, and the size of its largest term."""
+    n = len(x)
+    k, l = (z @ z.T * (1 - np.eye(n)) for z in (_rest(x), _rest(y)))  # noqa: E741
+    ones = np.ones(n)
+    terms = [np.trace(k @ l), ones @ k @ ones * (ones @ l @ ones) / ((n - 1) * (n - 2)), -2 / (n - 2) * (ones @ k @ l @ ones)]
+    return sum(terms) / (n * (n - 3)), max(map(abs, terms)) / (n * (n - 3))
+
+
+def _alignment(xy: Any, xx: tuple[Any, Any], yy: tuple[Any, Any]) -> np.float64:
+    enough = all(value > 1e-11 * scale for value, scale in (xx, yy))
+    return np.float64(xy / np.sqrt(xx[0]) / np.sqrt(yy[0])) if enough else np.float64(np.nan)
+
+
+def _cka(unbiased: bool) -> Callable[[Observations], dict[str, Any]]:
+    def reference(xs: Observations) -> dict[str, Any]:
+        whole = np.concatenate(xs)
+        x, y = _finite_rows(whole[:, :2], whole[:, 2:])
+        if unbiased:
+            cka = _alignment(_hsic(x, y)[0], _hsic(x, x), _hsic(y, y)) if len(x) > 3 else np.nan
+        else:
+            k, l = (_rest(z) @ _rest(z).T for z in (x, y))  # noqa: E741
+            cka = _alignment((k * l).sum(), ((k * k).sum(), 0), ((l * l).sum(), 0))
+        return {"cka": cka, "count": len(x), "nonfinite": len(whole) - len(x)}
+
+    return reference
+
+
+def _minibatch_cka(xs: Observations) -> dict[str, Any]:
+    kept = [_finite_rows(x[:, :2], x[:, 2:]) for x in xs]
+    enough = [pair for pair in kept if len(pair[0]) > 3]
+    sums = [np.sum([_hsic(pair[a], pair[b]) for pair in enough], axis=0) for a, b in ((0, 1), (0, 0), (1, 1))]
+    return {
+        "cka": _alignment(sums[0][0], sums[1], sums[2]) if enough else np.nan,
+        "observations": len(enough),
+        "skipped": len(xs) - len(enough),
+        "nonfinite": sum(len(x) - len(pair[0]) for x, pair in zip(xs, kept, strict=True)),
+    }
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors with the same rows out of one, for what reduces two."""
+    return x[:, :2], x[:, 2:]
+
+
 def larger_and_stacked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Associative, not commutative, and of any shapes: for `Fold`."""
     return torch.cat((a, b))
@@ -211,6 +336,18 @@ CASES = (
     Case(Activity(eps=0.5, death=True), _activity(0.5, death=True), splittable=False),
     Case(Sparsity(), units(_or_nan(lambda x: (x == 0).mean())), dtypes=REAL + COMPLEX),
     Case(Sparsity("b c -> c", eps=0.5), units(_or_nan(lambda x: (np.abs(x) <= 0.5).mean()), (1,))),
+    Case(Covariance(), _covariance()),
+    Case(
+        Covariance("b c h -> c", correction=0), lambda xs: _covariance(0)([np.moveaxis(x, 1, 2).reshape(-1, 3) for x in xs]), (3, 2)
+    ),
+    Case(Covariance("b c h -> (c h)"), lambda xs: _covariance()([x.reshape(-1, 4) for x in xs]), (2, 2)),
+    Case(Postmap(Covariance(), correlation), _correlation, data=False),
+    Case(Postmap(Covariance(), effective_rank), _effective_rank, data=False),
+    Case(Postmap(Covariance(correction=0), intrinsic_dimension(0.9)), _dimension(0.9), data=False),
+    Case(Premap(CrossCovariance(), halves), _cross_covariance, (5,), data=False),
+    Case(Premap(CKA(), halves), _cka(unbiased=False), (5,), data=False),
+    Case(Premap(CKA(unbiased=True), halves), _cka(unbiased=True), (5,), data=False),
+    Case(Premap(MinibatchCKA(), halves), _minibatch_cka, (5,), splittable=False, data=False),
     Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False),
     Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False),
     Case(Fold(larger_and_stacked), np.concatenate, data=False),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reducers
-from reducers import Product, Reducer, State, Statistic
+from reducers import Premap, Product, Reducer, State, Statistic
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -68,7 +68,9 @@ def two_cuts(xs: list[Tensor]) -> st.SearchStrategy[tuple[int, int]]:
 def test_every_reducer_has_a_row() -> None:
     exported = {getattr(reducers, name) for name in reducers.__all__}
     concrete = {cls for cls in exported if inspect.isclass(cls) and issubclass(cls, Reducer) and not inspect.isabstract(cls)}
-    missing = concrete - {type(case.reducer) for case in CASES}
+    tested = {type(case.reducer) for case in CASES}
+    tested |= {type(case.reducer.reducer) for case in CASES if isinstance(case.reducer, Premap)}  # what takes two tensors
+    missing = concrete - tested
     assert not missing, f"add a row to tests/cases.py for {sorted(cls.__name__ for cls in missing)}"
 
 
