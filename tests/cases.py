@@ -215,8 +215,8 @@ def _cross_covariance(xs: Observations) -> dict[str, Any]:
         "count": len(x),
         "mean_x": _center(x),
         "mean_y": _center(y),
-        "var_x": _covariances(x, x, 1).diagonal(),
-        "var_y": _covariances(y, y, 1).diagonal(),
+        "var_x": _covariances(x, x, 1).diagonal().copy(),
+        "var_y": _covariances(y, y, 1).diagonal().copy(),
         "covariance": _covariances(x, y, 1),
         "nonfinite": len(whole) - len(x),
     }
