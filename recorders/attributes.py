@@ -137,7 +137,7 @@ class DifferenceMonitor(_AttributeMonitor):
     """Records how a forward changes an attribute of its module. Operands: after, before.
 
     The default is `after - before`; a None on one side counts as zeros, on both sides it is not recorded. The value before is
-    cloned, so that a change in place is seen.
+    cloned, so that a change in place is seen. Booleans and integers are subtracted as int64.
 
     >>> import torch
     >>> from reducers import Last
@@ -211,4 +211,5 @@ class DifferenceMonitor(_AttributeMonitor):
         return super()._mapped(operands)
 
     def _default(self, *operands: Any) -> Any:
-        return operands[0] - operands[1]
+        after, before = (x if x.is_floating_point() or x.is_complex() else x.long() for x in operands)  # 1 - 2 is no uint8
+        return after - before

@@ -17,8 +17,8 @@ __all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor"]
 class ForwardMonitor(Monitor):
     """Records what a module returns. Operands: output, inputs.
 
-    Inputs are the tensor itself where the call had one, a tuple for several, a dict where some were keywords. Forwards that
-    activation checkpointing runs again during backward are not recorded twice.
+    Inputs are the tensor itself where the call had one, a tuple for several, a dict where some were keywords, None without any.
+    Forwards that activation checkpointing runs again during backward are not recorded twice.
 
     >>> import torch
     >>> from reducers import Mean

@@ -245,3 +245,15 @@ def test_numpy_attributes_are_taken_as_tensors() -> None:
 def test_a_difference_is_of_one_attribute() -> None:
     with pytest.raises(TargetError, match="make one monitor for each"):
         DifferenceMonitor(Last(), ("a", "b"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8])
+def test_differences_of_booleans_and_small_integers_do_not_wrap(dtype: torch.dtype) -> None:
+    layer = nn.Identity()
+    layer.spikes = torch.tensor([0, 1, 1]).to(dtype)
+    monitor = DifferenceMonitor(Last(), "spikes", layer)
+    layer.register_forward_hook(
+        lambda module, args, output: setattr(module, "spikes", torch.tensor([1, 0, 1]).to(dtype)), prepend=True
+    )
+    layer(torch.ones(1))
+    assert monitor.peek().tolist() == [1, -1, 0]
