@@ -1,0 +1,43 @@
+"""Integers that look random and are a pure function of their arguments, the same on every device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["bits_of", "integers", "mix", "shift_right"]
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+
+
+def shift_right(x: Tensor, by: int) -> Tensor:
+    """`x >> by` with zeros moved in, as torch has it only for unsigned numbers."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def mix(x: Tensor, salt: int) -> Tensor:
+    """A bijection of int64 whose output bits each depend on all input bits: step `salt` of SplitMix64 from each `x`.
+
+    Reference: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, variant 13 of Stafford.
+    """
+    x = x + ((salt * _GOLDEN + 2**63) % 2**64 - 2**63)
+    x = (x ^ shift_right(x, 30)) * _FIRST
+    x = (x ^ shift_right(x, 27)) * _SECOND
+    return x ^ shift_right(x, 31)
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """The bit patterns of the elements of `x`, int64; of a complex number two, along one more axis."""
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    if x.is_floating_point():
+        # a lazy negation would otherwise be lost with the dtype
+        x = x.resolve_neg().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
+    return integers(x)
+
+
+def integers(x: Tensor) -> Tensor:
+    """Whole numbers as int64; those of torch.uint64 above its range wrap."""
+    return x.view(torch.int64) if x.dtype is torch.uint64 else x.to(torch.int64)
