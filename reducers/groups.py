@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reducers import ring
 from reducers.core import Reducer, Result, State, check_reducer, check_states, follow, leafwise, require_state
 from reducers.errors import ReducerTypeError
 from reducers.gates import fit
+from reducers.ring import check_length
 
 __all__ = ["GroupBy"]
 
@@ -19,15 +19,16 @@ __all__ = ["GroupBy"]
 class GroupBy(Reducer):
     """The inner reducer over the elements of each group; which group they are in is the second input.
 
-    `update(state, x, labels)`: integers from 0 to `groups - 1`, whose axes are the first ones of x, and repeated where it lacks
-    them: `[batch]` beside `[batch, channels]`. What has another label, such as -100 for "ignore", is in no group. Integers in x are
-    taken as float64. Each tensor of the state has one more axis in front, the groups.
+    `update(state, x, labels)`: integers from 0 up, whose axes are the first ones of x, and repeated where it lacks them: `[batch]`
+    beside `[batch, channels]`. What has another label, such as -100 for "ignore", is in no group. Integers in x are taken as
+    float64. Each tensor of the state has one more axis in front, the groups.
 
     An update passes over the observation once per group: meant for ten classes or a hundred experts, not for a vocabulary.
 
     Args:
         reducer: a reducer with a pattern, or a product of such, whose state keeps its shape.
-        groups: how many groups there are.
+        groups: how many groups there are; labels from there up are in none. None lets the groups grow with the largest label:
+            then each update waits for the device to read it, and cannot be compiled into one graph.
 
     Returns:
         What the inner reducer computes, with one more axis in front, the groups.
@@ -45,11 +46,12 @@ class GroupBy(Reducer):
     """
 
     reducer: Reducer
-    groups: int
+    groups: int | None = None
 
     def __post_init__(self) -> None:
         check_reducer(self.reducer, "GroupBy")
-        ring.check_length(self, "groups")
+        if self.groups is not None:
+            check_length(self, "groups")
 
     @property
     def ordered(self) -> bool:  # type: ignore[override]
@@ -59,23 +61,43 @@ class GroupBy(Reducer):
         x, labels = fit(self, xs, "labels")
         if labels.is_floating_point() or labels.is_complex():
             raise ReducerTypeError(f"{self!r} takes labels that are integers and got {labels.dtype}")
-        lifted = [self.reducer.update_masked({}, x, labels == group) for group in range(self.groups)]
-        return self.merge(follow(state, x.device), _stack(lifted)) if lifted[0] else state
+        if x.numel() == 0:
+            return state
+        # where groups grow, the last is one that nothing is in: those that come later start from it
+        rows = max(int(labels.max()) + 1, 0) + 1 if self.groups is None else self.groups
+        masks = [labels == group for group in range(rows)]
+        return self.merge(follow(state, x.device), _stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
+        if self.groups is None:
+            rows = max(map(_count, (a, b)))
+            a, b = _padded(a, rows), _padded(b, rows)
         check_states(self, a, b)
         b = follow(b, next(iter(a.values())).device)
-        return _stack([self.reducer.merge(_row(a, group), _row(b, group)) for group in range(self.groups)])
+        return _stack([self.reducer.merge(_row(a, group), _row(b, group)) for group in range(_count(a))])
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        return leafwise(_rows, *[self.reducer.compute(_row(state, group)) for group in range(self.groups)])
+        results = [self.reducer.compute(_row(state, group)) for group in range(_count(state))]
+        return leafwise(_groups if self.groups is None else _all, *results)
 
 
-def _rows(*results: Tensor) -> Tensor:
-    return torch.stack(results)
+def _all(*rows: Tensor) -> Tensor:
+    return torch.stack(rows)
+
+
+def _groups(*rows: Tensor) -> Tensor:
+    return torch.stack(rows)[:-1]
+
+
+def _count(state: State) -> int:
+    return len(next(iter(state.values())))
+
+
+def _padded(state: State, rows: int) -> State:
+    return {key: torch.cat((value, value[-1:].expand(rows - len(value), *value.shape[1:]))) for key, value in state.items()}
 
 
 def _row(state: State, group: int) -> State:
