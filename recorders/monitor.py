@@ -47,7 +47,8 @@ class Monitor(ABC):
         eval_update: record while the module is in evaluation mode.
         prepend: put the hook before those already registered.
         condition: called without arguments; nothing is recorded where it returns False.
-        every: record the first of every so many calls that passed the gates before.
+        every: record the first of every so many calls that passed the gates before; inside a compiled graph, which would have to
+            be compiled anew for each count, all of them are recorded.
         filter_: called with the operands; nothing is recorded where it returns False.
         map_: called with the operands; returns the tuple of tensors that the reducer gets.
         op_: called with the operands, only where `map_` is None; returns the tensor (or nested tensors) that the reducer gets.

@@ -71,8 +71,12 @@ def validate_features(*patterns: str) -> None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _layout(pattern: str, ndim: int) -> Layout:
-    return _cached_layout(pattern, ndim)
+def _layout(pattern: str, ndim: int) -> Layout | str:
+    """The layout, or why there is none: what is raised in here breaks the caller's compiled program instead of its graph."""
+    try:
+        return _cached_layout(pattern, ndim)
+    except PatternError as error:
+        return str(error)
 
 
 @lru_cache(maxsize=1024)
@@ -121,6 +125,8 @@ def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
     """
     try:
         layout = _layout(pattern, x.ndim)
+        if isinstance(layout, str):
+            raise PatternError(layout)
         if layout.rearrange is not None:
             x = rearrange(x, layout.rearrange)
         elif layout.permute is not None:

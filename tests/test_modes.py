@@ -346,3 +346,15 @@ def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None
         net(torch.randn(4, 3))
     assert counters["stats"]["unique_graphs"] == 2  # one for the first call, which has no states to add to yet
     assert {samples for recorder in recorders for samples in recorder.iter_samples()} == {3}
+
+
+def test_a_mistake_met_while_compiling_is_said_and_does_not_break_the_call() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    recorder = Recorder(wrong=ForwardMonitor(Mean("b c h w -> c")), right=ForwardMonitor(Mean())).modules(net, types=nn.Linear)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="eager")
+    x = torch.randn(4, 3)
+    with pytest.warns(RecordingWarning, match="needs 4 axes, got 2"):
+        out = compiled(x)
+    torch.testing.assert_close(out, net(x))
+    assert list(recorder.iter_samples()) == [0, 2]
