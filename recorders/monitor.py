@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recorders.constructor import MonitorConstructor, spelled_out
 from recorders.errors import MergeError, MonitorError, OperandError, RecordingWarning, TargetError
 from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient
+from recorders.past import Past
 from recorders.recording import Subrecording
 from reducers import Reducer, State
 from reducers.core import check_reducer
@@ -34,7 +35,7 @@ class _Own(threading.local):
 _own = _Own()
 
 
-class Monitor(ABC):
+class Monitor(Past, ABC):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
     Operands pass, in order: the gates (`train_update`/`eval_update`, `condition`, `every`), `filter_`, then `map_` or `op_`, then
@@ -164,7 +165,11 @@ class Monitor(ABC):
         self._check(target)
         self.deregister()
         self._module = weakref.ref(target)
-        self._handles = self._attach(target)
+        try:
+            self._handles = self._attach(target)
+        except RuntimeError as error:  # modules of torch.jit.script take no hooks
+            kind = type(target).__name__
+            raise TargetError(f"{self.describe(target)}: {error}; leave it out of the selection with exclude={kind}") from error
         return self
 
     def deregister(self) -> Monitor:

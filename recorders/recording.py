@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recorders.errors import MergeError, SelectionError
+from recorders.past import Past
 from reducers import Reducer, Result, State
 from reducers.core import check_reducer
 
@@ -17,7 +18,7 @@ __all__ = ["Recording", "Subrecording", "lookup"]
 
 
 @dataclass(frozen=True)
-class Subrecording:
+class Subrecording(Past):
     """What one monitor recorded.
 
     Attributes:

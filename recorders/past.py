@@ -1,0 +1,73 @@
+"""Looking back: what was recorded with a `History`, at earlier times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from reducers import History, NoHistoryError, Result, State
+from reducers.history import history_of
+
+__all__ = ["Past"]
+
+
+class _Recorded(Protocol):
+    @property
+    def reducer(self) -> Any: ...
+
+    @property
+    def states(self) -> Mapping[str, State]: ...
+
+
+class Past:
+    """`latest`, `view` and `dump` of monitors and subrecordings whose reducer is a `History`; raw results, as it computes them.
+
+    Results come as from `peek`: of the lone tensor, or by leaf path for nested operands; None where nothing was recorded.
+    """
+
+    def latest(self: _Recorded) -> Any:
+        """The newest result.
+
+        Raises:
+            NoHistoryError: the reducer is no `History`.
+        """
+        return _read(self, History.latest)
+
+    def view(
+        self: _Recorded,
+        time: float | Tensor,
+        interpolation: str | None = None,
+        *,
+        tolerance: float = 1e-7,
+        time_constant: float | None = None,
+    ) -> Any:
+        """The result at a time before the newest; see `reducers.History.view`.
+
+        Raises:
+            NoHistoryError: the reducer is no `History`.
+            ArgumentError: the time is out of range.
+        """
+        return _read(
+            self,
+            lambda history, state: history.view(state, time, interpolation, tolerance=tolerance, time_constant=time_constant),
+        )
+
+    def dump(self: _Recorded) -> Any:
+        """All results that are kept, newest first along a new first axis; see `reducers.History.dump`.
+
+        Raises:
+            NoHistoryError: the reducer is no `History`.
+        """
+        return _read(self, History.dump)
+
+
+def _read(recorded: _Recorded, read: Callable[[History, State], Result]) -> Any:
+    if recorded.reducer is None:
+        raise NoHistoryError("the reducer holds a function, which files do not keep: pass it, load(path, reducers={name: reducer})")
+    history = history_of(recorded.reducer)
+    results = {path: read(history, state) for path, state in recorded.states.items() if state}
+    if not results:
+        return None
+    return results[""] if set(results) == {""} else results
