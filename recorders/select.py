@@ -142,7 +142,7 @@ def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] 
 def unwrapped(module: nn.Module) -> nn.Module:
     """What `torch.compile`, checkpointing or data parallelism wrapped; hooks belong there, and names lose the wrapper."""
     while True:
-        key = next((key for key in module._modules if key in _WRAPPERS), None)
+        key = next((key for key in module._modules.keys() if key in _WRAPPERS), None)  # noqa: SIM118
         if key is None and isinstance(module, _PARALLEL):
             key = "module"
         inner = module._modules.get(key) if key is not None else None

@@ -137,3 +137,13 @@ def test_a_module_inside_itself_ends() -> None:
     net = nn.Sequential(nn.Linear(1, 1))
     net.add_module("again", net)
     assert list(Recorder(ForwardMonitor(Count())).modules(net)) == ["", "0"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_modules_that_take_no_hooks_are_refused_with_the_way_to_leave_them_out() -> None:
+    net = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU())
+    with pytest.raises(TargetError, match="not supported on ScriptModules; leave it out of the selection with exclude"):
+        Recorder(ForwardMonitor(Mean())).modules(net)
+    recorder = Recorder(ForwardMonitor(Mean())).modules(net, exclude=torch.jit.ScriptModule)
+    net(torch.ones(1, 2))
+    assert {name: monitor.samples for name, monitor in recorder.items()} == {"": 1, "1": 1}
