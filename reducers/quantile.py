@@ -27,7 +27,7 @@ class Quantile(Statistic):
     q is the smallest element x such that at least a share q of all elements is at most x, as `numpy.quantile` with
     `method="inverted_cdf"` has it. What is returned lies in the bucket of that element, at the harmonic mean of its ends, which
     is off by at most `1 / (2**(bits + 1) + 1)` of the element: 1.54 % with 5 bits, 0.39 % with 7. It is clamped to the least and
-    the greatest element, which are kept exactly, so that q=0, q=1 and constants are exact (as far as float64 is).
+    the greatest element, which are kept exactly, so that these two themselves and constants are exact (as far as float64 is).
 
     Magnitudes below `low` count as zero, so the error there is absolute and less than `low`; quantiles of magnitude `high` and
     more are told from one another only by the least and the greatest element, and otherwise given as `high`. Without `low` and
@@ -176,7 +176,8 @@ class Quantile(Statistic):
         rank = (shares * real(count)).ceil().long().clamp(min=1)
         found = torch.searchsorted(reached, rank).clamp(max=reached.shape[-1] - 1)
         least, greatest = (real(nan_where_infinite(state[key])).unsqueeze(-1) for key in ("min", "max"))
-        quantiles = self._middles(reached)[found].clamp(least, greatest).movedim(-1, 0).contiguous()
+        inside = self._middles(reached)[found].clamp(least, greatest)
+        quantiles = torch.where(rank <= 1, least, torch.where(rank >= count, greatest, inside)).movedim(-1, 0).contiguous()
         return quantiles if isinstance(q, tuple) else quantiles[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,26 +56,44 @@ class _Ends(Reducer):
         slots = {key: value.clone() for key, value in state.items() if key != "observations"}
         return {**slots, "value": nan_where_infinite(slots["value"])}
 
-    def _rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The reduced elements in one last axis, in the order of `x`, and their flat places in it (None: 0, 1, 2, ...)."""
+    def _rows(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The reduced elements along one last axis, and what turns indices along it into flat places in `x`."""
         arranged, axes = arrange(x, self.pattern)
         if len(axes) == arranged.ndim == x.ndim:
-            return arranged.reshape(-1), None
-        places, _ = arrange(torch.arange(x.numel(), device=x.device).reshape(x.shape), self.pattern)
-        kept = kept_shape(arranged, axes)
-        order = [*(axis for axis in range(arranged.ndim) if axis not in axes), *axes]
+            return arranged.reshape(-1), torch.clone
+        kept = [axis for axis in range(arranged.ndim) if axis not in axes]
         elements = 1
         for axis in axes:  # -1 cannot be told where there are no elements
             elements *= arranged.shape[axis]
-        return arranged.permute(order).reshape(*kept, elements), places.permute(order).reshape(*kept, elements)
+        rows = arranged.permute(*kept, *axes).reshape(*kept_shape(arranged, axes), elements)
+        return rows, lambda chosen: self._places(chosen, x, [arranged.shape[axis] for axis in axes], [*kept, *axes])
 
-    def _lift(self, x: Tensor, rows: Tensor, places: Tensor | None, ids: Tensor | None, payload: Tensor | None) -> State:
+    def _places(self, chosen: Tensor, x: Tensor, sizes: list[int], order: list[int]) -> Tensor:
+        """Flat places in `x` of what was chosen from its rows, without an index for every element of `x`."""
+        coordinates: list[Tensor] = []
+        for size in reversed(sizes):
+            coordinates.insert(0, chosen % size)
+            chosen = chosen // size
+        for axis, size in reversed(list(enumerate(chosen.shape[:-1]))):
+            number = torch.arange(size, device=x.device)
+            coordinates.insert(0, number.reshape(-1, *(1,) * (chosen.ndim - 1 - axis)).expand(chosen.shape))
+        places, stride = torch.zeros_like(chosen), 1
+        for axis in reversed(range(x.ndim)):
+            along = torch.arange(x.shape[axis], device=x.device) * stride
+            along = along.reshape(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
+            places = places + arrange(along, self.pattern)[0].permute(order)[tuple(coordinates)]
+            stride *= x.shape[axis]
+        return places
+
+    def _lift(
+        self, x: Tensor, rows: Tensor, places: Callable[[Tensor], Tensor], ids: Tensor | None, payload: Tensor | None
+    ) -> State:
         rows = comparable(rows, type(self).__name__)
         rows = rows.to(torch.uint8) if rows.dtype is torch.bool else rows
         chosen = _first_indices(self._usable(rows), self.k, self.largest)
         value = rows.gather(-1, chosen)
         found = torch.isfinite(value)
-        position = torch.where(found, chosen if places is None else places.gather(-1, chosen), -1)
+        position = torch.where(found, places(chosen), -1)
         sample = position.clamp(min=0) // (x[0].numel() if x.ndim else 1)
         slots = {
             "value": torch.where(found, value, self._worst(value.dtype)),
@@ -166,7 +185,8 @@ class BottomK(_Ends):
 
 def _first_indices(rows: Tensor, k: int, largest: bool) -> Tensor:
     """Indices of the k greatest (least) elements along the last axis, best first, of equal ones the earlier; fewer if there are."""
-    if rows.device.type == "cpu" and not torch.compiler.is_compiling() and rows.shape[-1] >= 2 * CHUNK >= 8 * k:
+    eager = rows.device.type == "cpu" and not torch.compiler.is_compiling()
+    if eager and rows.shape[-1] >= 2 * CHUNK >= 8 * k:
         starts = range(0, rows.shape[-1], CHUNK)
         parts = [_first_indices(rows[..., start : start + CHUNK], k, largest) + start for start in starts]
         survivors = torch.cat(parts, dim=-1)
@@ -175,6 +195,9 @@ def _first_indices(rows: Tensor, k: int, largest: bool) -> Tensor:
     k = min(k, length)
     value, index = rows.topk(k, dim=-1, largest=largest, sorted=False)
     edge = value.amin(-1, keepdim=True) if largest else value.amax(-1, keepdim=True)
+    if eager and torch.count_nonzero(rows >= edge if largest else rows <= edge).item() == value.numel():
+        index = index.sort(dim=-1).values
+        return index.gather(-1, rows.gather(-1, index).sort(dim=-1, descending=largest, stable=True).indices)
     # topk is free to choose among equals: those at the edge are chosen anew, by place
     tied = torch.where(rows == edge, torch.arange(length, device=rows.device), length)
     index = torch.cat((torch.where(value == edge, length, index), tied.topk(k, dim=-1, largest=False).values), dim=-1)

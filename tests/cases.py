@@ -10,32 +10,84 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from references_distributions import (
+    count_by_value,
+    extreme,
+    frequent,
+    histogram,
+    hyperloglog,
+    per_unit,
+    quantiles,
+    reservoir,
+)
+from references_temporal import (
+    differences,
+    ema,
+    first_nonfinite,
+    grouped,
+    masked,
+    positive,
+    scaled,
+    time_since,
+    trace,
+    weighted,
+    with_condition,
+    with_labels,
+    with_mask,
+    with_weights,
+)
 from scipy import stats
 
 from reducers import (
     CKA,
+    EMA,
     Activity,
+    BottomK,
     Collect,
+    ConditionalCumulativeTrace,
+    ConditionalNearestTrace,
     Count,
+    CountByValue,
     Covariance,
     CrossCovariance,
+    CumulativeTrace,
+    Difference,
+    DistinctCount,
+    EveryNth,
     First,
+    FirstNonfinite,
     Fold,
     Geometry,
+    GroupBy,
+    HeavyHitters,
+    Histogram,
+    History,
     Last,
+    Masked,
     Max,
     Mean,
     Min,
     MinibatchCKA,
     Moments,
+    NearestTrace,
     Norm,
     Postmap,
+    Prefilter,
     Premap,
     Product,
+    Quantile,
     Reducer,
+    Reservoir,
+    ScaledCumulativeTrace,
+    ScaledNearestTrace,
     Sparsity,
     Sum,
     Summary,
+    TimeSince,
+    TopK,
+    WeightedMean,
+    WeightedMoments,
+    Window,
     correlation,
     effective_rank,
     intrinsic_dimension,
@@ -47,6 +99,7 @@ Observations = list[Array]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REAL = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool)
 COMPLEX = (torch.complex64, torch.complex128)
+INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
 @dataclass(frozen=True)
@@ -72,6 +125,10 @@ class Case:
     same_shape: bool = False
     data: bool = True
     graphs: int = 4
+
+    @property
+    def takes_floats(self) -> bool:
+        return any(dtype.is_floating_point for dtype in self.dtypes)
 
     def __str__(self) -> str:
         return repr(self.reducer)
@@ -308,6 +365,10 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return x.double() + 1
 
 
+def _third(xs: Observations) -> dict[str, Any]:
+    return {"last": xs[::3][-1], "top": units(_or_nan(np.max))(xs[::3])}
+
+
 _mean = _or_nan(np.mean)
 
 CASES = (
@@ -348,6 +409,25 @@ CASES = (
     Case(Premap(CKA(), halves), _cka(unbiased=False), (5,), data=False),
     Case(Premap(CKA(unbiased=True), halves), _cka(unbiased=True), (5,), data=False),
     Case(Premap(MinibatchCKA(), halves), _minibatch_cka, (5,), splittable=False, data=False),
+    Case(Histogram(bins=8, low=-2.0, high=2.0), histogram(np.linspace(-2, 2, 9))),
+    Case(Histogram("b c -> c", edges=(-1.0, 0.0, 0.5, 50.0)), histogram([-1.0, 0.0, 0.5, 50.0], (1,))),
+    Case(Quantile(), quantiles((0.25, 0.5, 0.75), 5)),
+    Case(
+        Quantile("b c h -> h c", q=(0.1, 1.0), bits=3, low=0.2, high=40.0),
+        quantiles((0.1, 1.0), 3, (2, 1), -3, 6),
+        trailing=(3, 2),
+    ),
+    Case(Quantile("b c -> c", q=0.5, low=1e-60), quantiles(0.5, 5, (1,), -200)),
+    Case(CountByValue(values=50), per_unit(count_by_value(50), ()), dtypes=INTEGERS),
+    Case(CountByValue("b c -> c", values=4), per_unit(count_by_value(4), (1,)), dtypes=INTEGERS),
+    Case(DistinctCount(), units(lambda x: hyperloglog(x, 12)), dtypes=INTEGERS),
+    Case(DistinctCount("b c -> c", bits=4), units(lambda x: hyperloglog(x, 4), (1,)), dtypes=INTEGERS),
+    Case(HeavyHitters(k=4), per_unit(frequent(4), ()), dtypes=INTEGERS),
+    Case(HeavyHitters("b c -> c", k=3, bits=8), per_unit(frequent(3), (1,)), dtypes=INTEGERS),
+    Case(TopK(k=2), extreme(2, True), splittable=False),
+    Case(TopK("b c h -> h c", k=5), extreme(5, True, (2, 1)), trailing=(3, 2), dtypes=FLOATS, splittable=False),
+    Case(BottomK("b c -> c", k=3), extreme(3, False, (1,)), dtypes=FLOATS, splittable=False),
+    Case(Reservoir(k=4, seed=7), reservoir(4, 7), dtypes=(torch.float64,), splittable=False),
     Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False),
     Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False),
     Case(Fold(larger_and_stacked), np.concatenate, data=False),
@@ -370,4 +450,67 @@ CASES = (
         units(lambda x: _moments(x)["std"] / (1 + np.abs(_moments(x)["mean"]))),
         data=False,
     ),
+    Case(EMA(alpha=0.3), ema(0.3), splittable=False, same_shape=True),
+    Case(EMA("b c -> c", alpha=0.9), ema(0.9, batch_mean=True), splittable=False),
+    Case(
+        NearestTrace(time_constant=2.0, amplitude=1.5, target=0.0, tolerance=0.5),
+        trace(lambda h: 1.5 if abs(h) <= 0.5 else None, 2.0, nearest=True),
+        splittable=False,
+        same_shape=True,
+    ),
+    Case(
+        CumulativeTrace(time_constant=2.0, target=0.0),
+        trace(lambda h: 1.0 if h == 0 else None, 2.0, nearest=False),
+        splittable=False,
+        same_shape=True,
+    ),
+    Case(
+        ScaledNearestTrace(time_constant=3.0, criterion=positive, scale=2.0),
+        trace(scaled(2.0, 1.0), 3.0, nearest=True),
+        splittable=False,
+        same_shape=True,
+        data=False,
+    ),
+    Case(
+        ScaledCumulativeTrace(time_constant=3.0, criterion=positive, scale=-1.0, amplitude=0.5),
+        trace(scaled(-1.0, 0.5), 3.0, nearest=False),
+        splittable=False,
+        same_shape=True,
+        data=False,
+    ),
+    Case(
+        Premap(ConditionalNearestTrace(time_constant=3.0, amplitude=0.0), with_condition),
+        trace(scaled(1.0, 0.0), 3.0, nearest=True),
+        splittable=False,
+        same_shape=True,
+        data=False,
+    ),
+    Case(
+        Premap(ConditionalCumulativeTrace(time_constant=3.0), with_condition),
+        trace(scaled(1.0, 1.0), 3.0, nearest=False),
+        splittable=False,
+        same_shape=True,
+        data=False,
+    ),
+    *(
+        Case(TimeSince(positive, 0.1, name), time_since(start, 0.1), splittable=False, same_shape=True, data=False)
+        for name, start in (("inf", np.inf), ("zero", 0.0), ("nan", np.nan))
+    ),
+    Case(Difference(Summary()), differences(_summary), splittable=False, graphs=8),
+    Case(Difference(Mean("b c -> c")), differences(units(_mean, (1,))), splittable=False, same_shape=True),
+    Case(FirstNonfinite("b c -> c"), first_nonfinite, splittable=False),
+    Case(History(Mean("b c -> c"), 0.5, 1.0, True), units(_mean, (1,)), splittable=False),
+    Case(History(EMA(alpha=0.5), duration=2.0), ema(0.5), splittable=False, same_shape=True),
+    Case(Window(Summary("b c -> c"), 3), lambda xs: _summary(xs[-3:], (1,)), splittable=False),
+    Case(Window(EMA("b c -> c", alpha=0.5), 2), lambda xs: ema(0.5, batch_mean=True)(xs[-2:]), splittable=False),
+    Case(EveryNth(Moments(), 2), lambda xs: units(_moments)(xs[::2]), splittable=False),
+    Case(EveryNth(Product(last=Last(), top=Max()), 3), _third, splittable=False, same_shape=True),
+    Case(Premap(Masked(Summary("b c -> c")), with_mask), masked(lambda xs: _summary(xs, (1,))), (4,), data=False),
+    Case(Premap(Masked(Product(n=Count())), with_mask), masked(lambda xs: {"n": units(len)(xs)}), (4,), data=False),
+    Case(Prefilter(Mean("b c -> c"), positive), units(lambda x: _mean(x[x > 0]), (1,)), data=False),
+    Case(Premap(WeightedMean("b c -> c"), with_weights), weighted(None), (4,), data=False),
+    Case(Premap(WeightedMoments("b c -> c"), with_weights), weighted(1), (4,), data=False),
+    Case(Premap(WeightedMoments("b c -> c", correction=0), with_weights), weighted(0), (4,), data=False),
+    Case(Premap(GroupBy(Moments("b c -> c"), 3), with_labels), grouped(units(_moments, (1,))), (4,), data=False),
+    Case(Premap(GroupBy(Product(s=Summary()), 3), with_labels), grouped(lambda xs: {"s": _summary(xs)}), (4,), data=False),
 )

@@ -64,9 +64,11 @@ def quantiles(
         x = x[np.isfinite(x)]
         if not len(x):
             return np.full_like(q, np.nan)
+        ranks = np.maximum(1, np.ceil(np.multiply(q, len(x))))
         exact = np.quantile(x, q, method="inverted_cdf")
-        middles = np.array([bucketed(value, bits, first, end) for value in np.ravel(exact)])
-        return np.clip(middles.reshape(np.shape(exact)), x.min(), x.max())
+        middles = np.array([bucketed(value, bits, first, end) for value in np.ravel(exact)]).reshape(np.shape(exact))
+        inside = np.clip(middles, x.min(), x.max())
+        return np.where(ranks == 1, x.min(), np.where(ranks == len(x), x.max(), inside))
 
     def reference(xs: Observations) -> Array:
         found = per_unit(lambda x: {"quantile": of(x)}, keep)(xs)["quantile"]
