@@ -75,6 +75,7 @@ class CKA(PairStatistic):
         sums = {a + b: features[a].T @ features[b] for a, b in _PAIRS}
         if self.unbiased:
             lengths = {name: value.square().sum(dim=1) for name, value in features.items()}
+            sums.update({f"trace_{name}": value.sum() for name, value in lengths.items()})
             for a, b in _PAIRS:
                 sums[f"quartic_{a}{b}"] = (lengths[a] * lengths[b]).sum()
             for a, b in product("xy", repeat=2):
@@ -103,7 +104,8 @@ class CKA(PairStatistic):
         if not self.unbiased:
             return moved
         squares = {name: by[name].square().sum() for name in "xy"}
-        traces = {name: state[name * 2].diagonal().sum() for name in "xy"}
+        traces = {name: state[f"trace_{name}"] for name in "xy"}
+        moved.update({f"trace_{name}": trace + count * squares[name] for name, trace in traces.items()})
         for a, b in _PAIRS:
             moved[f"quartic_{a}{b}"] = (
                 state[f"quartic_{a}{b}"]
@@ -184,10 +186,9 @@ class MinibatchCKA(PairStatistic):
             "nonfinite": counted["nonfinite"],
         }
         for a, b in _PAIRS:
-            left, right = grams[a], grams[b]
-            lengths = left.diagonal(), right.diagonal()
-            terms = (left * right).sum(), (lengths[0] * lengths[1]).sum(), lengths[0].sum() * lengths[1].sum()
-            estimate, scale = hsic(*terms, count)
+            (left, left_squares), (right, right_squares) = grams[a], grams[b]
+            traces = left_squares.sum() * right_squares.sum()
+            estimate, scale = hsic((left * right).sum(), (left_squares * right_squares).sum(), traces, count)
             state[f"hsic_{a}{b}"] = torch.where(enough, estimate, 0.0)
             if a == b:
                 state[f"scale_{a}{b}"] = torch.where(enough, scale, 0.0)
@@ -227,16 +228,17 @@ def hsic(inner: Tensor, quartic: Tensor, traces: Tensor, count: Tensor) -> tuple
     return (inner + between - within) / divisor, (inner + between + within) / divisor
 
 
-def _gram(x: Tensor, keep: Tensor | None, count: Tensor) -> Tensor:
-    """Inner products [n, n] of the centred rows, in blocks of features; zeros for rows that are not kept, and for equal ones."""
+def _gram(x: Tensor, keep: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products [n, n] of the centred rows and their diagonal [n], in blocks of features; zeros for rows that are not kept."""
     divisor = real(count.clamp(min=1))
-    total: Tensor | None = None
+    products: Tensor | None = None
+    squares = []
     for block in pieces(x, (1,)):
         mean = block.sum(dim=0, dtype=divisor.dtype) / divisor
         rest = centred(block, mean, keep)
-        flat = negligible(rest.square().sum(dim=0), count, mean)
-        rest = torch.where(flat, 0.0, rest)
-        added = rest @ rest.T
-        total = added if total is None else total.add_(added)
-    assert total is not None
-    return total
+        # features that do not vary are exactly zero, so that what is left is not their rounding
+        rest = torch.where(negligible(rest.square().sum(dim=0), count, mean), 0.0, rest)
+        products = rest @ rest.T if products is None else products.addmm_(rest, rest.T)
+        squares.append(rest.square().sum(dim=1))
+    assert products is not None  # there is a block, for there are features
+    return products, torch.stack(squares).sum(dim=0)
