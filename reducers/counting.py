@@ -53,6 +53,11 @@ class CountByValue(Statistic):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"counts": tally(_whole(x, "CountByValue"), axes, self.values + 1, self._bin)}
 
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        counts = self.lift(_outside(x, mask, "CountByValue"), axes)["counts"]
+        outside = counts[..., -1] - (~mask).sum(dim=axes)
+        return {"counts": torch.cat((counts[..., :-1], outside.unsqueeze(-1)), dim=-1)}
+
     def _bin(self, x: Tensor) -> Tensor:
         x = integers(x)
         return torch.where((x >= 0) & (x < self.values), x, self.values)
@@ -113,6 +118,13 @@ class DistinctCount(Statistic):
             register = shift_right(hashed, 64 - self.bits) + units
             ranks.scatter_reduce_(0, register.reshape(-1), rank.reshape(-1), "amax")
         return {"ranks": ranks.to(torch.uint8).reshape(*kept_shape(x, axes), registers)}
+
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        x = integers(_whole(x, "DistinctCount"))
+        # a number that is seen again changes nothing, so one that counts stands in for those that do not
+        seen = torch.where(mask, x, torch.iinfo(torch.int64).min).amax(dim=axes, keepdim=True)
+        ranks = self.lift(torch.where(mask, x, seen), axes)["ranks"]
+        return {"ranks": torch.where(mask.any(dim=axes).unsqueeze(-1), ranks, 0)}
 
     def join(self, a: State, b: State) -> State:
         return {"ranks": torch.maximum(a["ranks"], b["ranks"])}
@@ -202,6 +214,10 @@ class HeavyHitters(Statistic):
         outside = count_of(x, None, axes) - inside
         return {"cells": cells.reshape(*kept, self.depth, self.width, 1 + self.bits), "outside": outside}
 
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        state = self.lift(_outside(x, mask, "HeavyHitters"), axes)
+        return {**state, "outside": state["outside"] - (~mask).sum(dim=axes)}
+
     def join(self, a: State, b: State) -> State:
         return {key: value + b[key] for key, value in a.items()}
 
@@ -236,6 +252,11 @@ def _whole(x: Tensor, who: str) -> Tensor:
             f"{who} counts whole numbers and got {x.dtype}; convert them first, for example .premap(torch.Tensor.long)"
         )
     return x
+
+
+def _outside(x: Tensor, mask: Tensor, who: str) -> Tensor:
+    """`x` with -1, which is outside of every range, where the mask is not True."""
+    return torch.where(mask, integers(_whole(x, who)), -1)
 
 
 def _trailing_zeros(x: Tensor, most: int) -> Tensor:

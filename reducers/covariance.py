@@ -131,6 +131,10 @@ class Covariance(Statistic):
         state, (mean,) = centred_sums([rows(x, axes)], "Covariance", lambda rest: {"m2": rest.T @ rest})
         return {**state, "mean": mean}
 
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        state = super().lift_masked(x, mask, axes)  # leaves out each row that is masked anywhere
+        return {**state, "nonfinite": state["nonfinite"] - (~rows(mask, axes)).any(dim=1).sum()}
+
     def join(self, a: State, b: State) -> State:
         count = a["count"] + b["count"]
         share = b["count"] / real(count.clamp(min=1))

@@ -97,6 +97,11 @@ class Histogram(Statistic):
         counts[..., -1] -= nan
         return {"counts": torch.cat((counts, nan.unsqueeze(-1)), dim=-1)}
 
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        counts = super().lift_masked(x, mask, axes)["counts"]
+        nan = counts[..., -1] - (~mask).sum(dim=axes)
+        return {"counts": torch.cat((counts[..., :-1], nan.unsqueeze(-1)), dim=-1)}
+
     def _bin(self, x: Tensor, bounds: Tensor, spaced: bool) -> Tensor:
         """0 below the first edge, then the bins from 1, then one number above the last edge."""
         if not spaced:

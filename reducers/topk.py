@@ -14,7 +14,7 @@ from reducers.binning import kept_shape
 from reducers.chunks import CHUNK
 from reducers.core import Reducer, Result, State, check_states, follow, require_state
 from reducers.errors import ArgumentError
-from reducers.numeric import comparable, nan_where_infinite
+from reducers.numeric import able_to_hold_nan, comparable, nan_where_infinite
 from reducers.slots import after, companions, first
 
 __all__ = ["BottomK", "TopK"]
@@ -41,6 +41,9 @@ class _Ends(Reducer):
         if x.numel() == 0:
             return state
         return self.merge(follow(state, x.device), self._lift(x, rows, places, ids, payload))
+
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        return self.update(state, torch.where(mask, able_to_hold_nan(x), torch.nan))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
