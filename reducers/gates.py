@@ -69,7 +69,7 @@ class Masked(_Gate):
     `masked.update(s, x, mask) == reducer.update(s, x[mask])` for one that reduces everything, with no shape that depends on data.
     The mask is bool, or not zero where elements count; its axes are the first ones of x, and those it lacks, or has with length 1,
     are repeated: `[batch, time]` beside `[batch, time, features]`. Elements masked out become NaN, which statistics keep out, so
-    integers are taken as float64.
+    integers are taken as float64, except by reducers that count whole numbers.
 
     Args:
         reducer: a reducer with a pattern, or a product of such.

@@ -21,7 +21,7 @@ class GroupBy(Reducer):
 
     `update(state, x, labels)`: integers from 0 up, whose axes are the first ones of x, and repeated where it lacks them: `[batch]`
     beside `[batch, channels]`. What has another label, such as -100 for "ignore", is in no group. Integers in x are taken as
-    float64. Each tensor of the state has one more axis in front, the groups.
+    in `Masked`. Each tensor of the state has one more axis in front, the groups.
 
     An update passes over the observation once per group: meant for ten classes or a hundred experts, not for a vocabulary.
 
