@@ -52,7 +52,7 @@ def findings(recorded: Recorder | Recording) -> list[Finding]:
     judged.
 
     Args:
-        recorded: a recorder knows more than a recording: why something was not recorded, and which modules are sigmoids.
+        recorded: a recorder knows more than a recording: why something was not recorded.
 
     >>> import torch
     >>> from recorders import ForwardMonitor

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from recorders.capture import capturing
 from recorders.constructor import Hook
-from recorders.monitor import Monitor, _own
+from recorders.monitor import Monitor
 from recorders.operands import leaves, pack, tracing
 from reducers import Reducer
 
@@ -55,7 +56,7 @@ class GradientMonitor(Monitor):
         self._watch_eagerly(module, value)
 
     def _watch_eagerly(self, module: nn.Module, value: Any) -> None:
-        if _own.working:
+        if capturing():
             self._skip("called by a monitor")
             return
         self.seen = True

@@ -52,6 +52,7 @@ class Entry:
     name: str
     monitor: str
     attr: str | None
+    module: str
     samples: int
     reducer: Mapping[str, Any] | str | None
     file: str
@@ -225,6 +226,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_text, "a text"),
     "monitor": (_text, "a text"),
     "attr": (_maybe_text, "a text or null"),
+    "module": (_text, "a text"),
     "samples": (_count, "a count"),
     "reducer": (lambda value: value is None or isinstance(value, (str, dict)), "a recipe, a text or null"),
     "file": (_matches(_FILE), "the name of a file in the generation folder"),

@@ -1,41 +1,28 @@
-"""Monitor: a reducer bound to one place of one module. Gates, error policy and the state that is rebound, never written into."""
+"""Monitor: a reducer bound to one place of one module. Recipe, hooks on and off, results."""
 
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
+from recorders.capture import Capture, OnError
 from recorders.constructor import MonitorConstructor, spelled_out
-from recorders.errors import MergeError, MonitorError, OperandError, RecordingWarning, TargetError
-from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient
+from recorders.errors import MergeError, TargetError
 from recorders.past import Past
 from recorders.recording import Subrecording
 from reducers import Reducer, State
 from reducers.core import check_reducer
 
-__all__ = ["Monitor", "OnError"]
-
-OnError = Literal["raise", "warn", "disable"]
+__all__ = ["Monitor"]
 
 
-class _Own(threading.local):
-    """Whether this thread is at work for a monitor: what its callables and reducers call is none of the user's program."""
-
-    working = False
-
-
-_own = _Own()
-
-
-class Monitor(Past, ABC):
+class Monitor(Capture, Past):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
     Operands pass, in order: the gates (`train_update`/`eval_update`, `condition`, `every`), `filter_`, then `map_` or `op_`, then
@@ -110,6 +97,7 @@ class Monitor(Past, ABC):
         self._lock = threading.RLock()  # a signal handler may save in the middle of an update
         self._handles: list[Any] = []
         self._module: weakref.ref[nn.Module] | None = None
+        self._module_class = ""
         if module is not None:
             self.register(module)
 
@@ -164,7 +152,7 @@ class Monitor(Past, ABC):
             return self
         self._check(target)
         self.deregister()
-        self._module = weakref.ref(target)
+        self._module, self._module_class = weakref.ref(target), type(target).__name__
         try:
             self._handles = self._attach(target)
         except RuntimeError as error:  # modules of torch.jit.script take no hooks
@@ -203,7 +191,15 @@ class Monitor(Past, ABC):
         """What was recorded so far, without hooks."""
         with self._lock:
             states, samples = self.states, self.samples
-        return Subrecording(self.reducer, states, samples, None, type(self).__name__, _text(self.attr), self._functions)
+        return Subrecording(
+            self.reducer,
+            states,
+            samples,
+            monitor=type(self).__name__,
+            attr=_text(self.attr),
+            module=self._module_class,
+            functions=self._functions,
+        )
 
     def clear(self) -> None:
         """Forgets what was recorded; hooks stay as they are."""
@@ -266,146 +262,6 @@ class Monitor(Past, ABC):
         """Raises `TargetError` where `module` has not what is to be watched."""
         if not self.applies(module):
             raise TargetError(f"{self.describe(module)}: there is nothing on it for this monitor to watch")
-
-    def _default(self, *operands: Any) -> Any:
-        """What the reducer gets where neither `map_` nor `op_` is given."""
-        return operands[0]
-
-    def _skip(self, reason: str) -> bool:
-        if torch.compiler.is_compiling():  # a counter in Python would compile the graph anew at every call
-            return False
-        self.tally[reason] = self.tally.get(reason, 0) + 1
-        return False
-
-    def _passed_by(self) -> bool:
-        """Whether this forward is none of the user's own, or was seen before."""
-        if torch.compiler.is_compiling():
-            return torch.compiler.is_exporting()
-        if recomputing():
-            return not self._skip("recomputed by checkpointing")
-        return _own.working and not self._skip("called by a monitor")
-
-    def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
-        """The gates, in order: train/eval, condition, every (counted apart for each stream of observations)."""
-        wanted = self.train_update if training else self.eval_update
-        if torch.compiler.is_compiling():
-            return wanted and (self.condition is None or self.condition())
-        self.tally["calls"] = self.tally.get("calls", 0) + 1
-        if not wanted:
-            return self._skip("not recorded in train mode" if training else "not recorded in eval mode")
-        if self.condition is not None:
-            try:
-                if not self.condition():
-                    return self._skip("condition was false")
-            except Exception as error:
-                self._fail(error, module, ())
-                return False
-        if self.every == 1:
-            return True
-        eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
-        return eligible % self.every == 0 or self._skip("not due (every)")
-
-    def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
-        """Filter, map and reduce; then bind the new states, at once.
-
-        Args:
-            path: of the leaf the operands belong to, where each leaf is observed by itself.
-        """
-        if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
-                self._reduce(operands, path)
-            return
-        outer, _own.working = _own.working, True
-        try:
-            if plain_mode():
-                self._reduce(operands, path)
-            else:
-                with isolated(operands):
-                    self._reduce(operands, path)
-        except Exception as error:
-            self._fail(error, module, operands)
-        finally:
-            _own.working = outer
-
-    def _reduce(self, operands: tuple[Any, ...], path: str) -> None:
-        if self.filter_ is None and self.map_ is None and self.op_ is None:
-            inputs = self._mapped(operands)
-        elif self._unreal(tensor for operand in operands for _, tensor in leaves(operand)):
-            return
-        else:
-            operands = tuple(map(detached, operands))
-            with torch.no_grad():
-                if self.filter_ is not None and not self.filter_(*operands):
-                    self._skip("filtered out")
-                    return
-                inputs = self._mapped(operands)
-        if inputs is None:
-            return
-        if path:
-            inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
-        if self.rehearsing:
-            self.rehearsed.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
-        if torch.compiler.is_compiling():  # no lock and no counter in Python: neither can be traced
-            self._held = self._updated(inputs), self._held[1]
-            self._traced = {
-                **self._traced,
-                **{leaf: self._traced.get(leaf, 0) + torch.ones((), dtype=torch.int64) for leaf in inputs},
-            }
-            return
-        with self._lock:
-            counts = self._held[1]
-            self._held = self._updated(inputs), {**counts, **{leaf: counts.get(leaf, 0) + 1 for leaf in inputs}}
-
-    def _updated(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> dict[str, State]:
-        states = dict(self._held[0])
-        for path, xs in inputs.items():
-            states[path] = self.reducer.update(states.get(path, {}), *xs)
-        return states
-
-    def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
-        """By leaf path what the reducer gets; None where there is nothing to record."""
-        if self.map_ is not None:
-            mapped = self.map_(*operands)
-            if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
-                raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
-            found = {"": tuple(x.detach() for x in mapped)}
-        else:
-            value = self._default(*operands) if self.op_ is None else self.op_(*operands)
-            if value is None:
-                self._skip("operand was None")
-                return None
-            there = {"": value} if isinstance(value, Tensor) else dict(leaves(value))
-            if not there:
-                raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
-            if self._unreal(there.values()):
-                return None
-            found = {path: (tensor.detach(),) for path, tensor in there.items()}
-        return found
-
-    def _unreal(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether these tensors hold no numbers of this moment; then they are not recorded, and counted."""
-        if self.rehearsing or torch.compiler.is_compiling():
-            return False
-        if tracing():
-            return not self._skip("traced (torch.jit.trace or make_fx)")
-        return any(map(transient, tensors)) and not self._skip("not a real tensor (meta, fake, vmap or grad)")
-
-    def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
-        seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
-        message = f"{self.describe(module)}: {type(error).__name__}: {error}{seen}"
-        first = self.last_error is None
-        self._skip("errors")
-        self.last_error = message
-        if self.on_error == "raise":
-            raise MonitorError(message) from error
-        if self.on_error == "disable":
-            self.deregister()
-            if first:
-                warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=4)
-        elif first:
-            warnings.warn(
-                f"{message}; this observation is left out, and later ones like it silently", RecordingWarning, stacklevel=4
-            )
 
 
 def _text(attr: Any) -> str | None:

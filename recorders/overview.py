@@ -84,7 +84,7 @@ class Layer:
 
     Attributes:
         name: of the module, "(net)" for the net itself.
-        kind: the class of the module; "" where only a file is left of it.
+        kind: the class of the module; "" where it is not known.
         output: what the module returned.
         units: the same, unit by unit, as `Summary` gave it.
         rate: active share of each unit, from `Activity`.
@@ -130,7 +130,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
     gets a second row under the subrecorder's full name.
 
     Args:
-        recorded: a recorder knows the kinds of the modules and why something was not recorded; a recording does not.
+        recorded: a recorder knows why something was not recorded; a recording does not.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -141,7 +141,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
     >>> [(layer.name, layer.kind, len(layer.rate)) for layer in overview(recorder)]
     [('0', 'Linear', 3), ('1', 'ReLU', 3)]
     """
-    kinds, reasons = _known(recorded)
+    reasons = _reasons(recorded)
     rows: dict[str, Layer] = {}
     for name, part in _parts(recorded).items():
         role = _ROLES.get(part.monitor)
@@ -157,7 +157,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
                 title = name + (f":{path}" if path else "")
                 taken = rows.get(title, Layer(title))
             silent = taken.silent if part.samples else {**taken.silent, role: reasons.get(name, "")}
-            rows[title] = replace(taken, kind=kinds.get(name, ""), silent=silent, **facts)
+            rows[title] = replace(taken, kind=part.module, silent=silent, **facts)
     return list(rows.values())
 
 
@@ -172,12 +172,9 @@ def _parts(recorded: Recorder | Recording) -> Mapping[str, Subrecording]:
     return recorded.snapshot() if isinstance(recorded, Recorder) else recorded
 
 
-def _known(recorded: Recorder | Recording) -> tuple[dict[str, str], dict[str, str]]:
-    """Class of the module, and why nothing was recorded, by name of the subrecorder."""
-    if not isinstance(recorded, Recorder):
-        return {}, {}
-    report = recorded.report()
-    return {row.name: row.module for row in report.rows}, {row.name: row.reason for row in report.silent}
+def _reasons(recorded: Recorder | Recording) -> dict[str, str]:
+    """Why nothing was recorded, by name of the subrecorder."""
+    return {row.name: row.reason for row in recorded.report().silent} if isinstance(recorded, Recorder) else {}
 
 
 def _layer(name: str) -> str:

@@ -75,6 +75,7 @@ class Recorder(Mapping[str, Monitor]):
         depth: int | None = None,
         leaves: bool = False,
         where: Callable[[str, nn.Module], bool] | None = None,
+        groups: str | Iterable[str] | None = None,
         prefix: str = "",
     ) -> Recorder:
         """Puts a monitor of each kind on the modules of `net`, itself and all below, that satisfy every criterion given.
@@ -88,6 +89,7 @@ class Recorder(Mapping[str, Monitor]):
             depth: at most so many levels below `net`, which is level 0.
             leaves: only modules without modules inside.
             where: called with name and module.
+            groups: which of the kinds of monitors to put there, by group; all of them where None.
             prefix: goes before all names, to keep two networks apart.
 
         Returns:
@@ -97,7 +99,7 @@ class Recorder(Mapping[str, Monitor]):
             SelectionError: nothing matches, or a name is taken by another module; lists what there is. Nothing is added then.
         """
         criteria = Criteria(types, names, indices, exclude, depth, leaves, where)
-        return self._place(net, select_modules(net, criteria, recursive=True, prefix=prefix))
+        return self._place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix))
 
     def children(
         self,
@@ -108,11 +110,12 @@ class Recorder(Mapping[str, Monitor]):
         names: Names | None = None,
         exclude: Names | type | Iterable[type] | None = None,
         where: Callable[[str, nn.Module], bool] | None = None,
+        groups: str | Iterable[str] | None = None,
         prefix: str = "",
     ) -> Recorder:
         """Like `modules`, over the direct children of `net` only; `indices` are positions in `net.children()`."""
         criteria = Criteria(types, names, indices, exclude, where=where)
-        return self._place(net, select_modules(net, criteria, recursive=False, prefix=prefix))
+        return self._place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix))
 
     def parameters(
         self,
@@ -123,23 +126,34 @@ class Recorder(Mapping[str, Monitor]):
         names: Names | None = None,
         exclude: Names | type | Iterable[type] | None = None,
         where: Callable[[str, nn.Module], bool] | None = None,
+        groups: str | Iterable[str] | None = None,
         prefix: str = "",
     ) -> Recorder:
         """Puts parameter monitors on single parameters; `names` are theirs, `types` and `where` look at their owners.
 
         A parameter tied to several modules is recorded once, under its first name; the others are aliases.
         """
-        wrong = [type(p).__name__ for p in self._prototypes.values() if not isinstance(p, (_ParameterMonitor, CallMonitor))]
-        if wrong:
-            raise SelectionError(f"{wrong} watch modules, not parameters: select with modules() or children()")
-        return self._place(net, select_parameters(net, Criteria(types, names, indices, exclude, where=where), prefix=prefix))
+        wanted = self._chosen(groups).values()
+        if wrong := [type(p).__name__ for p in wanted if not isinstance(p, (_ParameterMonitor, CallMonitor))]:
+            raise SelectionError(
+                f"{wrong} watch modules, not parameters: select with modules() or children(), or leave out by groups="
+            )
+        criteria = Criteria(types, names, indices, exclude, where=where)
+        return self._place(net, groups, select_parameters(net, criteria, prefix=prefix))
 
-    def _place(self, net: nn.Module, places: list[Place]) -> Recorder:
+    def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:
+        """The prototypes of these groups."""
+        chosen = list(self._prototypes) if groups is None else [groups] if isinstance(groups, str) else list(groups)
+        if unknown := [group for group in chosen if group not in self._prototypes]:
+            raise SelectionError(f"no group {unknown}; there are {list(self._prototypes)}")
+        return {group: self._prototypes[group] for group in chosen}
+
+    def _place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> Recorder:
         added: dict[str, Monitor] = {}
         aliases: dict[str, str] = {}
-        matched = False
+        matched, chosen = False, self._chosen(groups)
         try:
-            for group, prototype in self._prototypes.items():
+            for group, prototype in chosen.items():
                 if isinstance(prototype, CallMonitor):
                     continue
                 for place in places:
@@ -158,7 +172,7 @@ class Recorder(Mapping[str, Monitor]):
                         self._on.setdefault(place.module, []).append(monitor)
                     aliases.update({other: same for other in (name, *others) if other != same})
             if not matched:
-                given = ", ".join(map(repr, self._prototypes.values()))
+                given = ", ".join(map(repr, chosen.values()))
                 raise SelectionError(f"none of the {len(places)} modules selected has anything to watch for {given}")
         except Exception:
             for monitor in added.values():

@@ -28,6 +28,7 @@ class Subrecording(Past):
         values: results by leaf as they were when saved; None on what was not loaded.
         monitor: the kind of monitor, such as "ForwardMonitor".
         attr: the attribute or parameter it watched, if any.
+        module: the class of the module it sat on, such as "Linear".
         functions: what `apply` and `apply_sample` asked to be done to the result, in order; each takes (result, samples).
         recipe: where the reducer is None, what its file says of it, so that saving again loses nothing.
     """
@@ -38,6 +39,7 @@ class Subrecording(Past):
     values: Mapping[str, Any] | None = None
     monitor: str = ""
     attr: str | None = None
+    module: str = ""
     functions: tuple[Callable[[Any, int], Any], ...] = ()
     recipe: Mapping[str, Any] | str | None = None
 

@@ -203,6 +203,7 @@ def _subrecording(entry: Entry, tensors: Mapping[str, Tensor], reducer: Reducer 
         values={leaf: _grow(tree, tensors) for leaf, tree in entry.values.items()},
         monitor=entry.monitor,
         attr=entry.attr,
+        module=entry.module,
         recipe=entry.reducer if reducer is None else None,
     )
 
@@ -246,6 +247,7 @@ def _describe(name: str, part: Subrecording, file: str, recipe: Mapping[str, Any
         name=name,
         monitor=part.monitor,
         attr=part.attr,
+        module=part.module,
         samples=part.samples,
         reducer=recipe,
         file=file,

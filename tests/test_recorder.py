@@ -121,6 +121,18 @@ def test_two_nets_are_kept_apart_by_prefix() -> None:
     assert len(recorder) == 2
 
 
+def test_groups_choose_which_kinds_go_where() -> None:
+    model = net()
+    recorder = Recorder(out=ForwardMonitor(Mean()), weights=ParameterMonitor(Mean()), grad=ParameterGradientMonitor(Mean()))
+    recorder.modules(model, leaves=True, groups="out").modules(model, types=nn.Linear, groups=("grad",))
+    recorder.parameters(model, names="2.*", groups="weights")
+    assert list(recorder) == ["out/0", "out/1", "out/2", "grad/0", "grad/2", "weights/2.weight", "weights/2.bias"]
+    with pytest.raises(SelectionError, match=r"no group \['ouput'\]; there are \['out', 'weights', 'grad'\]"):
+        recorder.modules(model, groups="ouput")
+    with pytest.raises(SelectionError, match=r"\['ForwardMonitor'\] watch modules.*groups="):
+        recorder.parameters(model)
+
+
 def test_a_selection_that_fails_half_way_adds_nothing() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
     recorder = Recorder(StateMonitor(Last(), "weight"))

@@ -116,7 +116,7 @@ def sample(scale: float = 1.0) -> Recording:
     return Recording(
         {
             "out/encoder": Subrecording(both, {"": state}, samples=2, monitor="ForwardMonitor"),
-            "state": Subrecording(Sum(), leaves, samples=3, monitor="StateMonitor", attr="neuron.voltage"),
+            "state": Subrecording(Sum(), leaves, samples=3, monitor="StateMonitor", attr="neuron.voltage", module="LIF"),
             "never": Subrecording(Mean(), {}, samples=0, monitor="ForwardMonitor"),
         },
         {"out/tied": "out/encoder"},
@@ -679,6 +679,7 @@ FORGERIES: dict[str, Change] = {
     "name": first(name=None),
     "monitor": first(monitor=["x"]),
     "attr": first(attr=1),
+    "module": first(module=None),
     "samples negative": first(samples=-1),
     "samples true": first(samples=True),
     "samples float": first(samples=1.5),

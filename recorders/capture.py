@@ -1,0 +1,207 @@
+"""Capture: what happens between a hook and a State. Gates, callables, reducing, and what to do when any of it fails."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from recorders.errors import MonitorError, OperandError, RecordingWarning
+from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient
+from reducers import Reducer, State
+
+__all__ = ["Capture", "OnError", "capturing"]
+
+OnError = Literal["raise", "warn", "disable"]
+
+
+class _Own(threading.local):
+    """Whether this thread is at work for a monitor: what its callables and reducers call is none of the user's program."""
+
+    working = False
+
+
+_own = _Own()
+
+
+def capturing() -> bool:
+    """Whether this thread is at work for a monitor."""
+    return _own.working
+
+
+class Capture(ABC):
+    """The part of a Monitor that records: the only thing in the house that mutates, and it mutates by rebinding.
+
+    The states and their counts are one attribute, `_held`, which is bound at once, after all that can fail.
+    """
+
+    reducer: Reducer
+    train_update: bool
+    eval_update: bool
+    condition: Callable[[], bool] | None
+    every: int
+    filter_: Callable[..., bool] | None
+    map_: Callable[..., tuple[Tensor, ...]] | None
+    op_: Callable[..., Any] | None
+    on_error: OnError
+    rehearsing: bool
+    rehearsed: dict[str, tuple[int, ...]]
+    tally: dict[str, int]
+    last_error: str | None
+    _held: tuple[dict[str, State], dict[str, int]]
+    _traced: dict[str, Tensor]
+    _eligible: dict[object, int]
+    _lock: threading.RLock
+
+    @abstractmethod
+    def describe(self, module: nn.Module | None = None) -> str:
+        """Monitor, name and module, for messages."""
+
+    @abstractmethod
+    def deregister(self) -> Any:
+        """Takes the hooks off."""
+
+    def _default(self, *operands: Any) -> Any:
+        """What the reducer gets where neither `map_` nor `op_` is given."""
+        return operands[0]
+
+    def _skip(self, reason: str) -> bool:
+        if torch.compiler.is_compiling():  # a counter in Python would compile the graph anew at every call
+            return False
+        self.tally[reason] = self.tally.get(reason, 0) + 1
+        return False
+
+    def _passed_by(self) -> bool:
+        """Whether this forward is none of the user's own, or was seen before."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.is_exporting()
+        if recomputing():
+            return not self._skip("recomputed by checkpointing")
+        return _own.working and not self._skip("called by a monitor")
+
+    def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
+        """The gates, in order: train/eval, condition, every (counted apart for each stream of observations)."""
+        wanted = self.train_update if training else self.eval_update
+        if torch.compiler.is_compiling():
+            return wanted and (self.condition is None or self.condition())
+        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        if not wanted:
+            return self._skip("not recorded in train mode" if training else "not recorded in eval mode")
+        if self.condition is not None:
+            try:
+                if not self.condition():
+                    return self._skip("condition was false")
+            except Exception as error:
+                self._fail(error, module, ())
+                return False
+        if self.every == 1:
+            return True
+        eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
+        return eligible % self.every == 0 or self._skip("not due (every)")
+
+    def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
+        """Filter, map and reduce; then bind the new states, at once.
+
+        Args:
+            path: of the leaf the operands belong to, where each leaf is observed by itself.
+        """
+        if torch.compiler.is_compiling():
+            if not torch.compiler.is_exporting():
+                self._reduce(operands, path)
+            return
+        outer, _own.working = _own.working, True
+        try:
+            if plain_mode():
+                self._reduce(operands, path)
+            else:
+                with isolated(operands):
+                    self._reduce(operands, path)
+        except Exception as error:
+            self._fail(error, module, operands)
+        finally:
+            _own.working = outer
+
+    def _reduce(self, operands: tuple[Any, ...], path: str) -> None:
+        if self.filter_ is None and self.map_ is None and self.op_ is None:
+            inputs = self._mapped(operands)
+        elif self._unreal(tensor for operand in operands for _, tensor in leaves(operand)):
+            return
+        else:
+            operands = tuple(map(detached, operands))
+            with torch.no_grad():
+                if self.filter_ is not None and not self.filter_(*operands):
+                    self._skip("filtered out")
+                    return
+                inputs = self._mapped(operands)
+        if inputs is None:
+            return
+        if path:
+            inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
+        if self.rehearsing:
+            self.rehearsed.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
+        if torch.compiler.is_compiling():  # no lock and no counter in Python: neither can be traced
+            self._held = self._updated(inputs), self._held[1]
+            self._traced = {
+                **self._traced,
+                **{leaf: self._traced.get(leaf, 0) + torch.ones((), dtype=torch.int64) for leaf in inputs},
+            }
+            return
+        with self._lock:
+            counts = self._held[1]
+            self._held = self._updated(inputs), {**counts, **{leaf: counts.get(leaf, 0) + 1 for leaf in inputs}}
+
+    def _updated(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> dict[str, State]:
+        states = dict(self._held[0])
+        for path, xs in inputs.items():
+            states[path] = self.reducer.update(states.get(path, {}), *xs)
+        return states
+
+    def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
+        """By leaf path what the reducer gets; None where there is nothing to record."""
+        if self.map_ is not None:
+            mapped = self.map_(*operands)
+            if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
+                raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
+            found = {"": tuple(x.detach() for x in mapped)}
+        else:
+            value = self._default(*operands) if self.op_ is None else self.op_(*operands)
+            if value is None:
+                self._skip("operand was None")
+                return None
+            there = {"": value} if isinstance(value, Tensor) else dict(leaves(value))
+            if not there:
+                raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
+            if self._unreal(there.values()):
+                return None
+            found = {path: (tensor.detach(),) for path, tensor in there.items()}
+        return found
+
+    def _unreal(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these tensors hold no numbers of this moment; then they are not recorded, and counted."""
+        if self.rehearsing or torch.compiler.is_compiling():
+            return False
+        if tracing():
+            return not self._skip("traced (torch.jit.trace or make_fx)")
+        return any(map(transient, tensors)) and not self._skip("not a real tensor (meta, fake, vmap or grad)")
+
+    def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
+        seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
+        message = f"{self.describe(module)}: {type(error).__name__}: {error}{seen}"
+        first = self.last_error is None
+        self._skip("errors")
+        self.last_error = message
+        if self.on_error == "raise":
+            raise MonitorError(message) from error
+        if self.on_error == "disable":
+            self.deregister()
+            if first:
+                warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=4)
+        elif first:
+            warnings.warn(
+                f"{message}; this observation is left out, and later ones like it silently", RecordingWarning, stacklevel=4
+            )
