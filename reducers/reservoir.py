@@ -47,7 +47,7 @@ class Reservoir(Reducer):
         position -1, and zeros for value and payload.
 
     Raises:
-        ArgumentError: `k` is not a positive whole number, or `seed` no whole number.
+        ArgumentError: `k` is not a positive whole number, or `seed` none of 64 bits.
         ReducerTypeError, StateMismatchError: ids or payload do not fit the samples, or samples change their shape.
 
     Reference: bottom-k sampling: Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007
@@ -69,8 +69,8 @@ class Reservoir(Reducer):
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
             raise ArgumentError(f"Reservoir takes a positive whole number as k and got {self.k!r}")
-        if not isinstance(self.seed, int):
-            raise ArgumentError(f"Reservoir takes a whole number as seed and got {self.seed!r}")
+        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
+            raise ArgumentError(f"Reservoir takes a whole number of 64 bits as seed and got {self.seed!r}")
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, ids, payload = companions(self, xs)
