@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["CHUNK", "pieces"]
+__all__ = ["CHUNK", "pieces", "pieces_beside"]
 
 CHUNK = 1 << 16  # elements: 512 KiB in float64, the dtype sums are taken in
 
@@ -18,12 +18,31 @@ def pieces(x: Tensor, axes: tuple[int, ...]) -> Sequence[Tensor]:
     Only on the CPU, where full-size temporaries cost page faults, and not while compiling, where the fused kernel reads
     each element once anyway.
     """
-    if x.device.type != "cpu" or x.numel() < 2 * CHUNK or torch.compiler.is_compiling():
+    cut = _cut(x, axes)
+    if cut is None:
         return (x,)
+    axis, length, enough = cut
+    parts = torch.split(x, length, dim=axis)
+    return parts if enough else [piece for part in parts for piece in pieces(part, axes)]
+
+
+def pieces_beside(x: Tensor, beside: Tensor, axes: tuple[int, ...]) -> Sequence[tuple[Tensor, Tensor]]:
+    """The `pieces` of `x`, each with the same part of a tensor of its shape."""
+    cut = _cut(x, axes)
+    if cut is None:
+        return ((x, beside),)
+    axis, length, enough = cut
+    parts = list(zip(torch.split(x, length, dim=axis), torch.split(beside, length, dim=axis), strict=True))
+    return parts if enough else [piece for part in parts for piece in pieces_beside(*part, axes)]
+
+
+def _cut(x: Tensor, axes: tuple[int, ...]) -> tuple[int, int, bool] | None:
+    """Along which axis, into parts of which length, and whether these are small enough; None where there is nothing to cut."""
+    if x.device.type != "cpu" or x.numel() < 2 * CHUNK or torch.compiler.is_compiling():
+        return None
     cuttable = [axis for axis in axes if x.shape[axis] > 1]
     if not cuttable:
-        return (x,)
+        return None
     axis = max(cuttable, key=x.stride)
     wanted = x.numel() // CHUNK
-    cuts = torch.split(x, max(1, x.shape[axis] // wanted), dim=axis)
-    return cuts if x.shape[axis] >= wanted else [piece for cut in cuts for piece in pieces(cut, axes)]
+    return axis, max(1, x.shape[axis] // wanted), x.shape[axis] >= wanted

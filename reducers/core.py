@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reducers.axes import arrange, validate
-from reducers.chunks import pieces
+from reducers.chunks import pieces, pieces_beside
 from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchError
 from reducers.numeric import able_to_hold_nan
 
@@ -174,8 +174,11 @@ class Statistic(Reducer):
         if x.numel() == 0:
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
-        lifted = {key: value.contiguous() for key, value in self.lift_masked(x, mask, axes).items()}
-        return self.merge(follow(state, x.device), lifted)
+        state = follow(state, x.device)
+        for part, shown in pieces_beside(x, mask, axes) if self.divisible else ((x, mask),):
+            lifted = self.lift_masked(part, shown, axes)
+            state = self.merge(state, {key: value.contiguous() for key, value in lifted.items()})
+        return state
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reducers.axes import arrange, validate
+from reducers.chunks import pieces_beside
 from reducers.core import Reducer, Result, State, check_states, follow, require_state
 from reducers.errors import ArgumentError
 from reducers.gates import fit
@@ -37,10 +38,14 @@ class _Weighted(Reducer):
         x, weights = fit(self, xs, "weights")
         if x.numel() == 0:
             return state
-        (x, axes), (weights, _) = arrange(wide_float(x), self.pattern), arrange(real(weights), self.pattern)
-        there = torch.isfinite(x) & torch.isfinite(weights)
-        lifted = self.lift(torch.where(there, x, 0.0), torch.where(there, weights, 0.0), axes)
-        return self.merge(follow(state, x.device), {key: value.contiguous() for key, value in lifted.items()})
+        (x, axes), (weights, _) = arrange(x, self.pattern), arrange(weights, self.pattern)
+        state = follow(state, x.device)
+        for piece, weighing in pieces_beside(x, weights, axes):
+            wide, weight = wide_float(piece), real(weighing)
+            there = torch.isfinite(wide) & torch.isfinite(weight)
+            lifted = self.lift(torch.where(there, wide, 0.0), torch.where(there, weight, 0.0), axes)
+            state = self.merge(state, {key: value.contiguous() for key, value in lifted.items()})
+        return state
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:

@@ -189,6 +189,20 @@ def test_exemplars_of_what_the_mask_shows_keep_their_places() -> None:
     assert result["position"].tolist() == [2, 3]
 
 
+def test_big_tensors_are_taken_in_pieces() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, beside = torch.randn(700, 5, 100, generator=generator), torch.rand(700, 5, generator=generator)
+    for pattern in ("... ->", "b t d -> d", "b t d -> t"):
+        masked, plain = Masked(Summary(pattern)), Summary(pattern)
+        nan = torch.where((beside > 0.5).unsqueeze(-1), x, math.nan)
+        expected = plain.compute(plain.update({}, nan))
+        got = masked.compute(masked.update({}, x, beside > 0.5))
+        laws.close(got, {**expected, "nan": 0 * expected["nan"]})
+        weighted, ones = WeightedMoments(pattern), Moments(pattern)
+        got = weighted.compute(weighted.update({}, x, (beside > 0.5).float()))
+        laws.close(got["var"], ones.compute(ones.update({}, nan))["var"])
+
+
 def test_inputs_are_not_written_to() -> None:
     x, mask = torch.ones(3), torch.tensor([True, False, True])
     Masked(Mean()).update({}, x, mask)
