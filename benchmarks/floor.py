@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from measure import alternate, write
 
-from reducers import Activity, Collect, Count, First, Last, Max, Mean, Min, Moments, Norm, Product, Reducer, Sum, Summary
+from reducers import Activity, Collect, Count, First, Last, Max, Mean, Min, Moments, Norm, Product, Quantile, Reducer, Sum, Summary
 
 LAYOUTS = {
     "per tensor": ((64, 128, 768), "... ->"),
@@ -22,6 +22,7 @@ LAYOUTS = {
 def reducers(pattern: str) -> dict[str, Reducer]:
     kinds = (Count, Sum, Mean, Min, Max, Norm, Moments, Summary, Activity)
     each: dict[str, Reducer] = {kind.__name__: kind(pattern) for kind in kinds}
+    each["Quantile"] = Quantile(pattern=pattern, low=1e-6, high=1e6)
     if pattern == "... ->":
         each.update(First=First(), Last=Last(), Collect=Collect())
     return {**each, "Product(Moments, Min, Max)": Product(moments=Moments(pattern), low=Min(pattern), high=Max(pattern))}

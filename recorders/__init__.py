@@ -23,6 +23,7 @@ from recorders.gradients import BackwardInputMonitor, BackwardMonitor
 from recorders.inspector import Inspector
 from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor, ForwardInputMonitor, ForwardMonitor
+from recorders.pairs import PairMonitor
 from recorders.parameters import OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
 from recorders.recorder import Recorder
 from recorders.recording import Recording, Subrecording
@@ -47,6 +48,7 @@ __all__ = [
     "NotARecordingError",
     "OperandError",
     "OptimizerStateMonitor",
+    "PairMonitor",
     "ParameterGradientMonitor",
     "ParameterMonitor",
     "ParameterUpdateMonitor",
