@@ -170,10 +170,11 @@ class Quantile(Statistic):
         return torch.cat((-above.flip(0), torch.zeros_like(beyond), above))
 
     def _quantiles(self, state: State, q: float | tuple[float, ...]) -> Tensor:
-        shares = torch.tensor(q if isinstance(q, tuple) else (q,), dtype=torch.float64).to(state["counts"].device)
         reached = state["counts"].cumsum(-1)
         count = reached[..., -1:]
-        rank = (shares * real(count)).ceil().long().clamp(min=1)
+        seen = real(count)
+        shares = torch.tensor(q if isinstance(q, tuple) else (q,), dtype=seen.dtype, device=seen.device)
+        rank = (shares * seen).ceil().long().clamp(min=1)
         found = torch.searchsorted(reached, rank).clamp(max=reached.shape[-1] - 1)
         least, greatest = (real(nan_where_infinite(state[key])).unsqueeze(-1) for key in ("min", "max"))
         inside = self._middles(reached)[found].clamp(least, greatest)

@@ -13,7 +13,7 @@ from reducers.core import Reducer, Result, State, check_states, follow, require_
 from reducers.errors import ArgumentError
 from reducers.exemplars import keep
 from reducers.hashing import bits_of, mix
-from reducers.slots import after, companions, first
+from reducers.slots import after, companions, first, moved
 
 __all__ = ["Reservoir"]
 
@@ -95,14 +95,14 @@ class Reservoir(Reducer):
         lot, order = self._lots(x, ids).sort(stable=True)
         chosen = order[: self.k]
         slots = {
-            "value": keep(x[chosen]),
+            "value": moved(x, lambda rows: keep(rows[chosen])),
             "lot": lot[: self.k].clone(),
             "step": torch.zeros_like(chosen),
             "position": chosen.clone(),
             "id": torch.full_like(chosen, -1) if ids is None else ids[chosen],
         }
         if payload is not None:
-            slots["payload"] = keep(payload[chosen])
+            slots["payload"] = moved(payload, lambda rows: keep(rows[chosen]))
         missing = self.k - chosen.shape[0]
         if missing > 0:
             slots = {key: _padded(key, value, missing) for key, value in slots.items()}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from reducers.core import Reducer, State
+from reducers.core import Reducer, State, observation
 from reducers.errors import ReducerTypeError, StateMismatchError
 
-__all__ = ["after", "companions", "first", "pick"]
+__all__ = ["after", "companions", "first", "moved", "pick"]
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def companions(reducer: Reducer, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -21,7 +26,7 @@ def companions(reducer: Reducer, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
     if not 1 <= len(xs) <= 3 or not all(isinstance(x, Tensor) for x in xs):
         got = ", ".join(type(x).__name__ for x in xs)
         raise ReducerTypeError(f"{reducer!r} takes a tensor, ids of its samples and a payload, the last two if wanted; got ({got})")
-    x, *rest = (value.detach() for value in xs)
+    x, *rest = (observation(reducer, (value,)).resolve_conj().resolve_neg() for value in xs)
     samples = x.shape[0] if x.ndim else 1
     ids, payload = (value.to(x.device) for value in rest) if len(rest) == 2 else (rest[0].to(x.device) if rest else None, None)
     if ids is not None and (ids.is_floating_point() or ids.is_complex()):
@@ -35,12 +40,21 @@ def companions(reducer: Reducer, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
     return x, None if ids is None else ids.to(torch.int64), payload
 
 
+def moved(x: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
+    """`move(x)`, which only moves elements: as signed integers where torch cannot move the dtype."""
+    if x.dtype not in _UNSIGNED and not (x.is_floating_point() and x.dtype.itemsize == 1):
+        return move(x)
+    signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    return move(x.view(signed)).view(x.dtype)
+
+
 def pick(slots: State, order: Tensor) -> State:
     """The slots at `order`, indices along the last axis of order; what a slot holds may have more axes behind it."""
     picked = {}
     for key, value in slots.items():
         index = order.reshape(*order.shape, *(1,) * (value.ndim - order.ndim))
-        picked[key] = value.gather(order.ndim - 1, index.expand(*order.shape, *value.shape[order.ndim :]))
+        index = index.expand(*order.shape, *value.shape[order.ndim :])
+        picked[key] = moved(value, partial(torch.gather, dim=order.ndim - 1, index=index))
     return picked
 
 

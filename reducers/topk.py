@@ -15,7 +15,7 @@ from reducers.chunks import CHUNK
 from reducers.core import Reducer, Result, State, check_states, follow, require_state
 from reducers.errors import ArgumentError
 from reducers.numeric import able_to_hold_nan, comparable, nan_where_infinite
-from reducers.slots import after, companions, first
+from reducers.slots import after, companions, first, moved
 
 __all__ = ["BottomK", "TopK"]
 
@@ -106,7 +106,7 @@ class _Ends(Reducer):
         }
         if payload is not None:
             there = found.reshape(*found.shape, *(1,) * (payload.ndim - 1))
-            slots["payload"] = torch.where(there, payload[sample], torch.zeros((), dtype=payload.dtype, device=payload.device))
+            slots["payload"] = moved(payload, lambda part: torch.where(there, part[sample], part.new_zeros(())))
         missing = self.k - chosen.shape[-1]
         if missing > 0:
             slots = {key: self._padded(key, value, found.ndim - 1, missing) for key, value in slots.items()}

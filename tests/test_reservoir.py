@@ -84,13 +84,16 @@ def test_entries_know_where_they_came_from() -> None:
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64, torch.int32, torch.bool, torch.uint8]
 )
 def test_samples_of_every_dtype_are_kept_as_they_are(dtype: torch.dtype) -> None:
-    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).mul(10).to(dtype)
-    reservoir = Reservoir(k=30)
-    result = reservoir.compute(reservoir.update({}, x))
+    numbers = torch.randint(0, 16, (20, 3), generator=torch.Generator().manual_seed(0))
+    reservoir = Reservoir(k=50)
+    state = laws.run(reservoir, [numbers.to(dtype), numbers.to(dtype)[:10]])
+    result = reservoir.compute(state)
     assert result["value"].dtype == dtype
-    assert torch.equal(result["value"][:20], x[result["position"][:20]])
-    assert result["position"].tolist()[20:] == result["step"].tolist()[20:] == [-1] * 10
-    assert not result["value"][20:].any()
+    places, value = result["position"][:30], result["value"].to(torch.complex64)
+    assert torch.equal(value[:30], numbers.to(dtype).to(torch.complex64)[places])
+    assert sorted(places.tolist()) == sorted([*range(20), *range(10)])
+    assert result["position"].tolist()[30:] == result["step"].tolist()[30:] == [-1] * 20
+    assert not value[30:].any()
 
 
 def test_lazy_views_are_other_numbers() -> None:

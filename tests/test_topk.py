@@ -149,3 +149,14 @@ def test_what_does_not_fit() -> None:
         TopK(k=0)
     with pytest.raises(PatternError):
         BottomK("b c", k=3)
+
+
+def test_payloads_of_every_dtype() -> None:
+    x, ids = torch.tensor([[1.0], [3.0], [2.0]]), torch.arange(3)
+    rows = torch.arange(6).reshape(3, 2)
+    for dtype in (torch.bool, torch.uint16, torch.uint64, torch.float8_e5m2, torch.float64, torch.complex64):
+        top = TopK(k=2)
+        result = top.compute(top.update(top.update({}, x, ids, rows.to(dtype)), x, ids, rows.to(dtype).conj()))
+        assert torch.equal(result["payload"].to(torch.complex64), rows.to(dtype).to(torch.complex64)[[1, 1]])
+    sparse = BottomK(k=2)
+    assert sparse.compute(sparse.update({}, x.to_sparse()))["value"].tolist() == [1, 2]
