@@ -16,7 +16,7 @@ __all__ = ["Affine", "apply", "compose"]
 
 def compose(a: State, b: State) -> State:
     """The map that does first `a` and then `b`; a decay that is the same for all elements may be kept once (0-d)."""
-    return {"decay": a["decay"] * b["decay"], "gain": b["decay"] * a["gain"] + b["gain"]}
+    return {"decay": a["decay"] * b["decay"], "gain": torch.addcmul(b["gain"], b["decay"], a["gain"])}
 
 
 def apply(state: State, start: Tensor | float) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor
 from reducers.core import Reducer, Result, State, check_reducer, follow, observation
 from reducers.errors import ArgumentError, ReducerTypeError
 
-__all__ = ["Masked", "Prefilter", "fit", "spread"]
+__all__ = ["Masked", "Prefilter", "fit", "lined_up"]
 
 
 def fit(reducer: Reducer, xs: tuple[Any, ...], name: str) -> tuple[Tensor, Tensor]:
-    """The observation and what comes beside it, which is spread over the observation's shape.
+    """The observation, and what comes beside it with as many axes, so that it broadcasts.
 
     Raises:
         ReducerTypeError: these are not two tensors.
@@ -24,11 +24,11 @@ def fit(reducer: Reducer, xs: tuple[Any, ...], name: str) -> tuple[Tensor, Tenso
     if len(xs) != 2:
         raise ReducerTypeError(f"{reducer!r} takes an observation and its {name}; got {len(xs)} of the 2 tensors")
     x, beside = (observation(reducer, (part,)) for part in xs)
-    return x, spread(reducer, beside.to(x.device), x, name)
+    return x, lined_up(reducer, beside.to(x.device), x, name)
 
 
-def spread(reducer: Reducer, beside: Tensor, x: Tensor, name: str) -> Tensor:
-    """`beside`, whose axes are the first ones of `x`, over the shape of `x`; a view.
+def lined_up(reducer: Reducer, beside: Tensor, x: Tensor, name: str) -> Tensor:
+    """`beside`, whose axes are the first ones of `x`, with as many as `x`.
 
     Raises:
         ArgumentError: the shapes do not fit.
@@ -39,7 +39,7 @@ def spread(reducer: Reducer, beside: Tensor, x: Tensor, name: str) -> Tensor:
             f"{reducer!r} got a {name} of shape {tuple(beside.shape)} for an observation of shape {tuple(x.shape)}: its axes must "
             "be the first ones of the observation, each of the same length or of 1"
         )
-    return beside.reshape(sizes).expand(x.shape)
+    return beside.reshape(sizes)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Masked(_Gate):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, mask = fit(self, xs, "mask")
-        return self.reducer.update_masked(follow(state, x.device), x, mask != 0)
+        return self.reducer.update_masked(follow(state, x.device), x, (mask != 0).expand(x.shape))
 
 
 @dataclass(frozen=True)
@@ -128,5 +128,5 @@ class Prefilter(_Gate):
             return self.reducer.update(state, x) if passed else state
         if not isinstance(passed, Tensor):
             raise ReducerTypeError(f"the predicate of {self!r} must return a bool or a tensor; it returned {type(passed).__name__}")
-        mask = spread(self, passed.detach(), x, "predicate's result")
-        return self.reducer.update_masked(follow(state, x.device), x, mask != 0)
+        mask = lined_up(self, passed.detach(), x, "predicate's result")
+        return self.reducer.update_masked(follow(state, x.device), x, (mask != 0).expand(x.shape))

@@ -65,7 +65,7 @@ class GroupBy(Reducer):
             return state
         # where groups grow, the last is one that nothing is in: those that come later start from it
         rows = max(int(labels.max()) + 1, 0) + 1 if self.groups is None else self.groups
-        masks = [labels == group for group in range(rows)]
+        masks = [(labels == group).expand(x.shape) for group in range(rows)]
         return self.merge(follow(state, x.device), _stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
 
     def merge(self, a: State, b: State) -> State:

@@ -74,6 +74,8 @@ class EMA(Statistic):
         _, mask, added = total(x, axes, "EMA")
         count = count_of(x, mask, axes)
         value = added.squeeze(axes) / real(count.clamp(min=1))
+        if mask is None:
+            return {"first": value, "decay": torch.full_like(value.real, 1 - self.alpha), "gain": self.alpha * value}
         there = count > 0
         return {
             "first": torch.where(there, value, torch.nan),

@@ -14,7 +14,7 @@ from reducers.chunks import pieces_beside
 from reducers.core import Reducer, Result, State, check_states, follow, require_state
 from reducers.errors import ArgumentError
 from reducers.gates import fit
-from reducers.numeric import magnitude, real, wide_float
+from reducers.numeric import able_to_hold_nan, magnitude, real, wide_float
 
 __all__ = ["WeightedMean", "WeightedMoments"]
 
@@ -38,12 +38,15 @@ class _Weighted(Reducer):
         x, weights = fit(self, xs, "weights")
         if x.numel() == 0:
             return state
+        weights = real(weights)
+        weights = torch.where(torch.isfinite(weights), weights, 0.0).expand(x.shape)
         (x, axes), (weights, _) = arrange(x, self.pattern), arrange(weights, self.pattern)
         state = follow(state, x.device)
-        for piece, weighing in pieces_beside(x, weights, axes):
-            wide, weight = wide_float(piece), real(weighing)
-            there = torch.isfinite(wide) & torch.isfinite(weight)
-            lifted = self.lift(torch.where(there, wide, 0.0), torch.where(there, weight, 0.0), axes)
+        for part, weighing in pieces_beside(x, weights, axes):
+            piece = able_to_hold_nan(part)
+            there = torch.isfinite(piece)
+            wide = wide_float(torch.where(there, piece, torch.zeros_like(piece)))
+            lifted = self.lift(wide, torch.where(there, weighing, 0.0), axes)
             state = self.merge(state, {key: value.contiguous() for key, value in lifted.items()})
         return state
 
