@@ -78,43 +78,48 @@ def row(what: str, data: str, error: float, bound: float, against: str) -> dict[
     return {"what": what, "data": data, "error": error, "bound": bound, "against": against}
 
 
-def recursions() -> list[dict[str, Any]]:
+def recursive(offset: float) -> list[tuple[str, Reducer, Step, bool]]:
+    """Reducers of data about an offset, the recursions they stand for, and whether these start at the first observation."""
+
     def ema(alpha: float) -> Step:
         a = np.longdouble(alpha)
         return lambda s, x: a * x + (1 - a) * s
 
-    cases: list[tuple[str, Reducer, Step, bool]] = [
+    return [
         ("EMA(alpha=0.1)", EMA(alpha=0.1), ema(0.1), True),
         ("EMA(alpha=1e-4)", EMA(alpha=1e-4), ema(1e-4), True),
         (
             "NearestTrace",
-            NearestTrace(time_constant=TAU, target=0.0, tolerance=0.5),
-            lambda s, x: np.where(np.abs(x) <= 0.5, 1, FADE * s),
+            NearestTrace(time_constant=TAU, target=offset, tolerance=0.5),
+            lambda s, x: np.where(np.abs(x - offset) <= 0.5, 1, FADE * s),
             False,
         ),
         (
             "CumulativeTrace",
-            CumulativeTrace(time_constant=TAU, target=0.0, tolerance=0.5),
-            lambda s, x: FADE * s + (np.abs(x) <= 0.5),
+            CumulativeTrace(time_constant=TAU, target=offset, tolerance=0.5),
+            lambda s, x: FADE * s + (np.abs(x - offset) <= 0.5),
             False,
         ),
         (
             "ScaledNearestTrace",
-            ScaledNearestTrace(time_constant=TAU, criterion=positive, scale=2.0),
-            lambda s, x: np.where(x > 0, 2 * x + 1, FADE * s),
+            ScaledNearestTrace(time_constant=TAU, criterion=lambda x: x > offset, scale=2.0),
+            lambda s, x: np.where(x > offset, 2 * x + 1, FADE * s),
             False,
         ),
         (
             "ScaledCumulativeTrace",
-            ScaledCumulativeTrace(time_constant=TAU, criterion=positive, scale=2.0),
-            lambda s, x: FADE * s + np.where(x > 0, 2 * x + 1, 0),
+            ScaledCumulativeTrace(time_constant=TAU, criterion=lambda x: x > offset, scale=2.0),
+            lambda s, x: FADE * s + np.where(x > offset, 2 * x + 1, 0),
             False,
         ),
     ]
+
+
+def recursions() -> list[dict[str, Any]]:
     rows = []
     for data, offset in (("normal, 20,000 steps", 0.0), ("mean 1e4, std 1, 20,000 steps", 1e4)):
         xs = observations(offset)
-        for what, reducer, step, starts_at_first in cases:
+        for what, reducer, step, starts_at_first in recursive(offset):
             exact = xs[0].numpy().astype(np.longdouble) if starts_at_first else np.zeros(8, np.longdouble)
             for x in xs[starts_at_first:]:
                 exact = step(exact, x.numpy().astype(np.longdouble))
@@ -259,7 +264,8 @@ def beside_inferno() -> list[dict[str, Any]]:
             assert isinstance(b, Tensor)
             assert torch.equal(a.isfinite(), b.isfinite())
             error = max(error, torch.where(a.isfinite(), a - b, 0.0).abs().max().item())
-        what = f"History({type(ours).__name__}): absolute, dump and views"
+        kind = f"{type(ours).__name__}, {ours.initial}" if isinstance(ours, TimeSince) else type(ours).__name__
+        what = f"History({kind}): absolute, dump and views"
         rows.append(row(what, "normal, 300 steps", error, 1e-12, f"inferno {type(theirs).__name__}"))
     torch.set_default_dtype(torch.float32)
     return rows
