@@ -1,6 +1,7 @@
 """Where tensors are captured, and where results go."""
 
 from recorders.attributes import DifferenceMonitor, StateMonitor
+from recorders.clock import Clock
 from recorders.constructor import MonitorConstructor
 from recorders.errors import (
     CorruptRecordingError,
@@ -34,6 +35,7 @@ __all__ = [
     "BackwardInputMonitor",
     "BackwardMonitor",
     "CallMonitor",
+    "Clock",
     "CorruptRecordingError",
     "DifferenceMonitor",
     "ForwardInputMonitor",

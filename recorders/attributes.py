@@ -20,6 +20,8 @@ from reducers import Reducer
 
 __all__ = ["DifferenceMonitor", "StateMonitor"]
 
+_NOT_DUE = object()
+
 
 class _AttributeMonitor(Monitor):
     """Reads attributes of the module, by dot path."""
@@ -118,7 +120,7 @@ class StateMonitor(_AttributeMonitor):
         return [module.register_forward_hook(Hook(self._see), prepend=self.prepend)]
 
     def _see(self, module: nn.Module, *_: Any) -> None:
-        if not self._passed_by() and self._due(module, module.training):
+        if not self._passed_by() and self._due(module, self._training(module)):
             try:
                 operands = [self._read(module, name) for name in self._names]
             except Exception as error:  # a property may raise anything
@@ -174,7 +176,7 @@ class DifferenceMonitor(_AttributeMonitor):
             return
         value: Any = None
         try:
-            value = self._read(module, self._attr)  # type: ignore[arg-type]
+            value = self._read(module, self._attr) if self.active else _NOT_DUE  # type: ignore[arg-type]
             value = value.detach().clone() if isinstance(value, Tensor) else value
         except Exception as error:  # a property may raise anything
             self._fail(error, module, ())
@@ -185,13 +187,16 @@ class DifferenceMonitor(_AttributeMonitor):
         if not self._stack:  # put on in the middle of a call
             return
         before, handled = self._stack.pop()
+        if before is _NOT_DUE:
+            self._skip("not in its steps")
+            return
         if torch.compiler.is_compiling():
-            if self._due(module, module.training):
+            if self._due(module, self._training(module)):
                 self._record(module, self._read(module, self._attr), before)  # type: ignore[arg-type]
             return
         if sys.exc_info()[1] is not handled:  # called all the same after the user's forward raised
             self._skip("forward raised")
-        elif not self._passed_by() and self._due(module, module.training):
+        elif not self._passed_by() and self._due(module, self._training(module)):
             try:
                 after = self._read(module, self._attr)  # type: ignore[arg-type]
             except Exception as error:

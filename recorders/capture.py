@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from recorders.clock import Chosen, Phase
 from recorders.errors import MonitorError, OperandError, RecordingWarning
 from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient
 from reducers import Reducer, State
@@ -43,8 +44,12 @@ class Capture(ABC):
     reducer: Reducer
     train_update: bool
     eval_update: bool
+    phase: Phase
     condition: Callable[[], bool] | None
+    steps: Chosen
+    every_step: int
     every: int
+    active: bool
     filter_: Callable[..., bool] | None
     map_: Callable[..., tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
@@ -84,14 +89,29 @@ class Capture(ABC):
             return not self._skip("recomputed by checkpointing")
         return _own.working and not self._skip("called by a monitor")
 
+    def at_step(self, step: int) -> None:
+        """The clock stands at this step now: whether anything is recorded in it, as one bool for a compiled graph to guard on."""
+        self.active = False
+        try:
+            chosen = self.steps is None or (self.steps(step) if callable(self.steps) else step in self.steps)
+            self.active = bool(chosen) and step % self.every_step == 0
+        except Exception as error:
+            self._fail(error, None, ())
+
+    def _training(self, module: nn.Module | None) -> bool:
+        """Whether what `module` does now counts as training."""
+        return module.training if self.phase == "module" and module is not None else torch.is_grad_enabled()
+
     def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
-        """The gates, in order: train/eval, condition, every (counted apart for each stream of observations)."""
+        """The gates, in order: train/eval, steps, condition, every (counted apart for each stream of observations)."""
         wanted = self.train_update if training else self.eval_update
         if torch.compiler.is_compiling():
-            return wanted and (self.condition is None or self.condition())
+            return wanted and self.active and (self.condition is None or self.condition())
         self.tally["calls"] = self.tally.get("calls", 0) + 1
         if not wanted:
             return self._skip("not recorded in train mode" if training else "not recorded in eval mode")
+        if not self.active:
+            return self._skip("not in its steps")
         if self.condition is not None:
             try:
                 if not self.condition():

@@ -46,6 +46,9 @@ class GradientMonitor(Monitor):
     def _watch(self, module: nn.Module, value: Any) -> None:
         if tracing():
             return
+        if not self.active:  # before the break that hooks on tensors cost a compiled graph
+            self._skip("not in its steps")
+            return
         if torch.compiler.is_compiling():
             self._watch_uncompiled(module, value)
         else:
@@ -73,11 +76,11 @@ class GradientMonitor(Monitor):
         version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
         known = self._watched.get(tensor)
         if known is not None and known.version == version:  # seen before: its one total gradient is awaited already
-            known.training = module.training
+            known.training = self._training(module)
             return
         # A clone: an in-place operation after this module would change what a view shows by the time the gradient arrives.
         seen = () if self.map_ is None and self.op_ is None and self.filter_ is None else (tensor.detach().clone(),)
-        sighting = _Sighting(module.training, version, None)
+        sighting = _Sighting(self._training(module), version, None)
 
         def arrive(gradient: Tensor) -> None:  # holds no module: one that keeps its output would need the cycle collector
             if self.registered and self._due(self.module, sighting.training, path):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from recorders.capture import Capture, OnError
+from recorders.clock import Clock, Phase, Steps, as_steps
 from recorders.constructor import MonitorConstructor, spelled_out
 from recorders.errors import MergeError, TargetError
 from recorders.past import Past
@@ -25,18 +26,24 @@ __all__ = ["Monitor"]
 class Monitor(Capture, Past):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
-    Operands pass, in order: the gates (`train_update`/`eval_update`, `condition`, `every`), `filter_`, then `map_` or `op_`, then
+    Operands pass, in order: the gates (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
     `reducer.update`. All of them see detached operands, and what they raise never reaches a half-updated state.
 
     Args:
         reducer: an instance, such as `Mean("b c -> c")`; immutable, so it may be shared.
         module: registers the monitor on this module at once; without it the monitor serves as a prototype.
-        train_update: record while the module is in training mode.
-        eval_update: record while the module is in evaluation mode.
+        train_update: record while training.
+        eval_update: record while evaluating.
+        phase: what counts as training: "module", the mode of the module, or "grad", gradients being on. Gradients and optimizer
+            steps are training by themselves where it is "grad".
         prepend: put the hook before those already registered.
         condition: called without arguments; nothing is recorded where it returns False.
+        steps: the steps of the clock in which to record: `range(100, 200)`, `slice(1000, None)`, the steps themselves, or a
+            function of the step, called once a step; all of them where None.
+        every_step: record in steps that this number divides, all of their calls. Steps are those of `monitor.clock`, which
+            `Recorder.attach` or `Recorder.step` advances; inside a compiled graph they cost one graph more.
         every: record the first of every so many calls that passed the gates before; inside a compiled graph, which would have to
-            be compiled anew for each count, all of them are recorded.
+            be compiled anew for each count, all of them are recorded: use `every_step` there.
         filter_: called with the operands; nothing is recorded where it returns False.
         map_: called with the operands; returns the tuple of tensors that the reducer gets.
         op_: called with the operands, only where `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
@@ -64,8 +71,11 @@ class Monitor(Capture, Past):
         *,
         train_update: bool = True,
         eval_update: bool = True,
+        phase: Phase = "module",
         prepend: bool = False,
         condition: Callable[[], bool] | None = None,
+        steps: Steps | None = None,
+        every_step: int = 1,
         every: int = 1,
         filter_: Callable[..., bool] | None = None,
         map_: Callable[..., tuple[Tensor, ...]] | None = None,
@@ -74,14 +84,19 @@ class Monitor(Capture, Past):
     ) -> None:
         kind = type(self).__name__
         self.reducer = check_reducer(reducer, kind)
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"{kind}(every={every!r}): every is a whole number of calls, at least 1")
+        for label, number in {"every": every, "every_step": every_step}.items():
+            if not isinstance(number, int) or number < 1:
+                counted = "steps" if label == "every_step" else "calls"
+                raise ValueError(f"{kind}({label}={number!r}): {label} is a whole number of {counted}, at least 1")
+        if phase not in ("module", "grad"):
+            raise ValueError(f"{kind}(phase={phase!r}): choose 'module' or 'grad'")
         if on_error not in ("raise", "warn", "disable"):
             raise ValueError(f"{kind}(on_error={on_error!r}): choose 'raise', 'warn' or 'disable'")
         for label, function in {"condition": condition, "filter_": filter_, "map_": map_, "op_": op_}.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{kind}({label}={function!r}): {label} must be callable")
         self.train_update, self.eval_update, self.prepend = train_update, eval_update, prepend
+        self.phase, self.steps, self.every_step = phase, as_steps(steps), every_step
         self.condition, self.every, self.on_error = condition, every, on_error
         self.filter_, self.map_, self.op_ = filter_, map_, op_
         self.name = ""
@@ -98,6 +113,9 @@ class Monitor(Capture, Past):
         self._handles: list[Any] = []
         self._module: weakref.ref[nn.Module] | None = None
         self._module_class = ""
+        self.active = True
+        self._clock = Clock()
+        self.clock = self._clock
         if module is not None:
             self.register(module)
 
@@ -121,6 +139,18 @@ class Monitor(Capture, Past):
             (name, value) for name, value in given.items() if value is not self._defaults[name] and value != self._defaults[name]
         )
         return MonitorConstructor(type(self), self.reducer, tuple(changed))
+
+    @property
+    def clock(self) -> Clock:
+        """Whose steps `steps` and `every_step` mean: one of its own, or of its recorder; may be set."""
+        return self._clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self._clock.release(self)
+        self._clock = clock
+        if self.steps is not None or self.every_step != 1:
+            clock.gate(self)
 
     @property
     def attr(self) -> Any:

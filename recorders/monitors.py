@@ -33,7 +33,7 @@ class ForwardMonitor(Monitor):
         return [module.register_forward_hook(Hook(self._after), prepend=self.prepend, with_kwargs=True)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._passed_by() and self._due(module, module.training):
+        if not self._passed_by() and self._due(module, self._training(module)):
             self._record(module, output, pack(args, kwargs))
 
 
@@ -53,7 +53,7 @@ class ForwardInputMonitor(Monitor):
         return [module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._passed_by() and self._due(module, module.training):
+        if not self._passed_by() and self._due(module, self._training(module)):
             self._record(module, pack(args, kwargs))
 
 
@@ -73,11 +73,16 @@ class CallMonitor(Monitor):
         module = self.module
         if self.on_error == "disable" and self.last_error is not None:
             self._skip("pushed after the failure that took it off")
-        elif self._due(module, self.train_update if module is None else module.training):
+        elif self._due(module, self._training(module)):
             self._record(module, *map(_numbers, values))
 
     def _attach(self, module: nn.Module) -> list[Any]:
         return []
+
+    def _training(self, module: nn.Module | None) -> bool:
+        if module is None and self.phase == "module":  # there is no mode: it is pushed in one that is recorded
+            return self.train_update
+        return super()._training(module)
 
 
 def _numbers(value: Any) -> Any:

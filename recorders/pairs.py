@@ -74,7 +74,7 @@ class PairMonitor(Monitor):
                 self._skip("called again before its partner was")
             self._waiting = mine, output.detach().clone() if isinstance(output, Tensor) else output
             return
-        if self._due(module, module.training):
+        if self._due(module, self._training(module)):
             self._record(module, *((output, waiting[1]) if mine else (waiting[1], output)))
 
     def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:

@@ -71,6 +71,11 @@ class _ParameterMonitor(Monitor):
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
         """The optimizer has changed those of `mine`."""
 
+    def _training(self, module: nn.Module | None) -> bool:
+        return self.phase == "grad" or super()._training(
+            module
+        )  # gradients are off while they arrive; they are training all the same
+
     def rehearse(self) -> None:
         """Records the shapes of the parameters, where the module is on the meta device."""
         module = self.module
@@ -79,7 +84,7 @@ class _ParameterMonitor(Monitor):
 
     def _observe(self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "") -> None:
         """All parameters of one moment: one sample. `every` counts the steps of each optimizer, the stream, apart."""
-        if found and self._due(module, module.training, stream):
+        if found and self._due(module, self._training(module), stream):
             for path, operands in found.items():
                 self._record(module, *operands, path=path)
 
@@ -125,6 +130,9 @@ class ParameterMonitor(_ParameterMonitor):
         if self.when == "step":
             found = {path: (parameter,) for path, parameter in self._parameters(module) if id(parameter) in mine}
             self._observe(module, found, id(optimizer))
+
+    def _training(self, module: nn.Module | None) -> bool:
+        return super()._training(module) if self.when == "step" else Monitor._training(self, module)
 
     def tick(self) -> None:
         """Records the values as they are now, where `when="tick"`."""
@@ -192,7 +200,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
         if module is None or parameter.grad is None:
             return
         for path, mine in self._parameters(module):
-            if mine is parameter and self._due(module, module.training, path):
+            if mine is parameter and self._due(module, self._training(module), path):
                 self._record(module, _dense(parameter.grad), parameter, path=path)
 
     def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
@@ -234,7 +242,7 @@ class ParameterUpdateMonitor(_ParameterMonitor):
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
         found = {path: parameter for path, parameter in self._parameters(module) if id(parameter) in mine}
-        due = found and self._due(module, module.training, id(optimizer))
+        due = found and self._due(module, self._training(module), id(optimizer))
         self._kept = {path: parameter.detach().clone() for path, parameter in found.items()} if due else {}
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:

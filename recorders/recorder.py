@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim import Optimizer
 
+from recorders.clock import Clock
 from recorders.constructor import MonitorConstructor
 from recorders.errors import MergeError, SelectionError
 from recorders.monitor import Monitor
@@ -59,10 +61,12 @@ class Recorder(Mapping[str, Monitor]):
         self._aliases: dict[str, str] = {}
         self._nets: list[weakref.ref[nn.Module]] = []
         self._on: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
+        self._clock = Clock()
+        self._clock_handle: Any = None
         for group, prototype in self._prototypes.items():
             if isinstance(prototype, CallMonitor):
                 self._monitors[group] = prototype.constructor()
-                self._monitors[group].name = group
+                self._monitors[group].name, self._monitors[group].clock = group, self._clock
 
     def modules(
         self,
@@ -167,7 +171,7 @@ class Recorder(Mapping[str, Monitor]):
                         if name in self._monitors or name in added or name in self._aliases:
                             raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
                         monitor = prototype.constructor(attr)
-                        monitor.name, same = name, name
+                        monitor.name, monitor.clock, same = name, self._clock, name
                         added[name] = monitor.register(place.module)
                         self._on.setdefault(place.module, []).append(monitor)
                     aliases.update({other: same for other in (name, *others) if other != same})
@@ -183,7 +187,14 @@ class Recorder(Mapping[str, Monitor]):
         inner = unwrapped(net)
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))
+        self._watch()
         return self
+
+    def _watch(self) -> None:
+        """The clock counts micro-batches by the forwards of the first net, once it is attached to an optimizer."""
+        net = self._nets[0]() if self._nets else None
+        if net is not None and self._clock.attached and self._clock_handle is None:
+            self._clock_handle = self._clock.watch(net)
 
     def _same(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
         """The name of a monitor that already captures just this."""
@@ -215,27 +226,67 @@ class Recorder(Mapping[str, Monitor]):
         return f"Recorder({kinds}): {len(self)} subrecorders"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_nets": [], "_on": {}}
+        return {**vars(self), "_nets": [], "_on": {}, "_clock_handle": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({**state, "_on": weakref.WeakKeyDictionary()})
+        for monitor in self.values():
+            monitor.clock = self._clock
 
     @property
     def aliases(self) -> dict[str, str]:
         """Other names of the same modules, parameters or captures."""
         return dict(self._aliases)
 
+    @property
+    def clock(self) -> Clock:
+        """Step, micro-batch and phase: what `steps` and `every_step` of the monitors mean. To resume, set `clock.step`."""
+        return self._clock
+
+    def attach(self, optimizer: Optimizer) -> Recorder:
+        """Advances the clock after every step of `optimizer`, and counts the micro-batches of each; returns the recorder itself.
+
+        Attach one of them where several step in turn, none where they step inside backward: call `step()` then.
+
+        Raises:
+            TypeError: `optimizer` is none.
+
+        >>> import torch
+        >>> from recorders import ForwardMonitor
+        >>> from reducers import Count
+        >>> net = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> recorder = Recorder(ForwardMonitor(Count(), every_step=100)).modules(net).attach(optimizer)
+        >>> for _ in range(201):
+        ...     net(torch.ones(1, 2)).sum().backward()
+        ...     optimizer.step()
+        >>> recorder[0].samples, recorder.clock.step
+        (3, 201)
+        """
+        self._clock.attach(optimizer)
+        self._watch()
+        return self
+
+    def step(self) -> Recorder:
+        """Advances the clock by one step, where no optimizer that it is attached to does; returns the recorder itself."""
+        self._clock.step += 1
+        return self
+
     def register(self) -> Recorder:
         """Puts all hooks on; returns the recorder itself."""
         for monitor in self.values():
             if monitor.module is not None:
                 monitor.register()
+        self._watch()
         return self
 
     def deregister(self) -> Recorder:
-        """Takes all hooks off; what was recorded stays. Returns the recorder itself."""
+        """Takes all hooks off; what was recorded stays, and steps go on being counted. Returns the recorder itself."""
         for monitor in self.values():
             monitor.deregister()
+        if self._clock_handle is not None:
+            self._clock_handle.remove()
+            self._clock_handle = None
         return self
 
     def remove(self, name: str | int) -> Monitor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recorders.clock import shown_steps
 from recorders.errors import RecordingWarning
 from recorders.gradients import GradientMonitor
 from recorders.monitor import Monitor
@@ -34,11 +35,13 @@ class ReportRow:
     skipped: Mapping[str, int]
     error: str | None
     reason: str
+    steps: str = ""
 
     def __str__(self) -> str:
         left_out = "; ".join(f"{count} {reason}" for reason, count in self.skipped.items())
         return (
             f"{self.name or '(net)'}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
+            + (f" in {self.steps}" if self.steps else "")
             + (f"; left out: {left_out}" if left_out else "")
             + (f"; {self.reason}" if self.reason else "")
         )
@@ -69,23 +72,28 @@ def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> R
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
         calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not tallied
+        steps = shown_steps(monitor.steps, monitor.every_step)
         gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
         reason = _GONE if gone else _reason(monitor, samples, begun)
-        rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason))
+        rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
     return Report(tuple(rows))
 
 
+_IDLE = "the clock stands at step 0 still: it is advanced by recorder.attach(optimizer), or recorder.step() after every step"
 _GONE = "its module is no longer in the net: another took its place after the selection; select again"
 
 
 def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
     """Why nothing was recorded, as far as can be told; `begun` where others recorded something."""
+    idle = (monitor.steps is not None or monitor.every_step != 1) and monitor.clock.step == 0
     if samples:
-        return ""
+        return _IDLE if idle else ""
     if isinstance(monitor, CallMonitor):
         return "" if monitor.tally else "nothing was pushed"
     if monitor.last_error is not None:
         return monitor.last_error
+    if not monitor.active:
+        return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.tally:
         return "only ever left out"
     if not monitor.registered and not begun:  # at the end of a recording hooks are off, and that is not the reason
@@ -117,12 +125,15 @@ class PlanRow:
     shapes: Mapping[str, tuple[int, ...]]
     state_bytes: int | None
     error: str | None
+    steps: str = ""
 
     def __str__(self) -> str:
         if self.error is not None:
             return f"{self.name or '(net)'}: will fail: {self.error}"
         size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
-        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {size}"
+        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {size}" + (
+            f", in {self.steps}" if self.steps else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         twin = monitor.constructor(monitor.attr)
         twin.rehearsing = True
         twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
-        twin.train_update = twin.eval_update = True
+        twin.train_update = twin.eval_update = twin.active = True
         rehearsed[id(monitor)] = twin.register(memo[id(module)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
@@ -194,7 +205,8 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
     module = "nothing" if monitor.module is None else type(monitor.module).__name__
     shapes, error = ({}, None) if twin is None else (dict(twin.rehearsed), twin.last_error)
-    return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error)
+    steps = shown_steps(monitor.steps, monitor.every_step)
+    return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps)
 
 
 def _meta(tensor: Tensor) -> Tensor:

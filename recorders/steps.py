@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-__all__ = ["StepHandle", "StepMonitor"]
+__all__ = ["StepHandle", "StepMonitor", "count_steps"]
 
 
 class StepMonitor(Protocol):
@@ -27,6 +27,12 @@ class StepMonitor(Protocol):
         """The optimizer has changed those of `mine`."""
 
 
+class StepCounter(Protocol):
+    """What counts the steps of an optimizer."""
+
+    step: int
+
+
 class _Steps:
     """One pair of hooks on all optimizers of the process, on while any monitor wants them.
 
@@ -35,10 +41,18 @@ class _Steps:
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
+        self.clocks: WeakKeyDictionary[Optimizer, WeakSet[Any]] = WeakKeyDictionary()
         self.handles: list[Any] = []
 
     def add(self, module: nn.Module, monitor: StepMonitor) -> None:
         self.monitors.setdefault(module, []).append(monitor)
+        self._wake()
+
+    def count(self, optimizer: Optimizer, clock: StepCounter) -> None:
+        self.clocks.setdefault(optimizer, WeakSet()).add(clock)
+        self._wake()
+
+    def _wake(self) -> None:
         if not self.handles:
             self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
 
@@ -50,7 +64,9 @@ class _Steps:
         self._rest()
 
     def _rest(self) -> None:
-        if not self.monitors:
+        for optimizer in [optimizer for optimizer, clocks in self.clocks.items() if not clocks]:
+            del self.clocks[optimizer]
+        if not self.monitors and not self.clocks:
             for handle in self.handles:
                 handle.remove()
             self.handles = []
@@ -60,6 +76,9 @@ class _Steps:
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._tell(optimizer, *(["_at_gradients"] if _has_closure(args, kwargs) else []), "_after_step")
+        if not _skipped(optimizer):
+            for clock in list(self.clocks.get(optimizer, ())):  # after the monitors: what they saw belongs to the step that ends
+                clock.step += 1
 
     def _tell(self, optimizer: Optimizer, *moments: str) -> None:
         self._rest()  # the last modules may have died
@@ -81,6 +100,11 @@ class StepHandle:
 
     def remove(self) -> None:
         _steps.drop(self.module(), self.monitor)
+
+
+def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
+    """From now on `clock.step` grows by one after every step of `optimizer`. Both are held weakly."""
+    _steps.count(optimizer, clock)
 
 
 _steps = _Steps()

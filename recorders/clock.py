@@ -1,0 +1,182 @@
+"""The clock: where in a training the program is, and in which steps a monitor records."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any, Literal, Protocol, TypeAlias
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from recorders.constructor import Hook
+from recorders.errors import MonitorError
+from recorders.operands import recomputing
+from recorders.steps import count_steps
+
+__all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
+
+Phase: TypeAlias = Literal["module", "grad"]
+Steps: TypeAlias = "range | slice | Collection[int] | Callable[[int], bool]"
+Chosen: TypeAlias = "range | tuple[int, ...] | Callable[[int], bool] | None"
+
+
+class _Gated(Protocol):
+    """What is told of every new step."""
+
+    def at_step(self, step: int) -> None:
+        """The clock stands at this step now."""
+
+
+class Clock:
+    """Step, micro-batch, phase and recomputation: where in a training the program is.
+
+    A step begins after the optimizer step before it: forwards, backwards and what the optimizer does at the end of them belong to
+    one step. The clock is advanced by hand, `clock.step += 1`, or by an optimizer that it is attached to. Monitors with `steps` or
+    `every_step` are switched on and off by it between calls, never within one, so that a compiled graph holds a branch for each
+    and nothing that counts.
+
+    Attributes:
+        micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on of the
+            network it watches; may be set by hand.
+
+    >>> clock = Clock()
+    >>> clock.step += 1
+    >>> clock
+    Clock(step=1, micro_batch=0, phase='train')
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self.micro_batch = 0
+        self.attached = False
+        self._begun = False
+        self._net: weakref.ref[nn.Module] | None = None
+        self._gated: WeakSet[Any] = WeakSet()
+
+    @property
+    def step(self) -> int:
+        """How many steps have ended; set it to resume a training, or to advance by hand.
+
+        Raises:
+            ValueError: set to what is no whole number, or below 0.
+            MonitorError: `steps` of a monitor with `on_error="raise"` failed; the clock stands at the new step all the same.
+        """
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"Clock.step = {step!r}: a step is a whole number, 0 at the first")
+        self._step, self.micro_batch, self._begun = step, 0, False
+        failed: MonitorError | None = None
+        for monitor in list(self._gated):
+            try:
+                monitor.at_step(step)
+            except MonitorError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    @property
+    def phase(self) -> Literal["train", "eval", "no_grad"]:
+        """Of this moment: "eval" while the network watched is in evaluation mode, else "no_grad" while gradients are off."""
+        net = None if self._net is None else self._net()
+        if net is not None and not net.training:
+            return "eval"
+        return "train" if torch.is_grad_enabled() else "no_grad"
+
+    @property
+    def recompute(self) -> bool:
+        """Whether this code runs inside a backward pass: forwards then are activation checkpointing at work."""
+        return recomputing()
+
+    def attach(self, optimizer: Optimizer) -> Clock:
+        """Advances by one after every step of `optimizer`, once all monitors were told of it; returns the clock itself.
+
+        Steps that a GradScaler skips do not count. The optimizer does not keep the clock, nor the clock the optimizer.
+
+        Raises:
+            TypeError: `optimizer` is none.
+        """
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"a clock is attached to a torch.optim.Optimizer, or advanced by hand; got {type(optimizer).__name__}")
+        count_steps(optimizer, self)
+        self.attached = True
+        return self
+
+    def watch(self, net: nn.Module) -> Any:
+        """Takes phase and micro-batches from `net`; returns the handle that takes its hook off again."""
+        self._net = weakref.ref(net)
+        return net.register_forward_pre_hook(Hook(self._forward))
+
+    def gate(self, monitor: _Gated) -> None:
+        """Tells `monitor`, which is held weakly, this step and all that follow."""
+        self._gated.add(monitor)
+        monitor.at_step(self._step)
+
+    def release(self, monitor: _Gated) -> None:
+        """Tells `monitor` no more."""
+        self._gated.discard(monitor)
+
+    def _forward(self, *_: Any) -> None:
+        if torch.compiler.is_compiling() or recomputing() or not torch.is_grad_enabled():
+            return
+        self.micro_batch += self._begun
+        self._begun = True
+
+    def __repr__(self) -> str:
+        return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _at, (self._step,)
+
+
+def as_steps(steps: Steps | None) -> Chosen:
+    """`steps` in a form that compares, pickles and answers `in` fast: a slice becomes a range, a collection a sorted tuple.
+
+    Raises:
+        ValueError: it can hold no step.
+        TypeError: it is of another kind.
+
+    >>> as_steps({3, 1}), as_steps(slice(10, 20))
+    ((1, 3), range(10, 20))
+    """
+    found: Chosen
+    if steps is None or isinstance(steps, range) or callable(steps):
+        found = steps
+    elif isinstance(steps, slice):
+        found = range(steps.start or 0, sys.maxsize if steps.stop is None else steps.stop, 1 if steps.step is None else steps.step)
+    elif isinstance(steps, Collection) and all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
+        found = tuple(sorted(set(steps)))
+    else:
+        raise TypeError(f"steps={steps!r}: give range(100, 200), slice(100, None), the steps themselves, or a function of the step")
+    if isinstance(found, (range, tuple)) and (not found or min(found[0], found[-1]) < 0):
+        raise ValueError(f"steps={steps!r}: steps are counted from 0 on, and there must be one")
+    return found
+
+
+def shown_steps(steps: Chosen, every_step: int) -> str:
+    """In words, "" for all steps.
+
+    >>> shown_steps(range(100, 200), 10)
+    'steps 100 to 199, every 10 steps'
+    """
+    parts = []
+    if isinstance(steps, range):
+        end = "on" if steps.stop == sys.maxsize else f"to {steps[-1]}"
+        parts = [f"steps {steps[0]} {end}"] + ([f"{steps.step} apart"] if steps.step != 1 else [])
+    elif isinstance(steps, tuple):
+        parts = [f"steps {', '.join(map(str, steps[:8]))}{' and more' if len(steps) > 8 else ''}"]
+    elif steps is not None:
+        parts = [f"steps chosen by {getattr(steps, '__name__', type(steps).__name__)}"]
+    return ", ".join(parts + ([f"every {every_step} steps"] if every_step != 1 else []))
+
+
+def _at(step: int) -> Clock:
+    clock = Clock()
+    clock.step = step
+    return clock
