@@ -1,0 +1,289 @@
+"""Real networks, trained with everything recorded: the numbers are those taken by hand, and the training is the same to the bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from networks import NETWORKS
+from torch import Tensor, nn
+
+from recorders import (
+    BackwardInputMonitor,
+    BackwardMonitor,
+    ForwardInputMonitor,
+    ForwardMonitor,
+    OptimizerStateMonitor,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+)
+from reducers import Count, Max, Mean, Min, Product
+
+STEPS = 2
+COMPILERS_OWN = "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"  # where a graph goes on after a break
+OLDER_COMPILERS = pytest.mark.skipif(torch.__version__ < "2.13", reason="they do not call the hooks of modules inside a graph")
+HUGGING_FACE = ("gpt2", "llama", "bert", "t5", "vit", "mixtral")
+NUMBERS = Product(n=Count(), low=Min(), top=Max(), mean=Mean())
+KINDS = {
+    "out": ForwardMonitor(NUMBERS, on_error="raise"),
+    "inp": ForwardInputMonitor(NUMBERS, on_error="raise"),
+    "back": BackwardMonitor(NUMBERS, on_error="raise"),
+    "back_inp": BackwardInputMonitor(NUMBERS, on_error="raise"),
+    "grad": ParameterGradientMonitor(NUMBERS, on_error="raise"),
+    "value": ParameterMonitor(NUMBERS, on_error="raise"),
+    "update": ParameterUpdateMonitor(NUMBERS, on_error="raise"),
+    "kept": OptimizerStateMonitor(NUMBERS, "exp_avg", on_error="raise"),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a network is trained."""
+
+    micro_batches: int = 2
+    reentrant: bool | None = None
+    autocast: bool = False
+    compiled: bool = False
+
+    def by_hand(self, name: str) -> Way:
+        """The way to take the same numbers by hand: without compiling, and without checkpointing where that can be."""
+        checkpointed = NETWORKS[name].another and self.reentrant is not None
+        return Way(self.micro_batches, reentrant=False if checkpointed else None, autocast=self.autocast)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers are the same to the bit; compilers and reentrant checkpoints add in another order."""
+        return not self.compiled and self.reentrant is not True
+
+
+WAYS = {
+    "plain": Way(micro_batches=1),
+    "accumulated": Way(),
+    "checkpointed": Way(reentrant=False),
+    "checkpointed, reentrant": Way(reentrant=True),
+    "autocast": Way(autocast=True),
+    "autocast, checkpointed": Way(autocast=True, reentrant=False),
+}
+COMPILED = {
+    "compiled": Way(micro_batches=1, compiled=True),
+    "compiled, accumulated": Way(compiled=True),
+    "compiled, checkpointed": Way(compiled=True, reentrant=False),
+    "compiled, autocast": Way(compiled=True, autocast=True),
+}
+
+
+@dataclass
+class Trained:
+    """What a training leaves behind."""
+
+    losses: list[Tensor]
+    weights: dict[str, Tensor]
+    recorder: Recorder | None
+
+
+@dataclass
+class ByHand:
+    """Observations by (group, module, leaf): how many numbers, the least, the greatest, and their sum in float64."""
+
+    found: dict[tuple[str, str, str], list[Any]] = field(default_factory=dict)
+
+    def see(self, group: str, module: str, leaf: str, x: Tensor) -> None:
+        numbers = x.detach()
+        kept = self.found.setdefault((group, module, leaf), [0, numbers.flatten()[0], numbers.flatten()[0], 0.0])
+        kept[0] += numbers.numel()
+        kept[1], kept[2] = torch.minimum(kept[1], numbers.min()), torch.maximum(kept[2], numbers.max())
+        kept[3] += numbers.double().sum()
+
+
+def tensors(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield ".".join(path), value
+    elif isinstance(value, (dict, tuple, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from tensors(item, (*path, str(key)))
+
+
+def given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The inputs of a call, as the documents say that they are named."""
+    if len(args) + len(kwargs) == 1:
+        return args[0] if args else next(iter(kwargs.values()))
+    return args if not kwargs else {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+
+
+def loss_of(call: Callable[..., Any], inputs: dict[str, Tensor], way: Way) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way.autocast):
+        loss: Tensor = call(**inputs).loss
+    return loss / way.micro_batches
+
+
+def train(name: str, way: Way, recorded: bool) -> Trained:
+    torch.manual_seed(0)
+    if way.compiled:
+        torch._dynamo.reset()
+    network = NETWORKS[name]
+    net = network.make().train()
+    if way.reentrant is not None:
+        network.checkpointed(net, way.reentrant)
+    recorder = Recorder(**KINDS).modules(net) if recorded else None
+    call = torch.compile(net, backend="aot_eager") if way.compiled else net
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for samples in range(3, 3 + way.micro_batches):
+            loss = loss_of(call, network.feed(samples), way)
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+    return Trained(losses, net.state_dict(), recorder)
+
+
+@functools.cache
+def by_hand(name: str, way: Way) -> ByHand:
+    """The same training, with plain hooks, `torch.autograd.grad`, and the parameters before and after each step."""
+    torch.manual_seed(0)
+    network, hand = NETWORKS[name], ByHand()
+    net = network.make(inplace=False).train()
+    if way.reentrant is not None:
+        network.checkpointed(net, way.reentrant)
+    modules = dict(net.named_modules())
+    names = {module: key for key, module in modules.items()}
+    awaited: dict[tuple[str, str, str, int], Tensor] = {}
+    forward = False
+
+    def look(group: str, back: str, module: nn.Module, value: Any) -> None:
+        for leaf, tensor in tensors(value) if forward else ():
+            hand.see(group, names[module], leaf, tensor)
+            if tensor.requires_grad:
+                awaited[back, names[module], leaf, id(tensor)] = tensor
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        look("inp", "back_inp", module, given(args, kwargs))
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        look("out", "back", module, output)
+
+    for module in modules.values():
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after)
+    owned = [
+        (key, leaf, value) for key, module in modules.items() for leaf, value in module._parameters.items() if value is not None
+    ]
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for samples in range(3, 3 + way.micro_batches):
+            forward = True
+            loss = loss_of(net, network.feed(samples), way)
+            forward = False
+            gradients = torch.autograd.grad(loss, list(awaited.values()), retain_graph=True, allow_unused=True)
+            for (group, module, leaf, _), gradient in zip(awaited, gradients, strict=True):
+                if gradient is not None:
+                    hand.see(group, module, leaf, gradient)
+            awaited.clear()
+            loss.backward()
+        earlier = [parameter.detach().clone() for _, _, parameter in owned]
+        optimizer.step()
+        for (module, leaf, parameter), old in zip(owned, earlier, strict=True):
+            hand.see("value", module, leaf, parameter)
+            hand.see("update", module, leaf, parameter.detach() - old)
+            if parameter.grad is not None:
+                hand.see("grad", module, leaf, parameter.grad)
+                hand.see("kept", module, leaf, optimizer.state[parameter]["exp_avg"])
+    return hand
+
+
+def check_numbers(recorder: Recorder, hand: ByHand, exact: bool, leave_out: tuple[str, ...] = ()) -> None:
+    recorded = {}
+    for name, monitor in recorder.items():
+        group, _, module = name.partition("/")
+        if group not in leave_out:
+            recorded.update({(group, module, leaf): result for leaf, result in monitor.snapshot().leaves().items()})
+    expected = {key: kept for key, kept in hand.found.items() if key[0] not in leave_out}
+    assert set(recorded) == set(expected)
+    tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-4, "atol": 1e-6}
+    for key, (n, low, top, total) in expected.items():
+        result = recorded[key]
+        assert result["n"] == n, key
+        for found, wanted in ((result["low"], low), (result["top"], top)):
+            torch.testing.assert_close(found, wanted, check_dtype=exact, msg=lambda m, key=key: f"{key}: {m}", **tolerance)
+        bound = (1e-12 if exact else 1e-4) * max(abs(float(low)), abs(float(top)))
+        assert abs(float(result["mean"]) - float(total) / n) <= bound, key
+
+
+def check(name: str, way: Way, leave_out: tuple[str, ...] = ()) -> None:
+    bare, recorded = train(name, way, recorded=False), train(name, way, recorded=True)
+    assert all(a.equal(b) for a, b in zip(bare.losses, recorded.losses, strict=True))
+    assert bare.weights.keys() == recorded.weights.keys()
+    assert all(bare.weights[key].equal(recorded.weights[key]) for key in bare.weights)
+    assert recorded.recorder is not None
+    check_numbers(recorded.recorder, by_hand(name, way.by_hand(name)), way.exact, leave_out)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_everything_recorded_is_what_is_taken_by_hand_and_the_training_is_the_same(name: str, way: str) -> None:
+    if name in HUGGING_FACE:
+        pytest.importorskip("transformers")
+    if WAYS[way].reentrant and not NETWORKS[name].reentrant:
+        pytest.skip("its router's logits lose their gradients, so that it is trained otherwise")
+    # a tensor that several blocks of T5 share is another one inside each reentrant checkpoint, with a part of the gradient
+    apart = bool(NETWORKS[name].another and WAYS[way].reentrant)
+    check(name, WAYS[way], leave_out=("back", "back_inp") if apart else ())
+
+
+def test_generation_with_a_cache_is_recorded_token_by_token() -> None:
+    pytest.importorskip("transformers")
+
+    def generate(net: nn.Module) -> list[Tensor]:
+        tokens, cache, logits = torch.arange(10).view(2, 5), None, []
+        with torch.inference_mode():
+            for _ in range(3):
+                output = net(input_ids=tokens, past_key_values=cache, use_cache=True)
+                tokens, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+                logits.append(output.logits)
+        return logits
+
+    torch.manual_seed(0)
+    net = NETWORKS["llama"].make().eval()
+    bare, hand = generate(net), ByHand()
+    handles = [
+        module.register_forward_hook(
+            lambda _, args, output, key=key: [hand.see("out", key, leaf, x) for leaf, x in tensors(output)] and None
+        )
+        for key, module in net.named_modules()
+    ]
+    generate(net)
+    for handle in handles:
+        handle.remove()
+    recorder = Recorder(out=KINDS["out"]).modules(net)
+    assert all(a.equal(b) for a, b in zip(bare, generate(net), strict=True))
+    check_numbers(recorder, hand, exact=True)
+    assert recorder.samples("out/model.layers.1.self_attn.k_proj") == 3
+    assert recorder["out/model.layers.1.self_attn.k_proj"].peek()["n"] == 2 * (5 + 1 + 1) * 8
+
+
+@OLDER_COMPILERS
+@pytest.mark.filterwarnings(COMPILERS_OWN)
+@pytest.mark.parametrize("name", ["gpt2", "unet"])
+def test_a_compiled_network_is_recorded_as_it_is_without_a_compiler(name: str) -> None:
+    if name in HUGGING_FACE:
+        pytest.importorskip("transformers")
+    check(name, COMPILED["compiled"])
+
+
+@OLDER_COMPILERS
+@pytest.mark.long
+@pytest.mark.filterwarnings(COMPILERS_OWN)
+@pytest.mark.parametrize("way", COMPILED)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_compiled_in_every_way(name: str, way: str) -> None:
+    if name in HUGGING_FACE:
+        pytest.importorskip("transformers")
+    check(name, COMPILED[way])
