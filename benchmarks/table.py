@@ -62,7 +62,7 @@ def accuracy() -> str:
     lines: list[str] = []
     for path in sorted(RESULTS.glob("accuracy_*.json")):
         result = json.loads(path.read_text())
-        rows = [(row["what"], row["data"], f"{row['error']:.1e}", f"{row['bound']:.1e}") for row in result["rows"]]
+        rows = [(row["what"], row["data"], f"{row['error']:.2e}", f"{row['bound']:.2e}") for row in result["rows"]]
         lines += [f"`benchmarks/{path.stem}.py`: {result['what']}.", "", *_table(("what", "data", "error", "bound"), rows), ""]
     return "\n".join(lines).rstrip()
 
