@@ -42,6 +42,30 @@ def test_calls_aliases_and_ties_are_counted_by_name() -> None:
     assert len(fired) == 3
 
 
+def test_names_have_prefixes_and_outputs_come_in_the_order_of_calls() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    wrapped = torch.compile(nn.DataParallel(nn.Sequential(checkpoint_wrapper(nn.Linear(1, 1)))))
+    assert [name for name, _ in wrapped.named_modules()][-1] == "_orig_mod.module.0._checkpoint_wrapped_module"
+    net, seen = nn.ModuleDict({"last": nn.Linear(1, 1), "first": nn.Linear(1, 1)}), []
+    for name, module in net.items():
+        module.register_forward_hook(lambda module, args, output, name=name: seen.append(name))
+    net["last"](net["first"](ONE))
+    assert seen == [*net][::-1]
+
+
+def test_gradients_that_are_sparse_or_made_inside_a_step() -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    assert table.weight.grad.is_sparse
+    layer, before = nn.Linear(1, 1), []
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: before.append(layer.weight.grad))
+    optimizer.step(lambda: layer(ONE).sum().backward())
+    assert before == [None]
+    assert layer.weight.grad is not None
+
+
 def test_forwards_that_fire_no_hook_and_keywords_that_hooks_do_not_get() -> None:
     layer, attention, x = nn.Linear(1, 1), nn.MultiheadAttention(4, 2), torch.ones(3, 1, 4)
     called, inside = watched(layer), watched(attention.out_proj)
