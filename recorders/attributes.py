@@ -176,7 +176,7 @@ class DifferenceMonitor(_AttributeMonitor):
             return
         value: Any = None
         try:
-            value = self._read(module, self._attr) if self.active else _NOT_DUE  # type: ignore[arg-type]
+            value = self._read(module, self._attr) if self._awake() else _NOT_DUE  # type: ignore[arg-type]
             value = value.detach().clone() if isinstance(value, Tensor) else value
         except Exception as error:  # a property may raise anything
             self._fail(error, module, ())

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from recorders.clock import Chosen, Phase
+from recorders.clock import Chosen, Clock, Phase
+from recorders.compiled import hand_over
 from recorders.errors import MonitorError, OperandError, RecordingWarning
 from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient
 from reducers import Reducer, State
@@ -50,6 +51,7 @@ class Capture(ABC):
     every_step: int
     every: int
     active: bool
+    gated: bool
     filter_: Callable[..., bool] | None
     map_: Callable[..., tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
@@ -58,9 +60,11 @@ class Capture(ABC):
     rehearsed: dict[str, tuple[int, ...]]
     tally: dict[str, int]
     last_error: str | None
+    compiled: bool
     _held: tuple[dict[str, State], dict[str, int]]
-    _traced: dict[str, Tensor]
+    _graph_name: str
     _eligible: dict[object, int]
+    _clock: Clock | None
     _lock: threading.RLock
 
     @abstractmethod
@@ -84,19 +88,22 @@ class Capture(ABC):
     def _passed_by(self) -> bool:
         """Whether this forward is none of the user's own, or was seen before."""
         if torch.compiler.is_compiling():
-            return torch.compiler.is_exporting()
+            return tracing()
         if recomputing():
             return not self._skip("recomputed by checkpointing")
         return _own.working and not self._skip("called by a monitor")
 
-    def at_step(self, step: int) -> None:
-        """The clock stands at this step now: whether anything is recorded in it, as one bool for a compiled graph to guard on."""
-        self.active = False
-        try:
-            chosen = self.steps is None or (self.steps(step) if callable(self.steps) else step in self.steps)
-            self.active = bool(chosen) and step % self.every_step == 0
-        except Exception as error:
+    def switch(self, active: bool, error: Exception | None) -> None:
+        """Records from now on or not; `error` is what asking `steps` raised."""
+        self.active = active
+        if error is not None:
             self._fail(error, None, ())
+
+    def _awake(self) -> bool:
+        """Whether to record in this step; inside a graph, which must not differ for each monitor, whether any of its clock does."""
+        if torch.compiler.is_compiling():
+            return self._clock is None or not self.gated or self._clock.busy
+        return self.active
 
     def _training(self, module: nn.Module | None) -> bool:
         """Whether what `module` does now counts as training."""
@@ -106,9 +113,11 @@ class Capture(ABC):
         """The gates, in order: train/eval, steps, condition, every (counted apart for each stream of observations)."""
         wanted = self.train_update if training else self.eval_update
         if torch.compiler.is_compiling():
-            return wanted and self.active and (self.condition is None or self.condition())
+            return wanted and self._awake() and (self.condition is None or self.condition())
         self.tally["calls"] = self.tally.get("calls", 0) + 1
         if not wanted:
+            if self.phase == "grad":
+                return self._skip("not recorded with gradients on" if training else "not recorded with gradients off")
             return self._skip("not recorded in train mode" if training else "not recorded in eval mode")
         if not self.active:
             return self._skip("not in its steps")
@@ -119,6 +128,10 @@ class Capture(ABC):
             except Exception as error:
                 self._fail(error, module, ())
                 return False
+        return self._counted(stream)
+
+    def _counted(self, stream: object) -> bool:
+        """The last gate."""
         if self.every == 1:
             return True
         eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
@@ -164,16 +177,35 @@ class Capture(ABC):
             inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
         if self.rehearsing:
             self.rehearsed.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
-        if torch.compiler.is_compiling():  # no lock and no counter in Python: neither can be traced
-            self._held = self._updated(inputs), self._held[1]
-            self._traced = {
-                **self._traced,
-                **{leaf: self._traced.get(leaf, 0) + torch.ones((), dtype=torch.int64) for leaf in inputs},
-            }
+        if torch.compiler.is_compiling():
+            hand_over(self._graph_name, self.reducer, inputs, path)
             return
         with self._lock:
             counts = self._held[1]
             self._held = self._updated(inputs), {**counts, **{leaf: counts.get(leaf, 0) + 1 for leaf in inputs}}
+
+    def take(self, lifted: dict[str, State], stream: str) -> None:
+        """What a compiled graph lifted, at the moment it runs: the gate that counts, then the new states, bound at once."""
+        if self._belated():
+            return
+        self.compiled = True
+        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        if not self.active:  # the graph records for others of the clock
+            self._skip("not in its steps")
+            return
+        if not self._counted(stream):
+            return
+        try:
+            with isolated(tuple(lifted.values())), self._lock:
+                states, counts = self._held
+                joined = {path: self.reducer.merge(states.get(path, {}), state) for path, state in lifted.items()}
+                self._held = {**states, **joined}, {**counts, **{path: counts.get(path, 0) + 1 for path in lifted}}
+        except Exception as error:
+            self._fail(error, None, tuple(lifted.values()))
+
+    def _belated(self) -> bool:
+        """Whether a compiled graph hands over what was seen before."""
+        return recomputing() and not self._skip("recomputed by checkpointing")
 
     def _updated(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> dict[str, State]:
         states = dict(self._held[0])

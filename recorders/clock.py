@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Collection
@@ -25,23 +26,48 @@ Chosen: TypeAlias = "range | tuple[int, ...] | Callable[[int], bool] | None"
 
 
 class _Gated(Protocol):
-    """What is told of every new step."""
+    """What records in some steps only."""
 
-    def at_step(self, step: int) -> None:
-        """The clock stands at this step now."""
+    steps: Chosen
+    every_step: int
+
+    def switch(self, active: bool, error: Exception | None) -> None:
+        """Whether to record from now on; `error` is what asking for that raised."""
+
+
+class _Gate:
+    """The monitors that record in the same steps, held weakly."""
+
+    def __init__(self, steps: Chosen, every_step: int) -> None:
+        self.steps, self.every_step = steps, every_step
+        self.monitors: WeakSet[Any] = WeakSet()
+        self.due = True
+        self.error: Exception | None = None
+
+    def ask(self, step: int) -> bool:
+        """Finds out whether `step` is one of theirs; returns whether there is news for them."""
+        before, self.due, self.error = self.due, False, None
+        try:
+            chosen = self.steps is None or (self.steps(step) if callable(self.steps) else step in self.steps)
+            self.due = bool(chosen) and step % self.every_step == 0
+        except Exception as error:
+            self.error = error
+        return self.due != before or self.error is not None
 
 
 class Clock:
     """Step, micro-batch, phase and recomputation: where in a training the program is.
 
     A step begins after the optimizer step before it: forwards, backwards and what the optimizer does at the end of them belong to
-    one step. The clock is advanced by hand, `clock.step += 1`, or by an optimizer that it is attached to. Monitors with `steps` or
-    `every_step` are switched on and off by it between calls, never within one, so that a compiled graph holds a branch for each
-    and nothing that counts.
+    one step. The clock is advanced by hand, `clock.step += 1`, or by an optimizer that it is attached to. Between calls, never
+    within one, it switches monitors with `steps` or `every_step` on and off. A compiled graph reads nothing of it but `busy`: there
+    is one graph for the steps in which any of them records, whichever these are, and one for the others.
 
     Attributes:
-        micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on of the
-            network it watches; may be set by hand.
+        attached: whether an optimizer advances it.
+        busy: whether this step is one of any monitor with `steps` or `every_step`.
+        micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on, once
+            an optimizer is attached; may be set by hand.
 
     >>> clock = Clock()
     >>> clock.step += 1
@@ -55,7 +81,8 @@ class Clock:
         self.attached = False
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
-        self._gated: WeakSet[Any] = WeakSet()
+        self._gates: list[_Gate] = []
+        self.busy = False
 
     @property
     def step(self) -> int:
@@ -72,12 +99,15 @@ class Clock:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"Clock.step = {step!r}: a step is a whole number, 0 at the first")
         self._step, self.micro_batch, self._begun = step, 0, False
+        self._gates = [gate for gate in self._gates if gate.monitors]
         failed: MonitorError | None = None
-        for monitor in list(self._gated):
-            try:
-                monitor.at_step(step)
-            except MonitorError as error:
-                failed = failed or error
+        for gate in self._gates:
+            for monitor in list(gate.monitors) if gate.ask(step) else ():
+                try:
+                    monitor.switch(gate.due, gate.error)
+                except MonitorError as error:
+                    failed = failed or error
+        self.busy = any(gate.due for gate in self._gates)
         if failed is not None:
             raise failed
 
@@ -97,7 +127,8 @@ class Clock:
     def attach(self, optimizer: Optimizer) -> Clock:
         """Advances by one after every step of `optimizer`, once all monitors were told of it; returns the clock itself.
 
-        Steps that a GradScaler skips do not count. The optimizer does not keep the clock, nor the clock the optimizer.
+        Steps that a GradScaler skips do not count, but for a fused optimizer on an accelerator, which would have to be waited for
+        to know. The optimizer does not keep the clock, nor the clock the optimizer.
 
         Raises:
             TypeError: `optimizer` is none.
@@ -108,19 +139,33 @@ class Clock:
         self.attached = True
         return self
 
-    def watch(self, net: nn.Module) -> Any:
-        """Takes phase and micro-batches from `net`; returns the handle that takes its hook off again."""
+    def watch(self, net: nn.Module) -> None:
+        """Takes the phase from `net`, which is held weakly."""
         self._net = weakref.ref(net)
-        return net.register_forward_pre_hook(Hook(self._forward))
+
+    def count(self, net: nn.Module) -> Any:
+        """Takes the forwards of `net` for micro-batches; returns the handle that ends it, None where it takes no hooks."""
+        try:
+            return net.register_forward_pre_hook(Hook(self._forward))
+        except RuntimeError:  # of torch.jit.script
+            return None
 
     def gate(self, monitor: _Gated) -> None:
-        """Tells `monitor`, which is held weakly, this step and all that follow."""
-        self._gated.add(monitor)
-        monitor.at_step(self._step)
+        """Switches `monitor`, which is held weakly, on and off from now on."""
+        steps, every_step = monitor.steps, monitor.every_step
+        gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
+        if gate is None:
+            gate = _Gate(steps, every_step)
+            gate.ask(self._step)
+            self._gates.append(gate)
+        gate.monitors.add(monitor)
+        self.busy = self.busy or gate.due
+        monitor.switch(gate.due, gate.error)
 
     def release(self, monitor: _Gated) -> None:
-        """Tells `monitor` no more."""
-        self._gated.discard(monitor)
+        """Leaves `monitor` as it is from now on."""
+        for gate in self._gates:
+            gate.monitors.discard(monitor)
 
     def _forward(self, *_: Any) -> None:
         if torch.compiler.is_compiling() or recomputing() or not torch.is_grad_enabled():
@@ -136,7 +181,7 @@ class Clock:
 
 
 def as_steps(steps: Steps | None) -> Chosen:
-    """`steps` in a form that compares, pickles and answers `in` fast: a slice becomes a range, a collection a sorted tuple.
+    """`steps` in a form that compares, pickles and has a hash: a slice becomes a range, a collection a sorted tuple.
 
     Raises:
         ValueError: it can hold no step.
@@ -150,8 +195,8 @@ def as_steps(steps: Steps | None) -> Chosen:
         found = steps
     elif isinstance(steps, slice):
         found = range(steps.start or 0, sys.maxsize if steps.stop is None else steps.stop, 1 if steps.step is None else steps.step)
-    elif isinstance(steps, Collection) and all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
-        found = tuple(sorted(set(steps)))
+    elif isinstance(steps, Collection) and all(hasattr(step, "__index__") and not isinstance(step, bool) for step in steps):
+        found = tuple(sorted(set(map(operator.index, steps))))
     else:
         raise TypeError(f"steps={steps!r}: give range(100, 200), slice(100, None), the steps themselves, or a function of the step")
     if isinstance(found, (range, tuple)) and (not found or min(found[0], found[-1]) < 0):
@@ -167,8 +212,8 @@ def shown_steps(steps: Chosen, every_step: int) -> str:
     """
     parts = []
     if isinstance(steps, range):
-        end = "on" if steps.stop == sys.maxsize else f"to {steps[-1]}"
-        parts = [f"steps {steps[0]} {end}"] + ([f"{steps.step} apart"] if steps.step != 1 else [])
+        begin = f"from {steps[0]} on" if steps.stop == sys.maxsize else f"{steps[0]} to {steps[-1]}"
+        parts = [f"steps {begin}"] + ([f"{steps.step} apart"] if steps.step != 1 else [])
     elif isinstance(steps, tuple):
         parts = [f"steps {', '.join(map(str, steps[:8]))}{' and more' if len(steps) > 8 else ''}"]
     elif steps is not None:

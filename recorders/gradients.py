@@ -29,7 +29,8 @@ class GradientMonitor(Monitor):
     """Gradients with respect to activations, by hooks on the tensors themselves.
 
     A hook on a tensor sees the total gradient of that tensor, from all its uses. Unlike `register_full_backward_hook` it survives
-    in-place operations on the output and nested outputs. Under `torch.compile` each of these monitors breaks the graph once.
+    in-place operations on the output and nested outputs. It is traced into the backward graph of `torch.compile`, unless there is a
+    `filter_`, which looks at numbers, or the tensor is a leaf: then the monitor breaks the graph once.
     """
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Any) -> None:
@@ -46,15 +47,42 @@ class GradientMonitor(Monitor):
     def _watch(self, module: nn.Module, value: Any) -> None:
         if tracing():
             return
-        if not self.active:  # before the break that hooks on tensors cost a compiled graph
+        if not self._awake():  # a graph in which nothing is recorded has no hooks on tensors
             self._skip("not in its steps")
             return
-        if torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
+            self._watch_eagerly(module, value)
+        elif self.filter_ is not None or any(tensor.is_leaf and tensor.requires_grad for _, tensor in leaves(value)):
             self._watch_uncompiled(module, value)
         else:
-            self._watch_eagerly(module, value)
+            self._watch_traced(module, value)
 
-    @torch.compiler.disable(reason="a tensor hook that rebinds a State cannot be traced")  # type: ignore[no-untyped-call, untyped-decorator]
+    def _watch_traced(self, module: nn.Module, value: Any) -> None:
+        self._see()
+        if not torch.is_grad_enabled() or not self._due(module, self._training(module)):
+            return
+        for path, tensor in leaves(value):
+            if tensor.requires_grad:
+                self._watch_traced_leaf(path, tensor)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _see(self) -> bool:
+        """While the graph is traced: within checkpointing a graph may change no attribute."""
+        self.seen = True
+        return True
+
+    def _watch_traced_leaf(self, path: str, tensor: Tensor) -> None:
+        seen = () if self.map_ is None and self.op_ is None else (tensor.detach().clone(),)
+
+        def arrive(gradient: Tensor) -> None:
+            self._record(None, gradient, *seen, path=path)
+
+        _hook(tensor, arrive)
+
+    def _belated(self) -> bool:  # a backward is where checkpointing recomputes, and where gradients come from
+        return not self.registered
+
+    @torch.compiler.disable(reason="a leaf outlives the graph, and a filter looks at numbers")  # type: ignore[no-untyped-call, untyped-decorator]
     def _watch_uncompiled(self, module: nn.Module, value: Any) -> None:
         self._watch_eagerly(module, value)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from recorders.capture import Capture, OnError
 from recorders.clock import Clock, Phase, Steps, as_steps
+from recorders.compiled import enrol
 from recorders.constructor import MonitorConstructor, spelled_out
 from recorders.errors import MergeError, TargetError
 from recorders.past import Past
@@ -41,9 +42,10 @@ class Monitor(Capture, Past):
         steps: the steps of the clock in which to record: `range(100, 200)`, `slice(1000, None)`, the steps themselves, or a
             function of the step, called once a step; all of them where None.
         every_step: record in steps that this number divides, all of their calls. Steps are those of `monitor.clock`, which
-            `Recorder.attach` or `Recorder.step` advances; inside a compiled graph they cost one graph more.
-        every: record the first of every so many calls that passed the gates before; inside a compiled graph, which would have to
-            be compiled anew for each count, all of them are recorded: use `every_step` there.
+            `Recorder.attach` or `Recorder.step` advances. Inside compiled graphs the monitors of one clock that choose steps cost
+            one graph more, all together.
+        every: record the first of every so many calls that passed the gates before. A compiled graph lifts the others too, to
+            leave them out; steps that are not chosen cost nothing.
         filter_: called with the operands; nothing is recorded where it returns False.
         map_: called with the operands; returns the tuple of tensors that the reducer gets.
         op_: called with the operands, only where `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
@@ -105,7 +107,8 @@ class Monitor(Capture, Past):
         self.tally: dict[str, int] = {}
         self.last_error: str | None = None
         self._held: tuple[dict[str, State], dict[str, int]] = ({}, {})
-        self._traced: dict[str, Tensor] = {}
+        self.compiled = False
+        self._graph_name = enrol(self)
         self._merged = 0
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
         self._eligible: dict[object, int] = {}
@@ -113,9 +116,8 @@ class Monitor(Capture, Past):
         self._handles: list[Any] = []
         self._module: weakref.ref[nn.Module] | None = None
         self._module_class = ""
-        self.active = True
-        self._clock = Clock()
-        self.clock = self._clock
+        self.active, self.gated = True, self.steps is not None or every_step != 1
+        self._clock: Clock | None = None  # one of its own only where no recorder gives it another
         if module is not None:
             self.register(module)
 
@@ -143,13 +145,17 @@ class Monitor(Capture, Past):
     @property
     def clock(self) -> Clock:
         """Whose steps `steps` and `every_step` mean: one of its own, or of its recorder; may be set."""
-        return self._clock
+        clock = self._clock
+        if clock is None:
+            clock = self.clock = Clock()
+        return clock
 
     @clock.setter
     def clock(self, clock: Clock) -> None:
-        self._clock.release(self)
+        if self._clock is not None:
+            self._clock.release(self)
         self._clock = clock
-        if self.steps is not None or self.every_step != 1:
+        if self.gated:
             clock.gate(self)
 
     @property
@@ -183,12 +189,18 @@ class Monitor(Capture, Past):
         self._check(target)
         self.deregister()
         self._module, self._module_class = weakref.ref(target), type(target).__name__
+        self._wind()
         try:
             self._handles = self._attach(target)
         except RuntimeError as error:  # modules of torch.jit.script take no hooks
             kind = type(target).__name__
             raise TargetError(f"{self.describe(target)}: {error}; leave it out of the selection with exclude={kind}") from error
         return self
+
+    def _wind(self) -> None:
+        """Before anything is recorded: a monitor that chooses steps needs a clock."""
+        if self.gated and self._clock is None:
+            self.clock = Clock()
 
     def deregister(self) -> Monitor:
         """Takes the hooks off; what was recorded stays. Returns the monitor itself."""
@@ -204,8 +216,7 @@ class Monitor(Capture, Past):
     @property
     def samples(self) -> int:
         """How many observations were recorded: calls that passed the gates and the filter."""
-        counts, traced = self._held[1], self._traced
-        return self._merged + max((counts.get(path, 0) + int(traced.get(path, 0)) for path in {**counts, **traced}), default=0)
+        return self._merged + max(self._held[1].values(), default=0)
 
     @property
     def states(self) -> dict[str, State]:
@@ -234,7 +245,7 @@ class Monitor(Capture, Past):
     def clear(self) -> None:
         """Forgets what was recorded; hooks stay as they are."""
         with self._lock:
-            self._held, self._traced, self._merged, self._eligible, self._functions = ({}, {}), {}, 0, {}, ()
+            self._held, self._merged, self._eligible, self._functions = ({}, {}), 0, {}, ()
             self.tally, self.last_error = {}, None
 
     def check_merge(self, other: Subrecording) -> Subrecording:

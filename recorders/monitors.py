@@ -71,6 +71,7 @@ class CallMonitor(Monitor):
     def push(self, *values: Any) -> None:
         """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
         module = self.module
+        self._wind()
         if self.on_error == "disable" and self.last_error is not None:
             self._skip("pushed after the failure that took it off")
         elif self._due(module, self._training(module)):

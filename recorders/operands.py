@@ -121,10 +121,16 @@ def recomputing() -> bool:
 
 
 def tracing() -> bool:
-    """Whether a program is being written down (`torch.export`, `torch.jit.trace`, `make_fx`), with nothing of a monitor in it."""
+    """Whether a program is being written down with nothing of a monitor in it: `torch.export`, `torch.jit.trace`, `make_fx`, and
+    what `torch.compile` finds inside vmap and grad, whose tensors hold no numbers of their own."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return torch.compiler.is_exporting() or _transforming()
     return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _transforming() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def shapes(value: Any) -> str:

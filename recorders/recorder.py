@@ -191,10 +191,13 @@ class Recorder(Mapping[str, Monitor]):
         return self
 
     def _watch(self) -> None:
-        """The clock counts micro-batches by the forwards of the first net, once it is attached to an optimizer."""
+        """Phase and, once an optimizer is attached, micro-batches are those of the first net."""
         net = self._nets[0]() if self._nets else None
-        if net is not None and self._clock.attached and self._clock_handle is None:
-            self._clock_handle = self._clock.watch(net)
+        if net is None:
+            return
+        self._clock.watch(net)
+        if self._clock.attached and self._clock_handle is None:
+            self._clock_handle = self._clock.count(net)
 
     def _same(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
         """The name of a monitor that already captures just this."""

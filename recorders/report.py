@@ -85,7 +85,7 @@ _GONE = "its module is no longer in the net: another took its place after the se
 
 def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
     """Why nothing was recorded, as far as can be told; `begun` where others recorded something."""
-    idle = (monitor.steps is not None or monitor.every_step != 1) and monitor.clock.step == 0
+    idle = monitor.gated and monitor.clock.step == 0
     if samples:
         return _IDLE if idle else ""
     if isinstance(monitor, CallMonitor):
@@ -175,6 +175,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         twin.rehearsing = True
         twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
         twin.train_update = twin.eval_update = twin.active = True
+        twin.gated = False
         rehearsed[id(monitor)] = twin.register(memo[id(module)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)

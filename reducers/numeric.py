@@ -141,7 +141,7 @@ def square_sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Sum of the squared magnitudes over `axes`; `x` is the caller's own, and may be overwritten to spare a second temporary."""
     if x.is_complex():
         return magnitude(x).sum(dim=axes)
-    if len(axes) == x.ndim and x.is_contiguous() and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and len(axes) == x.ndim and x.is_contiguous():
         flat = x.reshape(-1)
         return torch.dot(flat, flat)  # compiled, a sum fuses with what comes before it and a product does not
     return x.square_().sum(dim=axes)
