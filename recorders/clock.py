@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any, Literal, Protocol, TypeAlias
@@ -59,9 +60,9 @@ class Clock:
     """Step, micro-batch, phase and recomputation: where in a training the program is.
 
     A step begins after the optimizer step before it: forwards, backwards and what the optimizer does at the end of them belong to
-    one step. The clock is advanced by hand, `clock.step += 1`, or by an optimizer that it is attached to. Between calls, never
-    within one, it switches monitors with `steps` or `every_step` on and off. A compiled graph reads nothing of it but `busy`: there
-    is one graph for the steps in which any of them records, whichever these are, and one for the others.
+    one step. The clock is advanced by hand or by an optimizer that it is attached to. Between calls, never within one, it switches
+    monitors with `steps` or `every_step` on and off. A compiled graph reads nothing of it but `busy`: there is one graph for the
+    steps in which any of them records, whichever these are, and one for the others.
 
     Attributes:
         attached: whether an optimizer advances it.
@@ -70,7 +71,7 @@ class Clock:
             an optimizer is attached; may be set by hand.
 
     >>> clock = Clock()
-    >>> clock.step += 1
+    >>> clock.advance()
     >>> clock
     Clock(step=1, micro_batch=0, phase='train')
     """
@@ -83,10 +84,11 @@ class Clock:
         self._net: weakref.ref[nn.Module] | None = None
         self._gates: list[_Gate] = []
         self.busy = False
+        self._lock = threading.RLock()
 
     @property
     def step(self) -> int:
-        """How many steps have ended; set it to resume a training, or to advance by hand.
+        """How many steps have ended; set it to resume a training.
 
         Raises:
             ValueError: set to what is no whole number, or below 0.
@@ -98,6 +100,19 @@ class Clock:
     def step(self, step: int) -> None:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"Clock.step = {step!r}: a step is a whole number, 0 at the first")
+        with self._lock:
+            self._stand_at(step)
+
+    def advance(self) -> None:
+        """Ends a step, by hand. Several threads may do so at once.
+
+        Raises:
+            MonitorError: as at setting `step`.
+        """
+        with self._lock:
+            self._stand_at(self._step + 1)
+
+    def _stand_at(self, step: int) -> None:
         self._step, self.micro_batch, self._begun = step, 0, False
         self._gates = [gate for gate in self._gates if gate.monitors]
         failed: MonitorError | None = None
@@ -153,25 +168,28 @@ class Clock:
     def gate(self, monitor: _Gated) -> None:
         """Switches `monitor`, which is held weakly, on and off from now on."""
         steps, every_step = monitor.steps, monitor.every_step
-        gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
-        if gate is None:
-            gate = _Gate(steps, every_step)
-            gate.ask(self._step)
-            self._gates.append(gate)
-        gate.monitors.add(monitor)
-        self.busy = self.busy or gate.due
+        with self._lock:
+            gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
+            if gate is None:
+                gate = _Gate(steps, every_step)
+                gate.ask(self._step)
+                self._gates.append(gate)
+            gate.monitors.add(monitor)
+            self.busy = self.busy or gate.due
         monitor.switch(gate.due, gate.error)
 
     def release(self, monitor: _Gated) -> None:
         """Leaves `monitor` as it is from now on."""
-        for gate in self._gates:
-            gate.monitors.discard(monitor)
+        with self._lock:
+            for gate in self._gates:
+                gate.monitors.discard(monitor)
 
     def _forward(self, *_: Any) -> None:
         if torch.compiler.is_compiling() or recomputing() or not torch.is_grad_enabled():
             return
-        self.micro_batch += self._begun
-        self._begun = True
+        with self._lock:
+            self.micro_batch += self._begun
+            self._begun = True
 
     def __repr__(self) -> str:
         return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"

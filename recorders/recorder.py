@@ -272,7 +272,7 @@ class Recorder(Mapping[str, Monitor]):
 
     def step(self) -> Recorder:
         """Advances the clock by one step, where no optimizer that it is attached to does; returns the recorder itself."""
-        self._clock.step += 1
+        self._clock.advance()
         return self
 
     def register(self) -> Recorder:

@@ -41,7 +41,7 @@ class ReportRow:
         left_out = "; ".join(f"{count} {reason}" for reason, count in self.skipped.items())
         return (
             f"{self.name or '(net)'}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
-            + (f" in {self.steps}" if self.steps else "")
+            + (f" ({self.steps})" if self.steps else "")
             + (f"; left out: {left_out}" if left_out else "")
             + (f"; {self.reason}" if self.reason else "")
         )
@@ -132,7 +132,7 @@ class PlanRow:
             return f"{self.name or '(net)'}: will fail: {self.error}"
         size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
         return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {size}" + (
-            f", in {self.steps}" if self.steps else ""
+            f", {self.steps}" if self.steps else ""
         )
 
 

@@ -30,7 +30,8 @@ class StepMonitor(Protocol):
 class StepCounter(Protocol):
     """What counts the steps of an optimizer."""
 
-    step: int
+    def advance(self) -> None:
+        """A step has ended."""
 
 
 class _Steps:
@@ -78,7 +79,7 @@ class _Steps:
         self._tell(optimizer, *(["_at_gradients"] if _has_closure(args, kwargs) else []), "_after_step")
         if not _skipped(optimizer):
             for clock in list(self.clocks.get(optimizer, ())):  # after the monitors: what they saw belongs to the step that ends
-                clock.step += 1
+                clock.advance()
 
     def _tell(self, optimizer: Optimizer, *moments: str) -> None:
         self._rest()  # the last modules may have died
@@ -103,7 +104,7 @@ class StepHandle:
 
 
 def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
-    """From now on `clock.step` grows by one after every step of `optimizer`. Both are held weakly."""
+    """From now on `clock` is advanced after every step of `optimizer`. Both are held weakly."""
     _steps.count(optimizer, clock)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_steps_choose_what_is_recorded(gates: dict[str, Any], expected: list[int
     monitor = ForwardMonitor(Collect(), layer, **gates)
     for step in range(12):
         layer(torch.tensor([float(step)]))
-        monitor.clock.step += 1
+        monitor.clock.advance()
     assert monitor.peek().tolist() == expected
 
 
@@ -107,7 +108,7 @@ def test_gates_multiply(start: int, length: int, apart: int, every_step: int, ca
     for _ in range(45):
         for _ in range(calls):
             monitor.push(1.0)
-        monitor.clock.step += 1
+        monitor.clock.advance()
     assert monitor.samples == calls * sum(step in steps and step % every_step == 0 for step in range(45))
 
 
@@ -266,6 +267,16 @@ def test_all_monitors_of_a_recorder_share_its_clock_and_keep_it_through_copies()
     assert removed.clock is recorder.clock
 
 
+def test_threads_lose_no_steps() -> None:
+    clock = Clock()
+    threads = [threading.Thread(target=lambda: [clock.advance() for _ in range(5000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clock.step == 20000
+
+
 def test_a_clock_may_be_shared_by_hand() -> None:
     clock, pushed = Clock(), [CallMonitor(Sum(), every_step=2), CallMonitor(Sum(), steps=[1])]
     old = pushed[0].clock
@@ -274,7 +285,7 @@ def test_a_clock_may_be_shared_by_hand() -> None:
     for _ in range(4):
         for monitor in pushed:
             monitor.push(1.0)
-        clock.step += 1
+        clock.advance()
         old.step += 2
     assert [monitor.samples for monitor in pushed] == [2, 1]
 
@@ -456,9 +467,9 @@ def test_steps_that_fail_follow_on_error() -> None:
                 pytest.warns(RecordingWarning, match="ArithmeticError: bad step"),
                 pytest.raises(MonitorError, match="ForwardMonitor on Identity: ArithmeticError: bad step"),
             ):
-                warned.clock.step += 1
+                warned.clock.advance()
         else:
-            warned.clock.step += 1
+            warned.clock.advance()
     assert warned.clock.step == 5
     assert [monitor.samples for monitor in (warned, disabled, raising)] == [4, 2, 4]
 
@@ -579,7 +590,8 @@ def test_report_and_plan_show_steps() -> None:
         assert recorder.report().rows[0].steps == text
         row = recorder.plan(torch.ones(2, 3)).rows[0]
         assert (row.steps, row.state_bytes) == (text, 8)
-        assert str(row).endswith(f"8 bytes of state, in {text}")
+        assert str(row).endswith(f"8 bytes of state, {text}")
+        assert f"0 recorded of 0 calls ({text})" in str(recorder.report())
         recorder.deregister()
 
 
