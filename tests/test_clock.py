@@ -206,9 +206,10 @@ def test_a_step_ends_after_the_monitors_were_told_of_it() -> None:
     assert recorder["out/first"].samples == 1
 
 
-def test_steps_that_a_scaler_skips_do_not_count() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_scaler_skips_do_not_count(fused: bool) -> None:
     net = Net()
-    optimizer = sgd(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=fused)
     recorder = Recorder(ForwardMonitor(Count())).modules(net).attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for value in (1.0, float("inf"), 1.0):
@@ -494,11 +495,14 @@ def compiled_run(gates: dict[str, Any], net: nn.Module, steps: int = 40) -> tupl
 
 @compiles
 @pytest.mark.parametrize(
-    ("gates", "samples"),
-    [({"every_step": 10}, 4), ({"steps": range(20, 30)}, 10), ({"steps": third, "phase": "grad", "eval_update": False}, 14)],
-    ids=str,
+    ("make", "gates", "samples"),
+    [
+        (Net, {"every_step": 10}, 4),
+        (Net, {"steps": range(20, 30)}, 10),
+        (Net, {"steps": third, "phase": "grad", "eval_update": False}, 14),
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), {"every_step": 10}, 4),
+    ],
 )
-@pytest.mark.parametrize("make", [Net, lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))])
 def test_cadence_costs_a_compiled_graph_more_and_no_recompiles(
     make: Callable[[], nn.Module], gates: dict[str, Any], samples: int
 ) -> None:
