@@ -1,0 +1,330 @@
+"""Inside the user's torch.compile: one graph, no breaks, no recompiles, the numbers of eager mode, and no mark on the program."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from recorders import (
+    BackwardInputMonitor,
+    BackwardMonitor,
+    CallMonitor,
+    ForwardInputMonitor,
+    ForwardMonitor,
+    Recorder,
+    RecordingWarning,
+)
+from reducers import EMA, Collect, Count, Last, Max, Mean, Moments, Product, Quantile, Sum
+
+pytestmark = [
+    pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers do not call the hooks of modules inside a graph"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),  # the compiler's own, as it looks at any tensor
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+
+
+def mlp() -> tuple[nn.Module, tuple[int, ...]]:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (6, 4)
+
+
+def cnn() -> tuple[nn.Module, tuple[int, ...]]:
+    convolutions = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True)
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)), (2, 3, 8, 8)
+
+
+def transformer() -> tuple[nn.Module, tuple[int, ...]]:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 5, 8)
+
+
+def everything(net: nn.Module) -> Recorder:
+    statistics = Product(moments=Moments(), last=Last(), ema=EMA(alpha=0.3))
+    return Recorder(
+        out=ForwardMonitor(statistics),
+        inp=ForwardInputMonitor(statistics),
+        back=BackwardMonitor(statistics),
+        into=BackwardInputMonitor(statistics),
+        saliency=BackwardMonitor(Sum(), op_=lambda gradient, output: gradient * output),
+    ).modules(net)
+
+
+def train(call: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> None:
+    for batch in batches:
+        torch.autograd.backward(call(batch).square().sum())
+
+
+def compiled_once() -> None:
+    """One graph was made, whole, and never again."""
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert not counters["recompiles"]
+
+
+def near(given: object, wanted: object) -> None:
+    torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [mlp, cnn, transformer])
+def test_forwards_and_gradients_are_one_graph_with_the_numbers_of_eager_mode(
+    make: Callable[[], tuple[nn.Module, tuple[int, ...]]],
+) -> None:
+    net, shape = make()
+    recorder = everything(net)
+    batches = [torch.randn(shape) for _ in range(5)]
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    train(compiled, batches)
+    compiled_once()
+    samples, results = list(recorder.iter_samples()), recorder.compute()
+    recorder.reset()
+    train(net, batches)
+    assert samples == list(recorder.iter_samples())
+    assert {count for count in samples if count} == {5}
+    near(results, recorder.compute())
+
+
+def test_a_hundred_steps_compile_nothing_anew() -> None:
+    net, shape = mlp()
+    recorder = everything(net)
+    train(torch.compile(net, backend="aot_eager", fullgraph=True), (torch.randn(shape) for _ in range(100)))
+    compiled_once()
+    assert set(recorder.iter_samples()) == {100, 0}  # nothing asks for the gradient of the batch itself
+    assert [name for name, monitor in recorder.items() if not monitor.samples] == ["into", "into/0"]
+
+
+def test_fused_by_inductor_the_numbers_are_the_same() -> None:
+    net, shape = cnn()
+    recorder = Recorder(out=ForwardMonitor(Quantile()), back=BackwardMonitor(Moments())).modules(net, types=nn.Conv2d)
+    batches = [torch.randn(shape) for _ in range(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler, about the machine
+        train(torch.compile(net, fullgraph=True), batches)
+    compiled_once()
+    results = recorder.compute()
+    assert list(recorder.iter_samples()) == [3] * 4
+    recorder.reset()
+    train(net, batches)
+    near(results, recorder.compute())
+
+
+def test_the_training_itself_is_the_same_to_the_bit() -> None:
+    def trained(recorded: bool) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net, shape = cnn()
+        if recorded:
+            Recorder(out=ForwardMonitor(Moments()), back=BackwardMonitor(Moments())).modules(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        compiled = torch.compile(net, backend="aot_eager")
+        for _ in range(3):
+            optimizer.zero_grad()
+            train(compiled, [torch.randn(shape)])
+            optimizer.step()
+        return [*net.parameters(), *net.buffers()]
+
+    for bare, watched in zip(trained(False), trained(True), strict=True):
+        assert torch.equal(bare, watched)
+
+
+def test_two_forwards_may_come_before_their_backwards() -> None:
+    """Where the graph wrote a State in place, the second backward would find changed what the first one saved."""
+    net, shape = mlp()
+    monitor = BackwardMonitor(Collect(), net.get_submodule("0"))
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    first, second = compiled(torch.randn(shape)), compiled(torch.randn(shape))
+    monitor.clear()
+    second.sum().backward()
+    first.sum().backward()
+    compiled_once()
+    assert monitor.samples == 2
+
+
+def test_another_shape_costs_one_graph_more() -> None:
+    net, _ = mlp()
+    recorder = Recorder(out=ForwardMonitor(Mean("b c -> c")), back=BackwardMonitor(Count())).modules(net)
+    train(torch.compile(net, backend="aot_eager", fullgraph=True), [torch.randn(rows, 4) for rows in (6, 5, 3, 6, 7)])
+    assert counters["stats"]["unique_graphs"] == 2
+    assert set(recorder.iter_samples()) == {5}
+    assert recorder["back/1"].peek() == 27 * 5
+
+
+def test_states_that_grow_and_statistics_in_which_order_matters_are_as_in_eager_mode() -> None:
+    layer = nn.Linear(2, 2)
+    net = nn.Sequential(layer, nn.Tanh(), layer)  # called twice in each graph
+    recorder = Recorder(all=ForwardMonitor(Collect()), last=ForwardMonitor(Last()), back=BackwardMonitor(Collect())).modules(net)
+    batches = [torch.randn(3, 2) for _ in range(3)]
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    train(compiled, batches[:1])
+    train(net, batches[1:2])
+    train(compiled, batches[2:])
+    compiled_once()
+    results = recorder.compute()
+    recorder.reset()
+    train(net, batches)
+    near(results, recorder.compute())
+
+
+def test_every_counts_inside_a_graph() -> None:
+    net, shape = mlp()
+    recorder = Recorder(out=ForwardMonitor(Mean(), every=3), back=BackwardMonitor(Mean(), every=2)).modules(net, names="0")
+    train(torch.compile(net, backend="aot_eager", fullgraph=True), (torch.randn(shape) for _ in range(7)))
+    compiled_once()
+    assert list(recorder.iter_samples()) == [3, 4]
+    assert recorder["out/0"].tally == {"calls": 7, "not due (every)": 4}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(checkpoint(self.inner, x, use_reentrant=False))
+        return out
+
+
+def test_checkpointing_inside_a_graph_counts_nothing_twice() -> None:
+    net = Checkpointed()
+    recorder = Recorder(out=ForwardMonitor(Moments()), back=BackwardMonitor(Moments())).modules(net)
+    batches = [torch.randn(5, 4) for _ in range(3)]
+    train(torch.compile(net, backend="aot_eager", fullgraph=True), batches)
+    compiled_once()
+    assert set(recorder.iter_samples()) == {3}
+    results = recorder.compute()
+    recorder.reset()
+    train(net, batches)
+    near(results, recorder.compute())
+
+
+def test_transforms_inside_a_graph_are_left_out_and_not_broken() -> None:
+    net = nn.Linear(3, 2)
+    recorder = Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean())).modules(net)
+    x = torch.randn(4, 3)
+    for function in (torch.vmap(net), torch.func.grad(lambda x: net(x).sum())):
+        torch.testing.assert_close(torch.compile(function, backend="aot_eager", fullgraph=True)(x), function(x))
+    assert list(recorder.iter_samples()) == [0, 0]
+
+
+def test_states_made_in_inference_mode_and_under_autocast_are_as_any() -> None:
+    net, shape = mlp()
+    recorder = Recorder(ForwardMonitor(Product(mean=Mean(), last=Last()))).modules(net)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.compile(net, backend="aot_eager", fullgraph=True)(torch.randn(shape))
+    assert not any(value.is_inference() for monitor in recorder.values() for value in monitor.state.values())
+    net(torch.randn(shape))
+    assert set(recorder.iter_samples()) == {2}
+
+
+def test_an_empty_batch_is_an_observation_of_nothing() -> None:
+    monitor = ForwardMonitor(Mean(), layer := nn.ReLU())
+    compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
+    compiled(torch.ones(0, 2))
+    compiled(torch.ones(3, 2))
+    assert (monitor.samples, monitor.peek()) == (2, 1)
+
+
+def test_kept_axes_that_change_are_told_once_and_do_not_break_the_program() -> None:
+    monitor = ForwardMonitor(Mean("b c -> c"), layer := nn.ReLU())
+    compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
+    compiled(torch.ones(2, 4))
+    with pytest.warns(RecordingWarning, match=r"ForwardMonitor on ReLU: StateMismatchError.*keeps shape \(4,\)"):
+        assert compiled(torch.ones(2, 5)).shape == (2, 5)
+    assert monitor.samples == 1
+    assert monitor.tally["errors"] == 1
+
+
+def test_a_leaf_is_hooked_once_outside_of_the_graph() -> None:
+    prompt, layer = nn.Parameter(torch.ones(1, 3)), nn.Linear(3, 3)
+    monitor = BackwardInputMonitor(Count("b c ->"), layer)
+    train(torch.compile(nn.Sequential(layer), backend="aot_eager"), [prompt] * 4)
+    assert monitor.samples == 4
+    assert len(prompt._backward_hooks or {}) == 1
+
+
+def test_the_output_of_another_graph_is_watched_inside_this_one() -> None:
+    monitor = BackwardInputMonitor(Collect(), layer := nn.Linear(3, 2))
+    compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
+    prompt = torch.ones(2, 3, requires_grad=True)
+    for _ in range(3):
+        compiled(prompt * 1).sum().backward()
+    assert monitor.samples == 3
+    near(monitor.peek()[:2], layer.weight.detach().sum(0).expand(2, 3))
+
+
+def test_nothing_is_recorded_after_the_hooks_are_off() -> None:
+    net, shape = mlp()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean())).modules(net) as recorder:
+        train(compiled, [torch.randn(shape)])
+    train(compiled, [torch.randn(shape)])
+    assert set(recorder.iter_samples()) == {1}
+
+
+def test_what_is_pushed_inside_a_graph_is_recorded() -> None:
+    loss = CallMonitor(Mean())
+
+    def step(x: Tensor) -> Tensor:
+        loss.push(x.sum())
+        return x * 2
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for value in (1.0, 4.0):
+        compiled(torch.full((2,), value))
+    compiled_once()
+    assert (loss.samples, loss.peek()) == (2, 5)
+
+
+def test_a_gradient_that_arrives_after_the_hooks_are_off_is_not_recorded() -> None:
+    net, shape = mlp()
+    recorder = Recorder(BackwardMonitor(Mean())).modules(net)
+    out = torch.compile(net, backend="aot_eager", fullgraph=True)(torch.randn(shape))
+    recorder.deregister()
+    out.sum().backward()
+    assert set(recorder.iter_samples()) == {0}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_a_second_model_of_the_class_that_runs_the_first_ones_graph_is_told_by_the_report() -> None:
+    first, second = Block(), Block()
+    x = torch.randn(2, 3)
+    torch.compile(first, backend="aot_eager")(x)
+    recorder = Recorder(ForwardMonitor(Max())).modules(second, leaves=True)
+    compiled = torch.compile(second, backend="aot_eager")
+    compiled(x)
+    assert ["torch._dynamo.reset()" in row.reason for row in recorder.report().silent] == [True]
+    torch._dynamo.reset()
+    compiled(x)
+    assert recorder.samples("layer") == 1
+
+
+def test_hooks_put_on_after_the_graph_was_made_are_told_by_the_report() -> None:
+    net = Block()
+    compiled = torch.compile(net, backend="aot_eager")
+    x = torch.randn(2, 3)
+    compiled(x)
+    recorder = Recorder(out=ForwardMonitor(Max()), back=BackwardMonitor(Max())).modules(net, leaves=True)
+    compiled(x).sum().backward()
+    assert all("torch._dynamo.reset()" in row.reason for row in recorder.report().silent)
+    assert len(recorder.report().silent) == 2
+    torch._dynamo.reset()
+    compiled(x).sum().backward()
+    assert list(recorder.iter_samples()) == [1, 1]
