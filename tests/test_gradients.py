@@ -174,7 +174,6 @@ def test_a_failing_callable_does_not_disturb_the_backward() -> None:
     torch.testing.assert_close(layer.weight.grad, torch.ones(2, 2))
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers do not call the hooks of modules inside a graph")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, as it looks at any tensor
 def test_gradients_are_recorded_around_a_compiled_graph_too() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))

@@ -197,7 +197,6 @@ def test_asynchronous_exceptions_do_not_tear_a_state() -> None:
     assert torn == 0
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers do not call the hooks of modules inside a graph")
 def test_forward_monitors_are_inside_a_compiled_graph_without_breaks_or_recompiles() -> None:
     from torch._dynamo.utils import counters
 
