@@ -27,7 +27,6 @@ from reducers import Count, Max, Mean, Min, Product
 
 STEPS = 2
 COMPILERS_OWN = "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"  # where a graph goes on after a break
-OLDER_COMPILERS = pytest.mark.skipif(torch.__version__ < "2.13", reason="they do not call the hooks of modules inside a graph")
 HUGGING_FACE = ("gpt2", "llama", "bert", "t5", "vit", "mixtral")
 NUMBERS = Product(n=Count(), low=Min(), top=Max(), mean=Mean())
 KINDS = {
@@ -263,7 +262,6 @@ def test_generation_with_a_cache_is_recorded_token_by_token() -> None:
     assert recorder["out/model.layers.1.self_attn.k_proj"].peek()["n"] == 2 * (5 + 1 + 1) * 8
 
 
-@OLDER_COMPILERS
 @pytest.mark.filterwarnings(COMPILERS_OWN)
 @pytest.mark.parametrize("name", ["unet", pytest.param("gpt2", marks=pytest.mark.long)])
 def test_a_compiled_network_is_recorded_as_it_is_without_a_compiler(name: str) -> None:
