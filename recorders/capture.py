@@ -196,7 +196,7 @@ class Capture(ABC):
         if not self._counted(stream):
             return
         try:
-            with isolated(tuple(lifted.values())), self._lock:
+            with self._lock:
                 states, counts = self._held
                 joined = {path: self.reducer.merge(states.get(path, {}), state) for path, state in lifted.items()}
                 self._held = {**states, **joined}, {**counts, **{path: counts.get(path, 0) + 1 for path in lifted}}

@@ -9,6 +9,7 @@ as in eager mode, in memory of their own, which no graph reuses.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
+from recorders.operands import isolated, plain_mode
 from reducers import Reducer, State
 
 __all__ = ["enrol", "hand_over"]
@@ -61,11 +63,11 @@ def _take(name: str, stream: str, paths: list[str], keys: list[str], values: lis
     if taker is None:  # a graph may outlive the monitor
         return
     lifted: dict[str, State] = {path: {} for path in paths}
-    with torch.inference_mode(False), torch.no_grad():
+    with contextlib.nullcontext() if plain_mode() else isolated(tuple(values)):
         for path, key, value in zip(paths, keys, values, strict=True):
             if key:
                 lifted[path][key] = value.clone()  # the graph reuses the memory of what it hands over
-    taker.take(lifted, stream)
+        taker.take(lifted, stream)
 
 
 _library: Any = torch.library.Library("torch_recorders", "DEF")  # type: ignore[no-untyped-call]
