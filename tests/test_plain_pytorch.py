@@ -291,7 +291,6 @@ def compiled(attach: Callable[[nn.Module], Any], first: bool = False, calls: int
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the compiler's own
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers do not call the hooks of modules inside a graph")
 def test_hooks_in_compiled_graphs() -> None:
     total, sums = {"n": 0.0}, []
     counter = Counter()
