@@ -64,6 +64,7 @@ class Capture(ABC):
     _held: tuple[dict[str, State], dict[str, int]]
     _graph_name: str
     _eligible: dict[object, int]
+    _asleep: list[Any]
     _clock: Clock | None
     _lock: threading.RLock
 
@@ -103,7 +104,7 @@ class Capture(ABC):
         """Whether to record in this step; inside a graph, which must not differ for each monitor, whether any of its clock does."""
         if torch.compiler.is_compiling():
             return self._clock is None or not self.gated or self._clock.busy
-        return self.active
+        return self.active and not self._asleep
 
     def _training(self, module: nn.Module | None) -> bool:
         """Whether what `module` does now counts as training."""
@@ -114,6 +115,8 @@ class Capture(ABC):
         wanted = self.train_update if training else self.eval_update
         if torch.compiler.is_compiling():
             return wanted and self._awake() and (self.condition is None or self.condition())
+        if self._asleep:
+            return False
         self.tally["calls"] = self.tally.get("calls", 0) + 1
         if not wanted:
             if self.phase == "grad":
@@ -186,7 +189,7 @@ class Capture(ABC):
 
     def take(self, lifted: dict[str, State], stream: str) -> None:
         """What a compiled graph lifted, at the moment it runs: the gate that counts, then the new states, bound at once."""
-        if self._belated():
+        if self._asleep or self._belated():
             return
         self.compiled = True
         self.tally["calls"] = self.tally.get("calls", 0) + 1

@@ -114,6 +114,7 @@ class Monitor(Capture, Past):
         self._eligible: dict[object, int] = {}
         self._lock = threading.RLock()  # a signal handler may save in the middle of an update
         self._handles: list[Any] = []
+        self._asleep: list[Any] = []
         self._module: weakref.ref[nn.Module] | None = None
         self._module_class = ""
         self.active, self.gated = True, self.steps is not None or every_step != 1
@@ -184,10 +185,12 @@ class Monitor(Capture, Past):
             raise TargetError(
                 f"{self.describe()} needs a torch.nn.Module to sit on and got {'none' if target is None else repr(target)}"
             )
-        if self.registered and target is self.module:
+        if target is self.module and (self.registered or self._asleep):
+            self._handles, self._asleep = self._handles or self._asleep, []
             return self
         self._check(target)
         self.deregister()
+        self._unhook()
         self._module, self._module_class = weakref.ref(target), type(target).__name__
         self._wind()
         try:
@@ -203,11 +206,24 @@ class Monitor(Capture, Past):
             self.clock = Clock()
 
     def deregister(self) -> Monitor:
-        """Takes the hooks off; what was recorded stays. Returns the monitor itself."""
+        """Takes the hooks off; what was recorded stays. Returns the monitor itself.
+
+        Hooks that are part of a compiled graph stay in the module and record nothing: the compiler keeps no guard on hooks that are
+        gone, and might run a graph made without them once they are back.
+        """
         handles, self._handles = self._handles, []
+        if self.compiled:
+            self._asleep = handles or self._asleep
+            return self
         for handle in handles:
             handle.remove()
         return self
+
+    def _unhook(self) -> None:
+        """Takes hooks that sleep in another module's graphs off for good."""
+        handles, self._asleep = self._asleep, []
+        for handle in handles:
+            handle.remove()
 
     def peek(self) -> Any:
         """The result so far: of the lone tensor, or by leaf path for nested operands; None where nothing was recorded."""

@@ -328,3 +328,32 @@ def test_hooks_put_on_after_the_graph_was_made_are_told_by_the_report() -> None:
     torch._dynamo.reset()
     compiled(x).sum().backward()
     assert list(recorder.iter_samples()) == [1, 1]
+
+
+def test_hooks_that_go_off_and_on_between_compiled_calls_record_again() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    recorder = Recorder(out=ForwardMonitor(Count()), grad=BackwardMonitor(Count())).children(net, types=nn.Linear)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="aot_eager")
+
+    def run(calls: int, size: int = 4) -> None:
+        for _ in range(calls):
+            compiled(torch.randn(size, 3)).sum().backward()
+
+    seen = []
+    for _ in range(3):
+        with recorder:
+            run(2)
+        seen.append(list(recorder.iter_samples()))
+        run(3)  # off
+        run(2, size=7)  # off, and compiled anew for another shape
+        net(torch.randn(4, 3)).sum().backward()  # off, and not compiled
+        assert not any(monitor.registered for monitor in recorder.values())
+        assert list(recorder.iter_samples()) == seen[-1]
+    assert seen == [[2] * 4, [4] * 4, [6] * 4]
+    assert recorder["out/0"].peek() == 6 * 4 * 3
+    other = nn.Linear(3, 3)
+    recorder["out/0"].register(other)  # elsewhere: nothing of it is left in the first module
+    other(torch.ones(1, 3))
+    net(torch.ones(1, 3))
+    assert recorder.samples("out/0") == 7
