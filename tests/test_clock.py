@@ -37,8 +37,6 @@ from recorders import (
 from recorders.clock import Steps
 from reducers import CKA, Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
-compiles = pytest.mark.skipif(torch.__version__ < "2.13", reason="older compilers do not call the hooks of modules inside a graph")
-
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -493,7 +491,6 @@ def compiled_run(gates: dict[str, Any], net: nn.Module, steps: int = 40) -> tupl
     return recorder, counters["stats"]["unique_graphs"]
 
 
-@compiles
 @pytest.mark.parametrize(
     ("make", "gates", "samples"),
     [
@@ -512,7 +509,6 @@ def test_cadence_costs_a_compiled_graph_more_and_no_recompiles(
     assert set(recorder.iter_samples()) == {samples}
 
 
-@compiles
 def test_compiled_cadence_records_the_same_as_eager() -> None:
     results = []
     for compiled in (True, False):
@@ -535,7 +531,6 @@ def test_compiled_cadence_records_the_same_as_eager() -> None:
             torch.testing.assert_close(value, results[1][name].state[key])
 
 
-@compiles
 def test_gradients_that_are_not_due_break_no_graph() -> None:
     from torch._dynamo.utils import counters
 
@@ -549,7 +544,6 @@ def test_gradients_that_are_not_due_break_no_graph() -> None:
     assert list(recorder.iter_samples()) == [0, 0]
 
 
-@compiles
 def test_any_number_of_cadences_costs_one_graph_more() -> None:
     from torch._dynamo.utils import counters
 
