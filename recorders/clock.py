@@ -143,7 +143,8 @@ class Clock:
         """Advances by one after every step of `optimizer`, once all monitors were told of it; returns the clock itself.
 
         Steps that a GradScaler skips do not count, but for a fused optimizer on an accelerator, which would have to be waited for
-        to know. The optimizer does not keep the clock, nor the clock the optimizer.
+        to know. Where one optimizer wraps another, its step and what it calls are one step, whichever of the two is attached. The
+        optimizer does not keep the clock, nor the clock the optimizer.
 
         Raises:
             TypeError: `optimizer` is none.

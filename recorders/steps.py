@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from recorders.frames import around, keep, kept
 
 __all__ = ["StepHandle", "StepMonitor", "count_steps"]
 
@@ -34,10 +38,28 @@ class StepCounter(Protocol):
         """A step has ended."""
 
 
+class _Step:
+    """A step under way. What happens in it to the parameters that its optimizer holds is part of this step."""
+
+    def __init__(self, mine: set[int], frame: FrameType) -> None:
+        self.mine = mine
+        self.around: list[_Step] = [outer for outer in around(frame, _STEP) if not mine.isdisjoint(outer.mine)]
+        self.own = mine.difference(*(outer.mine for outer in self.around))
+        self.clocks: dict[Any, None] = {}
+        self.inner: Optimizer | None = None
+
+    def take(self, step: _Step, clocks: dict[Any, None], optimizer: Optimizer) -> None:
+        """A step within this one has ended: its clocks advance at the end of this one."""
+        self.clocks |= clocks
+        if self.inner is None and self.mine <= step.mine:
+            self.inner = optimizer
+
+
 class _Steps:
     """One pair of hooks on all optimizers of the process, on while any monitor wants them.
 
-    It keeps its monitors alive as long as their modules live; they hold the modules weakly.
+    It keeps its monitors alive as long as their modules live; they hold the modules weakly. Optimizers step within steps of others
+    that hold the same parameters: those that wrap another one, or call the step of their base class. The outermost step counts.
     """
 
     def __init__(self) -> None:
@@ -73,19 +95,40 @@ class _Steps:
             self.handles = []
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._tell(optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+        frame = sys._getframe(1)
+        step = _Step(_mine(optimizer), frame)
+        keep(frame, _STEP, step)
+        if step.own:
+            self._tell(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._tell(optimizer, *(["_at_gradients"] if _has_closure(args, kwargs) else []), "_after_step")
+        frame = sys._getframe(1)
+        step = kept(frame, _STEP) or _Step(_mine(optimizer), frame)  # hooks may have been put on in the middle of it
+        clocks = step.clocks if _skipped(optimizer) else step.clocks | self._clocks_of(optimizer)
+        if step.around and not step.own:
+            step.around[-1].take(step, clocks, optimizer)
+            return
+        if _has_closure(args, kwargs):
+            self._tell(step.own, optimizer, "_at_gradients")
         if not _skipped(optimizer):
-            for clock in list(self.clocks.get(optimizer, ())):  # after the monitors: what they saw belongs to the step that ends
-                clock.advance()
+            self._tell(step.own, step.inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+        for clock in clocks:  # after the monitors: what they saw belongs to the step that ends
+            clock.advance()
 
-    def _tell(self, optimizer: Optimizer, *moments: str) -> None:
+    def _clocks_of(self, optimizer: Optimizer) -> dict[Any, None]:
+        """Those of `optimizer`, and of others that share its groups of parameters: one of them wraps the other."""
+        groups = [id(group) for group in optimizer.param_groups]
+        return {
+            clock: None
+            for other, clocks in self.clocks.items()
+            if other is optimizer or [id(group) for group in other.param_groups] == groups
+            for clock in clocks
+        }
+
+    def _tell(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
         self._rest()  # the last modules may have died
         if _skipped(optimizer):
             return
-        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for module, monitors in list(self.monitors.items()):
             for monitor in list(monitors):
                 for moment in moments:
@@ -109,6 +152,11 @@ def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
 
 
 _steps = _Steps()
+_STEP = "step of recorders"
+
+
+def _mine(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders import (
+    Clock,
     OptimizerStateMonitor,
     ParameterGradientMonitor,
     ParameterMonitor,
@@ -301,3 +302,162 @@ def test_lazy_parameters_are_hooked_once_they_are_there() -> None:
     monitor = ParameterGradientMonitor(Count(), "weight", layer, when="accumulate")
     layer(torch.ones(1, 3)).sum().backward()
     assert (monitor.samples, monitor.peek()) == (1, 6)
+
+
+class SAM(torch.optim.Optimizer):
+    """As they are commonly written: the step of the one that it wraps is taken from where the gradients were taken."""
+
+    def __init__(self, params: Any, base: Callable[..., torch.optim.Optimizer], shared: bool = True, **options: Any) -> None:
+        super().__init__(params, {"rho": 0.05, **options})
+        self.base = base(self.param_groups if shared else self.param_groups[0]["params"], **options)
+        if shared:
+            self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["old"] = parameter.detach().clone()
+            parameter.add_(parameter.grad, alpha=0.05)
+            parameter.grad = None
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.copy_(self.state[parameter]["old"])
+        self.base.step()
+
+    def step(self, closure: Any = None) -> None:
+        closure = torch.enable_grad()(closure)
+        closure()
+        self.first_step()
+        closure()
+        self.second_step()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Takes `times` steps of the one that it wraps, and goes half the way."""
+
+    def __init__(self, base: torch.optim.Optimizer, times: int = 2) -> None:
+        super().__init__(base.param_groups, {})
+        self.base, self.times = base, times
+
+    def step(self, closure: Any = None) -> None:
+        old = [parameter.detach().clone() for group in self.param_groups for parameter in group["params"]]
+        for _ in range(self.times):
+            self.base.step(closure)
+        with torch.no_grad():
+            for slow, parameter in zip(old, [p for group in self.param_groups for p in group["params"]], strict=True):
+                parameter.lerp_(slow, 0.5)
+
+
+class Derived(torch.optim.SGD):
+    """Has no step of its own, but that of its base class, whose hooks fire too once an optimizer of that class was made."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def all_of(layer: nn.Linear, key: str) -> list[Any]:
+    return [
+        ParameterMonitor(Collect(), "weight", layer),
+        ParameterGradientMonitor(Collect(), "weight", layer),
+        ParameterUpdateMonitor(Collect(), "weight", layer),
+        OptimizerStateMonitor(Collect(), key, "weight", layer, on_error="raise"),
+    ]
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: SAM(p, torch.optim.Adam, lr=0.1),
+    lambda p: SAM(p, torch.optim.Adam, shared=False, lr=0.1),
+    lambda p: Lookahead(torch.optim.Adam(p, lr=0.1)),
+    lambda p: Lookahead(SAM(p, torch.optim.Adam, lr=0.1)),
+], ids=["sam", "sam apart", "lookahead", "both"])  # fmt: skip
+def test_an_optimizer_that_wraps_another_is_observed_and_counted_once_a_step(make: Callable[[Any], Any]) -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    optimizer = make(layer.parameters())
+    clocks = [Clock().attach(optimizer), Clock().attach(optimizer.base), Clock().attach(optimizer).attach(optimizer.base)]
+    monitors = all_of(layer, "exp_avg")
+    gradients: list[Tensor] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = layer(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        gradients.append(layer.weight.grad.clone())
+        return loss
+
+    values, used = [layer.weight.detach().clone()], []
+    for _ in range(3):
+        optimizer.step(closure)
+        values.append(layer.weight.detach().clone())
+        used.append(gradients[-1])
+    assert [monitor.samples for monitor in monitors] == [3] * 4
+    assert [clock.step for clock in clocks] == [3] * 3
+    value, gradient, update, _ = (monitor.peek() for monitor in monitors)
+    torch.testing.assert_close(value, torch.stack(values[1:]).flatten(0, 1), rtol=0, atol=0)
+    torch.testing.assert_close(gradient, torch.stack(used).flatten(0, 1), rtol=0, atol=0)
+    torch.testing.assert_close(update, torch.stack(values).diff(dim=0).flatten(0, 1), rtol=0, atol=0)
+
+
+def test_the_two_halves_of_a_step_taken_by_hand_are_one_step_of_the_optimizer_that_shares_its_groups() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    optimizer = SAM(layer.parameters(), torch.optim.Adam, lr=0.1)
+    clocks, monitors = [Clock().attach(optimizer), Clock().attach(optimizer.base)], all_of(layer, "exp_avg")
+    for _ in range(3):
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.first_step()
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.second_step()
+    assert [monitor.samples for monitor in monitors] == [3] * 4
+    assert [clock.step for clock in clocks] == [3, 3]
+
+
+def test_an_optimizer_that_calls_the_step_of_its_base_class_is_observed_and_counted_once() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    optimizer, _ = Derived(layer.parameters(), lr=0.1, momentum=0.9), torch.optim.SGD(layer.parameters(), lr=0.1)
+    clock, monitors = Clock().attach(optimizer), all_of(layer, "momentum_buffer")
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert [monitor.samples for monitor in monitors] == [1] * 4
+    assert clock.step == 1
+
+
+def test_optimizers_one_after_another_count_each_and_so_does_one_within_anothers_closure_that_holds_other_parameters() -> None:
+    first, second = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    outer, inner = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
+    again = torch.optim.SGD(first.parameters(), lr=0.1)
+    clocks = [Clock().attach(optimizer) for optimizer in (outer, inner, again)]
+    monitors = [ParameterMonitor(Count(), "weight", layer) for layer in (first, second)]
+
+    def closure() -> Tensor:
+        loss = (first(torch.ones(1, 2)) + second(torch.ones(1, 2))).sum()
+        loss.backward()
+        inner.step()
+        return loss
+
+    outer.step(closure)
+    again.step()
+    assert [monitor.samples for monitor in monitors] == [2, 1]
+    assert [clock.step for clock in clocks] == [1, 1, 1]
+
+
+def test_after_a_step_that_raised_or_was_interrupted_the_next_one_counts() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    optimizer = SAM(layer.parameters(), torch.optim.SGD, lr=0.1)
+    clock, monitor = Clock().attach(optimizer), ParameterUpdateMonitor(Count(), "weight", layer)
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    for error in (ValueError("the user's own"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            optimizer.step(lambda error=error: fail(error))
+        assert clock.step == 0
+        try:
+            optimizer.step(lambda error=error: fail(error))
+        except BaseException:  # while the one that failed is still to be seen in the traceback
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step(lambda: layer(torch.ones(1, 2)).sum().backward())
+        assert clock.step == 1
+        clock.step = 0
+    assert monitor.samples == 2
