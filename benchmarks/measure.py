@@ -1,4 +1,8 @@
-"""How the benchmarks measure: medians of repeated runs, ratios within one process, results as JSON with their machine."""
+"""How the benchmarks measure: medians of repeated runs, ratios within one process, results as JSON with their machine.
+
+Results are written into `results/`, or into the folder that the environment variable BENCHMARK_RESULTS names: to try something
+without replacing what the documents show.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,49 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["RESULTS", "alternate", "machine", "write"]
+__all__ = ["RESULTS", "alternate", "machine", "spread", "versions", "write"]
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS") or Path(__file__).parent / "results")
 
 
-def alternate(functions: dict[str, Callable[[], Any]], *, seconds: float = 1.0, rounds: int = 200) -> dict[str, dict[str, float]]:
+def alternate(
+    functions: dict[str, Callable[[], Any]], *, seconds: float = 1.0, rounds: int = 200, least: int = 5
+) -> dict[str, dict[str, float]]:
     """Times the functions in turn, round after round, so that a drifting machine slows all of them alike.
+
+    Each takes part until it has had its `seconds` and at least `least` rounds, or `rounds` of them; so slow ones leave early.
 
     Returns:
         by name the median, the tenth and the ninetieth percentile, in milliseconds.
     """
     for function in functions.values():
+        started = time.perf_counter()
         function()
-        function()
+        if time.perf_counter() - started < seconds:
+            function()
     spent: dict[str, list[float]] = {name: [] for name in functions}
-    end = time.perf_counter() + seconds * len(functions)
-    for turn in range(rounds):
-        for name, function in functions.items():
+    running = dict(functions)
+    while running:
+        for name, function in list(running.items()):
             started = time.perf_counter()
             function()
             spent[name].append((time.perf_counter() - started) * 1e3)
-        if turn >= 4 and time.perf_counter() > end:
-            break
-    return {
-        name: {
-            "median": statistics.median(times),
-            **dict(zip(("p10", "p90"), statistics.quantiles(times, n=10, method="inclusive")[::8], strict=True)),
-        }
-        for name, times in spent.items()
-    }
+            turns = len(spent[name])
+            if turns >= rounds or (turns >= least and sum(spent[name]) > seconds * 1e3):
+                del running[name]
+    return {name: spread(times) for name, times in spent.items()}
+
+
+def spread(figures: list[float]) -> dict[str, float]:
+    """The median, the tenth and the ninetieth percentile."""
+    tenths = statistics.quantiles(figures, n=10, method="inclusive")
+    return {"median": statistics.median(figures), "p10": tenths[0], "p90": tenths[-1]}
 
 
 def machine() -> dict[str, Any]:
@@ -59,6 +71,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """Of packages, as they are installed; those that are not are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
 def _cpuinfo() -> list[str]:
     path = Path("/proc/cpuinfo")
     return path.read_text().splitlines() if path.exists() else []
@@ -66,6 +89,7 @@ def _cpuinfo() -> list[str]:
 
 def write(name: str, **results: Any) -> Path:
     """Writes `results/name.json` and returns its path."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n")
     return path
