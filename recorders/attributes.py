@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from recorders.constructor import Hook
 from recorders.errors import TargetError
+from recorders.frames import forward_frame, keep, kept
 from recorders.monitor import Monitor
 from recorders.operands import as_operand, tracing
 from reducers import Reducer
@@ -153,48 +153,49 @@ class DifferenceMonitor(_AttributeMonitor):
     def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Any) -> None:
         if not isinstance(attr, str):
             raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
-        self._stacks = threading.local()
-        self._traced_stack: list[Any] = []
+        self._place = f"before of monitor {id(self)}"  # where in the frame of a call its value before is kept, and gone with it
+        self._traced: list[Any] = []  # values before, of the calls under way while a graph is traced
         super().__init__(reducer, attr, module, **options)
 
     def _attach(self, module: nn.Module) -> list[Any]:
         before = module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend)
         return [before, module.register_forward_hook(Hook(self._after), prepend=self.prepend, always_call=True)]
 
-    @property
-    def _stack(self) -> list[Any]:
-        """Values before, of the calls under way: one stack a thread, deeper than one where a module calls itself."""
-        if torch.compiler.is_compiling():
-            return self._traced_stack
-        if not hasattr(self._stacks, "values"):
-            self._stacks.values = []
-        values: list[Any] = self._stacks.values
-        return values
-
     def _before(self, module: nn.Module, *_: Any) -> None:
         if tracing():
             return
+        compiling = torch.compiler.is_compiling()
+        handled = None if compiling else sys.exc_info()[1]
         value: Any = None
         try:
             value = self._read(module, self._attr) if self._awake() else _NOT_DUE  # type: ignore[arg-type]
             value = value.detach().clone() if isinstance(value, Tensor) else value
         except Exception as error:  # a property may raise anything
             self._fail(error, module, ())
-        finally:
-            self._stack.append((value, None if torch.compiler.is_compiling() else sys.exc_info()[1]))
+            if not compiling:
+                return
+            value = _NOT_DUE
+        if compiling:
+            self._traced.append(value)
+        else:
+            keep(forward_frame(), self._place, (value, handled))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self._stack:  # put on in the middle of a call
+        if torch.compiler.is_compiling():
+            if self._traced:
+                before = self._traced.pop()
+                if before is not _NOT_DUE and self._due(module, self._training(module)):
+                    self._record(module, self._read(module, self._attr), before)  # type: ignore[arg-type]
             return
-        before, handled = self._stack.pop()
+        frame = forward_frame()
+        found = kept(frame, self._place)
+        if found is None:  # put on in the middle of a call, or something failed before the value was read
+            return
+        keep(frame, self._place, None)
+        before, handled = found
         if before is _NOT_DUE:
             self._skip("not in its steps")
-            return
-        if torch.compiler.is_compiling():
-            if self._due(module, self._training(module)):
-                self._record(module, self._read(module, self._attr), before)  # type: ignore[arg-type]
-            return
-        if sys.exc_info()[1] is not handled:  # called all the same after the user's forward raised
+        elif sys.exc_info()[1] is not handled:  # called all the same after the user's forward raised
             self._skip("forward raised")
         elif not self._passed_by() and self._due(module, self._training(module)):
             try:

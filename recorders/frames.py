@@ -7,11 +7,16 @@ added to a frame is said by PEP 667; older versions of Python do so too.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["around", "keep", "kept"]
+from torch import nn
+
+__all__ = ["around", "forward_frame", "keep", "kept"]
+
+_CALL = nn.Module._call_impl.__code__
 
 
 def keep(frame: FrameType, name: str, value: Any) -> None:
@@ -39,3 +44,10 @@ def around(frame: FrameType, name: str) -> Iterator[Any]:
         if outer.f_code is frame.f_code and (value := kept(outer, name)) is not None:
             yield value
         outer = outer.f_back
+
+
+def forward_frame() -> FrameType:
+    """For what a `Hook` calls: the frame of the module's call, the same before the forward, after it, and after an exception."""
+    frame = sys._getframe(3)
+    outer = frame.f_back  # hooks are called from a function within the call, but those that come after an exception
+    return outer if outer is not None and outer.f_code is _CALL and frame.f_code in _CALL.co_consts else frame

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from recorders import DifferenceMonitor, ForwardMonitor, RecordingWarning, StateMonitor, TargetError
-from reducers import Collect, Last, Sum
+from reducers import Collect, Count, Last, Sum
 
 
 class Cell(nn.Module):
@@ -119,7 +122,95 @@ def test_after_a_forward_that_raised_the_next_call_records_correctly() -> None:
         cell(torch.ones(1), fail=True)
     cell(torch.tensor([7.0]))
     assert monitor.peek().tolist() == [7.0]
-    assert monitor._stack == []
+
+
+class Stop(BaseException):
+    """Passes by what waits for exceptions, as KeyboardInterrupt does."""
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, Stop])
+def test_after_a_forward_that_was_interrupted_nothing_is_retained_and_the_next_call_records_correctly(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[StorageWeakRef] = []
+
+    class Interrupted(nn.Module):
+        trace = torch.zeros(1)
+        fail = True
+
+        def forward(self, depth: int) -> None:
+            if depth:
+                self(depth - 1)
+            elif self.fail:
+                raise error
+            self.trace = self.trace + 1
+
+    def clone(tensor: Tensor) -> Tensor:
+        copy = original(tensor)
+        kept.append(StorageWeakRef(copy.untyped_storage()))
+        return copy
+
+    net, original = Interrupted(), Tensor.clone
+    monitors = [DifferenceMonitor(Collect(), "trace", net), DifferenceMonitor(Count(), "trace", net)]
+    monkeypatch.setattr(Tensor, "clone", clone)
+    gc.disable()
+    try:
+        for _ in range(20):
+            with pytest.raises(error):
+                net(2)
+            assert all(storage.expired() for storage in kept)
+    finally:
+        gc.enable()
+        monkeypatch.undo()
+    assert len(kept) == 20 * 3 * 2
+    net.fail = False
+    net(2)
+    assert monitors[0].peek().tolist() == [1.0, 2.0, 3.0]
+    assert monitors[1].samples == 3
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_inner_call_that_fails_before_its_value_was_read_leaves_the_outer_one_alone(error: type[BaseException]) -> None:
+    class Recovering(nn.Module):
+        total = torch.zeros(1)
+
+        def forward(self, depth: int) -> None:
+            if depth:
+                with contextlib.suppress(error):
+                    self(depth - 1)
+            self.total = self.total + 1
+
+    def refuse(module: nn.Module, args: tuple[int]) -> None:
+        if args[0] == 0:
+            raise error
+
+    net = Recovering()
+    net.register_forward_pre_hook(refuse)
+    monitor = DifferenceMonitor(Collect(), "total", net)
+    net(2)
+    assert monitor.peek().tolist() == [1.0, 2.0]
+
+
+def test_a_value_before_that_cannot_be_read_is_not_taken_for_zeros() -> None:
+    class Moody(nn.Module):
+        calm = True
+
+        @property
+        def mood(self) -> Tensor:
+            if not self.calm:
+                raise RuntimeError("not today")
+            return torch.ones(1)
+
+        def forward(self) -> None:
+            self.calm = True
+
+    net = Moody()
+    monitor = DifferenceMonitor(Collect(), "mood", net)
+    net.calm = False
+    with pytest.warns(RecordingWarning, match="not today"):
+        net()
+    net()
+    assert monitor.peek().tolist() == [0.0]
 
 
 def test_a_module_that_calls_itself_keeps_its_levels_apart() -> None:
