@@ -23,6 +23,7 @@ from reducers.numeric import (
     total,
     widen,
 )
+from reducers.sweep import sum_squares
 
 __all__ = ["Count", "Max", "Mean", "Min", "Norm", "Sum"]
 
@@ -39,6 +40,8 @@ class Count(Statistic):
     >>> count.compute(count.update({}, torch.tensor([[1.0, float("nan")], [2.0, 3.0]])))
     tensor([2, 1])
     """
+
+    elementwise: ClassVar[bool] = True
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"count": count_of(x, finite(x)[1], axes)}
@@ -62,6 +65,8 @@ class Sum(Statistic):
     >>> total.compute(total.update({}, torch.tensor([[1.0, 2.0], [3.0, 4.0]])))
     tensor([4., 6.], dtype=torch.float64)
     """
+
+    elementwise: ClassVar[bool] = True
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"sum": total(x, axes, "Sum")[2].squeeze(axes)}
@@ -89,6 +94,7 @@ class Mean(Statistic):
     tensor([3., 5.], dtype=torch.float64)
     """
 
+    elementwise: ClassVar[bool] = True
     interpolation: ClassVar[str] = "linear"
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
@@ -119,6 +125,8 @@ class Min(Statistic):
     tensor([-2.,  3.])
     """
 
+    elementwise: ClassVar[bool] = True
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"min": reduce_finite(comparable(x, "Min"), lambda part: part.amin(dim=axes), torch.inf)[2]}
 
@@ -145,6 +153,8 @@ class Max(Statistic):
     >>> top.compute(top.update({}, torch.tensor([[1.0, float("inf")], [-2.0, 3.0]])))
     tensor([1., 3.])
     """
+
+    elementwise: ClassVar[bool] = True
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"max": reduce_finite(comparable(x, "Max"), lambda part: part.amax(dim=axes), -torch.inf)[2]}
@@ -180,6 +190,8 @@ class Norm(Statistic):
     tensor(2., dtype=torch.float64)
     """
 
+    elementwise: ClassVar[bool] = True
+
     p: float = 2.0
     normalize: bool = False
 
@@ -187,6 +199,10 @@ class Norm(Statistic):
         super().__post_init__()
         if not isinstance(self.p, (int, float)) or not self.p >= 0:
             raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        power = sum_squares(x, axes) if self.p == 2 else None
+        return super().observe(x, axes) if power is None else {"count": count_of(x, None, axes), "power": power}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         wide = real_or_complex(widen(x, "Norm"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,10 @@ class Product(Reducer):
     def ordered(self) -> bool:  # type: ignore[override]
         return any(part.ordered for _, part in self.parts)
 
+    @property
+    def gathers(self) -> bool:
+        return any(part.gathers for _, part in self.parts)
+
     def _split(self, state: State) -> dict[str, State]:
         split: dict[str, State] = {name: {} for name, _ in self.parts}
         for key, value in state.items():
@@ -70,6 +74,15 @@ class Product(Reducer):
         return {
             f"{name}/{key}": value for name, part in self.parts for key, value in part.update_masked(split[name], x, mask).items()
         }
+
+    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
+        split = self._split(state)
+        return {f"{name}/{key}": value for name, part in self.parts for key, value in part.update_all(split[name], xs).items()}
+
+    def merge_all(self, states: Sequence[State]) -> State:
+        split = [self._split(state) for state in states]
+        merged = ((name, part.merge_all([each[name] for each in split])) for name, part in self.parts)
+        return {f"{name}/{key}": value for name, state in merged for key, value in state.items()}
 
     def merge(self, a: State, b: State) -> State:
         left, right = self._split(a), self._split(b)
@@ -103,6 +116,9 @@ class _Wrapper(Reducer):
     def merge(self, a: State, b: State) -> State:
         return self.reducer.merge(a, b)
 
+    def merge_all(self, states: Sequence[State]) -> State:
+        return self.reducer.merge_all(states)
+
     def compute(self, state: State) -> Result:
         return self.reducer.compute(state)
 
@@ -133,6 +149,13 @@ class Postmap(_Wrapper):
     >>> root.compute(root.update({}, torch.tensor([4.0, 5.0])))
     tensor(3., dtype=torch.float64)
     """
+
+    @property
+    def gathers(self) -> bool:
+        return self.reducer.gathers
+
+    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
+        return self.reducer.update_all(state, xs)
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         return self.reducer.update_masked(state, x, mask)

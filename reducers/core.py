@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
 
 import torch
 from torch import Tensor
 
 from reducers.axes import arrange, validate
-from reducers.chunks import pieces, pieces_beside
+from reducers.chunks import CHUNK, pieces, pieces_beside
 from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchError
-from reducers.numeric import able_to_hold_nan
+from reducers.numeric import able_to_hold_nan, count_along
+from reducers.together import alike, join_stacked, stack
 
 if TYPE_CHECKING:
     from reducers.combine import Postmap, Premap
@@ -36,6 +38,8 @@ __all__ = [
 State: TypeAlias = dict[str, Tensor]
 Result: TypeAlias = Union[Tensor, Mapping[str, "Result"]]
 
+_FEW = 4  # states that are joined as fast one after another
+
 _registry: dict[str, type[Reducer]] = {}
 
 
@@ -55,6 +59,11 @@ class Reducer(ABC):
 
     interpolation: ClassVar[str] = "previous"
     """How a `History` of this reducer is read between two steps, where nothing else is asked for."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether several observations of one shape are cheaper reduced together, by `update_all`, than one after another."""
+        return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,6 +94,14 @@ class Reducer(ABC):
         Raises:
             EmptyStateError: nothing was reduced into `state`.
         """
+
+    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
+        """The state after several observations of one shape and dtype, as if after one another."""
+        return reduce(self.update, xs, state)
+
+    def merge_all(self, states: Sequence[State]) -> State:
+        """The state of all, as if merged one after another."""
+        return reduce(self.merge, states, {})
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         """The state after the elements of `x` where `mask`, bool and of its shape, is True.
@@ -133,10 +150,17 @@ class Statistic(Reducer):
     def __post_init__(self) -> None:
         validate(self.pattern)
 
+    elementwise: ClassVar[bool] = False
+    """Whether `join` treats each element of a state by itself, so that many states may be joined at once, stacked."""
+
     @property
     def divisible(self) -> bool:
         """Whether the lifts of the parts of an observation join to the lift of the whole, so that big tensors may be cut."""
         return True
+
+    @property
+    def gathers(self) -> bool:
+        return self.divisible and not self.ordered
 
     @abstractmethod
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
@@ -161,24 +185,31 @@ class Statistic(Reducer):
         x, axes = arrange(observation(self, xs), self.pattern)
         if x.numel() == 0:
             return state
-        state = follow(state, x.device)
-        for piece in pieces(x, axes) if self.divisible else (x,):
-            lifted = self.lift(piece, axes)
-            # reductions keep the order of strides, and files hold contiguous tensors only; a compiler may not ask for strides
-            if torch.compiler.is_compiling() or not piece.is_contiguous():
-                lifted = {key: value.contiguous() for key, value in lifted.items()}
-            state = self.merge(state, lifted)
-        return state
+        return self.merge(follow(state, x.device), self.observe(x, axes))
+
+    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
+        if not self.gathers or len(xs) < 2:
+            return super().update_all(state, xs)
+        arranged = [arrange(observation(self, (x,)), self.pattern) for x in xs]
+        x, axes = torch.stack([x for x, _ in arranged]), (0, *(axis + 1 for axis in arranged[0][1]))
+        return self.merge(follow(state, x.device), self.observe(x, axes)) if x.numel() else state
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        """The state of one observation however big: the lift, or the lifts of its parts together, in tensors of their own."""
+        parts = pieces(x, axes) if self.divisible else (x,)
+        lifted = (_contiguous(self.lift(part, axes), part) for part in parts)
+        if len(parts) < _FEW or not self.elementwise or len(parts) * x.numel() > CHUNK * count_along(x, axes):
+            return reduce(self.merge, lifted, {})  # where the states of all parts are big, they do not wait for each other
+        return self.merge_all(list(lifted))
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         if x.numel() == 0:
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = follow(state, x.device)
-        for part, shown in pieces_beside(x, mask, axes) if self.divisible else ((x, mask),):
-            lifted = self.lift_masked(part, shown, axes)
-            state = self.merge(state, {key: value.contiguous() for key, value in lifted.items()})
-        return state
+        parts = pieces_beside(x, mask, axes) if self.divisible else ((x, mask),)
+        lifted = [self.lift_masked(part, shown, axes) for part, shown in parts]
+        return self.merge_all([state, *({key: value.contiguous() for key, value in one.items()} for one in lifted)])
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
@@ -186,9 +217,22 @@ class Statistic(Reducer):
         check_states(self, a, b, self.fixed_shape)
         return self.join(a, follow(b, next(iter(a.values())).device))
 
+    def merge_all(self, states: Sequence[State]) -> State:
+        found = [state for state in states if state]
+        if not self.elementwise or len(found) < _FEW or not alike(found):
+            return super().merge_all(found)
+        return join_stacked(self.join, stack(found))
+
     def compute(self, state: State) -> Result:
         require_state(self, state)
         return unshared(self.read(state), state)
+
+
+def _contiguous(state: State, made_of: Tensor) -> State:
+    """Reductions keep the order of strides, and files hold contiguous tensors only; a compiler may not ask for strides."""
+    if not torch.compiler.is_compiling() and made_of.is_contiguous():
+        return state
+    return {key: value.contiguous() for key, value in state.items()}
 
 
 def observation(reducer: Reducer, xs: tuple[Any, ...]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Activity(Statistic):
     >>> result["rate"].tolist(), result["dead"].tolist(), result["death"].item()
     ([0.0, 0.5, 0.5], [True, False, False], 0.5)
     """
+
+    elementwise: ClassVar[bool] = True
 
     pattern: str = "b c ... -> c"
     eps: float = 1e-8
@@ -96,6 +99,8 @@ class Sparsity(Statistic):
     >>> sparsity.compute(sparsity.update({}, torch.tensor([[0.0, 2.0], [0.0, 0.0]])))
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
+
+    elementwise: ClassVar[bool] = True
 
     eps: float = 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.numeric import comparable, count_of, extremes, magnitude, nan_where_infinite, negligible, real, square_sum, total
+from reducers.sweep import sweep
 
 __all__ = ["Moments", "Summary", "join_moments", "lift_moments", "read_moments"]
 
@@ -125,6 +127,12 @@ class Moments(Statistic):
         if not isinstance(self.order, int) or self.order not in (2, 3, 4):
             raise ArgumentError(f"Moments takes order 2, 3 or 4 and got {self.order!r}")
 
+    elementwise: ClassVar[bool] = True
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        swept = sweep(x, axes) if self.order == 2 else None
+        return super().observe(x, axes) if swept is None else {"count": count_of(x, None, axes), **swept}
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
             raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance and no skewness; use order=2")
@@ -159,6 +167,15 @@ class Summary(Statistic):
     >>> {name: value.item() for name, value in result.items()}
     {'count': 3, 'mean': -1.0, 'var': 7.0, 'min': -4.0, 'max': 1.0, 'absmax': 4.0, 'zeros': 1, 'nan': 1, 'inf': 0}
     """
+
+    elementwise: ClassVar[bool] = True
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        swept = sweep(x, axes, ends=True)
+        if swept is None:
+            return super().observe(x, axes)
+        count = count_of(x, None, axes)
+        return {"count": count, **swept, "nan": torch.zeros_like(count), "inf": torch.zeros_like(count)}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Summary")

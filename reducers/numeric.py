@@ -12,6 +12,7 @@ from reducers.errors import DTypeError
 __all__ = [
     "able_to_hold_nan",
     "comparable",
+    "count_along",
     "count_of",
     "extremes",
     "finite",
@@ -164,10 +165,15 @@ def count_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> Tensor:
     if mask is not None:
         return mask.sum(dim=axes)
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    reduced = 1
+    return torch.full(kept, count_along(x, axes), dtype=torch.int64, device=x.device)
+
+
+def count_along(x: Tensor, axes: tuple[int, ...]) -> int:
+    """How many elements there are for each position of the kept axes."""
+    count = 1
     for axis in axes:  # math.prod does not trace sizes that vary
-        reduced *= x.shape[axis]
-    return torch.full(kept, reduced, dtype=torch.int64, device=x.device)
+        count *= x.shape[axis]
+    return count
 
 
 def negligible(m2: Tensor, count: Tensor, mean: Tensor) -> Tensor:

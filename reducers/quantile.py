@@ -89,6 +89,10 @@ class Quantile(Statistic):
     def divisible(self) -> bool:
         return False  # a lift is cut inside, where its pieces share one array of counts
 
+    @property
+    def gathers(self) -> bool:
+        return True
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Quantile")
         filled, mask = finite(x)

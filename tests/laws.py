@@ -94,6 +94,15 @@ def split_invariant(reducer: Reducer, xs: Stream) -> None:
     agree(reducer, run(reducer, xs), run(reducer, whole.split(1)))
 
 
+def together(reducer: Reducer, xs: Stream) -> None:
+    """Observations of one shape reduced together, and states merged together, are those taken one after another."""
+    alike = [x for x in xs if x.shape == xs[0].shape and x.dtype == xs[0].dtype] * 3
+    agree(reducer, reducer.update_all(run(reducer, xs), alike), run(reducer, alike, run(reducer, xs)))
+    parts = [*lifts(reducer, xs), {}, *lifts(reducer, alike)]
+    agree(reducer, reducer.merge_all(parts), reduce(reducer.merge, parts))
+    assert reducer.merge_all([]) == {}
+
+
 def commutative(reducer: Reducer, xs: Stream, order: Sequence[int]) -> None:
     """merge(a, b) == merge(b, a), and observations may come in any order."""
     parts = lifts(reducer, xs)

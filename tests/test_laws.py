@@ -91,6 +91,13 @@ def test_identity_and_stream(case: Case, data: st.DataObject) -> None:
     laws.stream_is_merge(case.reducer, xs)
 
 
+@every
+@quick
+@given(data=st.data())
+def test_together(case: Case, data: st.DataObject) -> None:
+    laws.together(case.reducer, data.draw(streams(case)))
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.splittable], ids=str)
 @quick
 @given(data=st.data())
@@ -266,6 +273,30 @@ class Twins(InPlace):
         return {key: a[key] + b[key] for key in a}
 
 
+@dataclass(frozen=True)
+class Mixes(InPlace):
+    """Wrong: says that its join treats each element by itself, and adds what all elements have together."""
+
+    elementwise = True
+
+    def join(self, a: State, b: State) -> State:
+        return {"sum": a["sum"] + b["sum"] + (a["sum"] * b["sum"]).sum()}
+
+
+@dataclass(frozen=True)
+class DeathPerBatch(Statistic):
+    """Wrong: says that observations may be lifted together, and looks at each as a whole."""
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"spread": x.double().amax(dim=axes) - x.double().amin(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"spread": a["spread"] + b["spread"]}
+
+    def read(self, state: State) -> Tensor:
+        return state["spread"]
+
+
 @pytest.mark.parametrize(
     ("mutant", "law", "arguments"),
     [
@@ -274,6 +305,8 @@ class Twins(InPlace):
         (MeanOfMeans(), laws.over_ranks, ((1, 1),)),
         (MeanOfMeans(), laws.commutative, ((2, 0, 1),)),
         (MeanOfMeans(), laws.matches, (CASES[3].reference,)),
+        (Mixes(), laws.together, ()),
+        (DeathPerBatch(), laws.together, ()),
         (InPlace(), laws.pure, ()),
         (KeepsInput(), laws.pure, ()),
         (KeepsInput(), laws.commutative, ((2, 0, 1),)),
