@@ -1,4 +1,4 @@
-"""Every reducer against the floor: one `update` on a 25 MB activation, as a multiple of `x.sum()` of the same tensor in the same run.
+"""Every reducer against the floor: one `update` on a 25 MB activation, as a multiple of `x.sum()` of that tensor in the same run.
 
 For the main ones also how that grows with the size, from 4 KB to 1 GB, and bfloat16. Beside them plain PyTorch for such work.
 Run: python benchmarks/floor.py
