@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from recorders.compiled import enrol
 from recorders.constructor import Hook
 from recorders.errors import MonitorError
-from recorders.operands import recomputing
+from recorders.operands import recomputing, tracing
 from recorders.steps import count_steps
+from reducers import State
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
@@ -68,7 +70,8 @@ class Clock:
         attached: whether an optimizer advances it.
         busy: whether this step is one of any monitor with `steps` or `every_step`.
         micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on, once
-            an optimizer is attached; may be set by hand.
+            an optimizer is attached. Where the net's own call is in a compiled graph it is counted as the graph runs: a
+            `condition`, which is asked before, finds the micro-batch before. May be set by hand.
 
     >>> clock = Clock()
     >>> clock.advance()
@@ -85,6 +88,7 @@ class Clock:
         self._gates: list[_Gate] = []
         self.busy = False
         self._lock = threading.RLock()
+        self._graph_name = enrol(self)
 
     @property
     def step(self) -> int:
@@ -186,11 +190,18 @@ class Clock:
                 gate.monitors.discard(monitor)
 
     def _forward(self, *_: Any) -> None:
-        if torch.compiler.is_compiling() or recomputing() or not torch.is_grad_enabled():
-            return
-        with self._lock:
-            self.micro_batch += self._begun
-            self._begun = True
+        if torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and not tracing():
+                torch.ops.torch_recorders.take(self._graph_name, "", [], [], [])
+        elif torch.is_grad_enabled() and not tracing():
+            self.take({}, "")
+
+    def take(self, lifted: dict[str, State], stream: str) -> None:
+        """A forward with gradients on has begun, in a compiled graph or outside of one."""
+        if not recomputing():
+            with self._lock:
+                self.micro_batch += self._begun
+                self._begun = True
 
     def __repr__(self) -> str:
         return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"

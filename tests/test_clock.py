@@ -357,6 +357,57 @@ def test_micro_batches_are_the_forwards_of_a_step() -> None:
     assert recorder[0].samples == 6  # each step: the validation, and the first micro-batch
 
 
+@pytest.mark.parametrize("gates", [{}, {"steps": [100]}], ids=["recording", "at rest"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "part of more"])
+def test_micro_batches_are_counted_inside_compiled_graphs_without_breaks_or_recompiles(gates: dict[str, Any], whole: bool) -> None:
+    from torch._dynamo.utils import counters
+
+    net = Net()
+    optimizer = sgd(net)
+    recorder = Recorder(ForwardMonitor(Count(), **gates)).modules(net, leaves=True).attach(optimizer)
+    torch._dynamo.reset()
+    counters.clear()
+    call = torch.compile(net if whole else lambda x: net(x) * 2, backend="aot_eager", fullgraph=True)
+    seen = []
+    for step in range(4):
+        with torch.no_grad():
+            call(torch.ones(1, 3))  # validation is no micro-batch
+        for _ in range(step + 1):
+            loss = call(torch.ones(1, 3)).sum()
+            seen.append((recorder.clock.step, recorder.clock.micro_batch))
+            loss.backward()
+        optimizer.step()
+    assert seen == [(step, batch) for step in range(4) for batch in range(step + 1)]
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 2  # with gradients, and without
+    assert set(recorder.iter_samples()) == ({0} if gates else {14})
+
+
+@pytest.mark.parametrize(("inside", "samples"), [(True, 4 * 2), (False, 4)])
+def test_a_condition_finds_the_micro_batch_before_where_the_call_of_the_net_is_in_the_graph(inside: bool, samples: int) -> None:
+    net = Net()
+    optimizer = sgd(net)
+    recorder = Recorder(ForwardMonitor(Count(), condition=lambda: clock.micro_batch == 0)).modules(net, names="first")
+    clock = recorder.attach(optimizer).clock
+    torch._dynamo.reset()
+    call = torch.compile((lambda x: net(x) * 2) if inside else net, backend="aot_eager", fullgraph=True)
+    for _ in range(4):
+        for _ in range(3):
+            call(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert recorder[0].samples == samples
+
+
+def test_a_compiled_forward_that_checkpointing_recomputes_is_one_micro_batch() -> None:
+    net = Net()
+    clock = Recorder(ForwardMonitor(Count())).modules(net, names="first").attach(sgd(net)).clock
+    torch._dynamo.reset()
+    call = torch.compile(net, backend="aot_eager")
+    for _ in range(3):
+        checkpoint(call, torch.ones(1, 3), use_reentrant=False).sum().backward()
+    assert clock.micro_batch == 2
+
+
 def test_attaching_before_or_after_selecting_is_the_same() -> None:
     net = Net()
     recorder = Recorder(ForwardMonitor(Count())).attach(sgd(net)).modules(net, names="first")
