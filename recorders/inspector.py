@@ -1,4 +1,4 @@
-"""Inspector: lenses on a network, a clock that ticks by epochs, and where the charts are shown."""
+"""Inspector: lenses on a network, epochs and steps, and where the charts are shown."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import builtins
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from recorders.charts import ChartView, keep_charts
+from recorders.clock import Clock
 from recorders.constructor import Hook
 from recorders.errors import LensError, RecordingWarning, TargetError
 from recorders.lenses import Lens, LossMetrics
 from recorders.lenses.layers import by_group, dig, is_unit, natural
 from recorders.lenses.spread import spread, statistics
+from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor
 from recorders.recorder import Recorder
 from recorders.timeline import Timeline
@@ -40,9 +44,16 @@ class Inspector:
         active: the epochs in which lenses watch: every so many, from 0 on, or a function of the epoch. In the others their hooks
             are off and cost nothing; what is pushed is always kept.
         timeline: where numbers go: a `Timeline`, or the path of one, which is continued; in memory where None.
+        optimizer: advances the clock, as `Recorder.attach` does; without one, call `step()` after every step.
+        every_step: within those epochs, watch in steps that this number divides. Monitors of a lens that choose steps themselves
+            (`steps=`, `every_step=`) are left as they are, and those of values at the tick see every tick.
+
+    Attributes:
+        clock: the one clock of all lenses, whose steps go on across epochs and networks. To resume, set `clock.step`.
 
     Raises:
         LensError: two charts have the same title, or the visualizer is unknown.
+        TypeError: `optimizer` is none.
 
     >>> from recorders.lenses import OutputGradientGeometry
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
@@ -64,12 +75,17 @@ class Inspector:
         depth: int | None = None,
         active: int | Callable[[int], bool] = 1,
         timeline: Timeline | str | os.PathLike[str] | None = None,
+        optimizer: Optimizer | None = None,
+        every_step: int = 1,
     ) -> None:
         self.lenses = _lenses(lenses)
         if depth is not None and depth < 0:
             raise LensError(f"Inspector(depth={depth}): a depth is 0 for the network itself, 1 for its children, and so on")
         if not callable(active) and active < 1:
             raise LensError(f"Inspector(active={active}): give every how many epochs, at least 1, or a function of the epoch")
+        if not isinstance(every_step, int) or every_step < 1:
+            raise LensError(f"Inspector(every_step={every_step!r}): give every how many steps, at least 1")
+        self.every_step, self.clock = every_step, Clock()
         self.visualizers: tuple[Visualizer, ...] = as_visualizers(visualizer)
         self.depth = depth
         self.timeline = timeline if isinstance(timeline, Timeline) else Timeline() if timeline is None else Timeline(timeline)
@@ -78,9 +94,12 @@ class Inspector:
         self._recorders: list[Recorder | None] = [None] * len(self.lenses)
         self._layers: dict[str, dict[str, list[str]]] = {chart.title: {} for lens in self.lenses for chart in lens.charts}
         self._loss_hooks: list[Any] = []
+        self._clock_hook: Any = None
         self._pushed: dict[str, dict[str, CallMonitor]] = {"loss": {}, "metric": {}}
         self._failed: set[int] = set()
         self.epoch = max(self.timeline.ticks(), default=-1) + 1
+        if optimizer is not None:
+            self.clock.attach(optimizer)
         if net is not None:
             self.attach(net)
 
@@ -104,21 +123,26 @@ class Inspector:
             views += [ChartView(chart, self.timeline, tuple(names))] if names else []
         return views
 
-    def attach(self, net: nn.Module) -> Inspector:
-        """Puts the lenses on a network; returns the inspector itself. Where it sits already, nothing happens.
+    def attach(self, net: nn.Module, optimizer: Optimizer | None = None) -> Inspector:
+        """Puts the lenses on a network; returns the inspector itself. Where it sits already, the lenses stay as they are.
 
-        What was recorded before by way of another network and not ticked yet is forgotten; the timeline goes on.
+        What was recorded before by way of another network and not ticked yet is forgotten; timeline and clock go on. An optimizer
+        advances the clock from now on, beside those given before.
 
         Raises:
+            TypeError: `optimizer` is none.
             TargetError: `net` is no module, or the inspector sits on another one: `detach()` first.
             SelectionError: a lens finds nothing to watch; the inspector stays detached.
         """
         if not isinstance(net, nn.Module):
             raise TargetError(f"Inspector.attach needs a torch.nn.Module and got {type(net).__name__}: {net!r:.100}")
-        if self._net is not None:
-            if self._net() is net:
-                return self
+        if self._net is not None and self._net() is not net:
             raise TargetError("the inspector sits on another network: call detach() first, or make another inspector")
+        if optimizer is not None:
+            self.clock.attach(optimizer)
+        if self._net is not None:
+            self._count(net)
+            return self
         self._net = weakref.ref(net)
         self._recorders = [None] * len(self.lenses)
         try:
@@ -127,14 +151,28 @@ class Inspector:
         except BaseException:
             self.detach()
             raise
+        self.clock.watch(net)
+        self._count(net)
         self._set_hooks()
         return self
 
+    def step(self) -> Inspector:
+        """Advances the clock by one step, where no optimizer that it is attached to does; returns the inspector itself."""
+        self.clock.advance()
+        return self
+
+    def _count(self, net: nn.Module) -> None:
+        """Micro-batches are counted once an optimizer is attached."""
+        if self.clock.attached and self._clock_hook is None:
+            self._clock_hook = self.clock.count(net)
+
     def _attach(self, index: int, lens: Lens, net: nn.Module) -> None:
         if lens.monitors:
-            recorder = Recorder(**lens.monitors).modules(
+            recorder = Recorder(**_paced(lens.monitors, self.every_step)).modules(
                 net, where=lambda name, module: is_unit(name, module, self.depth) and lens.where(name, module)
             )
+            for monitor in recorder.values():
+                monitor.clock = self.clock
             self._recorders[index] = recorder
             groups = by_group(lens, recorder)
             for chart in lens.charts:
@@ -149,15 +187,15 @@ class Inspector:
     def detach(self) -> Inspector:
         """Takes all hooks off, those of loss modules too; returns the inspector itself.
 
-        What was recorded stays until the next `tick_epoch`, or `attach`. Detaching twice is harmless.
+        What was recorded stays until the next `tick_epoch`, or `attach`; steps go on being counted. Detaching twice is harmless.
         """
         self._net = None
         for recorder in self._recorders:
             if recorder is not None:
                 recorder.deregister()
-        for handle in self._loss_hooks:
+        for handle in [*self._loss_hooks, *([] if self._clock_hook is None else [self._clock_hook])]:
             handle.remove()
-        self._loss_hooks = []
+        self._loss_hooks, self._clock_hook = [], None
         return self
 
     def push_loss(self, value: Tensor | float, *, train: bool = True, running: bool = True) -> None:
@@ -303,6 +341,19 @@ def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:
     if twice := sorted({title for title in titles if titles.count(title) > 1}):
         raise LensError(f"several charts are called {twice[0]!r}: rename one with dataclasses.replace(chart, title=...)")
     return lenses
+
+
+def _paced(monitors: Mapping[str, Monitor], every_step: int) -> dict[str, Monitor]:
+    """The same, recording in steps that `every_step` divides where they choose none themselves, and where steps mean something."""
+    return {
+        group: one if one.gated or every_step == 1 or getattr(one, "when", None) == "tick" else _every(one, every_step)
+        for group, one in monitors.items()
+    }
+
+
+def _every(monitor: Monitor, every_step: int) -> Monitor:
+    recipe = monitor.constructor
+    return replace(recipe, options=(*recipe.options, ("every_step", every_step)))(monitor.attr)
 
 
 def _ignore(loss: Any) -> None:

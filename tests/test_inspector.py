@@ -19,8 +19,9 @@ from recorders.errors import LensError, RecordingWarning, SelectionError, Target
 from recorders.inspector import Inspector
 from recorders.lenses import Lens, LossMetrics, OutputGradientGeometry, running
 from recorders.monitors import ForwardMonitor
+from recorders.parameters import ParameterMonitor
 from recorders.timeline import Timeline
-from reducers import Mean
+from reducers import Count, Mean
 
 NORM, CORRELATION = "Output Gradient Norm", "Output Gradient Correlation"
 
@@ -375,6 +376,71 @@ def test_the_training_is_not_changed() -> None:
             optimizer.step()
     inspector.tick_epoch()
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+
+
+def test_lenses_watch_in_the_steps_of_one_clock_across_epochs() -> None:
+    net, seen = small_net(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    lens = Lens(
+        "Paces",
+        (Chart("Every", of=("every",)), Chart("Own", of=("own",)), Chart("Bias", of=("bias",))),
+        {
+            "every": ForwardMonitor(Count()),
+            "own": ForwardMonitor(Count(), steps=[3, 4]),
+            "bias": ParameterMonitor(Count(), "bias", when="tick"),
+        },
+        where=lambda name, module: name == "0",
+    )
+    inspector = Inspector([lens, OutputGradientGeometry()], net=net, optimizer=optimizer, every_step=3)
+    for _ in inspector.range(4):
+        for _ in range(5):
+            seen.append((inspector.clock.step, inspector.clock.micro_batch))
+            step(net)
+            step(net)
+            assert inspector.clock.micro_batch == 1
+            optimizer.step()
+    assert seen == [(number, 0) for number in range(20)]
+    calls = [2 * len(steps) for steps in ([0, 3], [6, 9], [12], [15, 18])]
+    rows = [inspector.timeline.at(epoch) for epoch in range(4)]
+    out = 8 * 8  # elements of an output of the first layer
+    assert [row["Every/0"]["mean"] for row in rows] == [out * number for number in calls]
+    assert [row["Own/0"]["mean"] for row in rows if "Own/0" in row] == [out * 4]
+    assert [row["Bias/0"]["mean"] for row in rows] == [8] * 4
+    assert all(f"{NORM}/0" in row for row in rows)
+
+
+def test_steps_by_hand_and_resumed_and_an_optimizer_given_later() -> None:
+    net = small_net()
+    inspector = Inspector(Lens("Count", (Chart("Seen", of=("out",)),), {"out": ForwardMonitor(Count())}), every_step=2)
+    inspector.attach(net)
+    for _ in range(3):
+        net(torch.ones(1, 4))
+        assert inspector.step() is inspector
+    inspector.tick_epoch()
+    assert inspector.timeline.at(0)["Seen/3"]["mean"] == 2 * 2
+    inspector.clock.step = 101
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = hooks(net)
+    assert inspector.attach(net, optimizer) is inspector
+    assert hooks(net) == before + 1
+    step(net, 1)
+    optimizer.step()
+    net.eval()
+    assert (inspector.clock.step, inspector.clock.phase) == (102, "eval")
+    step(net, 1)
+    inspector.tick_epoch()
+    assert inspector.timeline.at(1)["Seen/3"]["mean"] == 2
+    inspector.detach()
+    assert hooks(net) == 0
+    optimizer.step()
+    assert inspector.clock.step == 103
+
+
+def test_a_clock_needs_an_optimizer_and_a_pace() -> None:
+    with pytest.raises(TypeError, match=r"a clock is attached to a torch\.optim\.Optimizer"):
+        Inspector([], optimizer=nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(LensError, match="every_step=0"):
+        Inspector([], every_step=0)
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
