@@ -8,6 +8,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from recorders import (
     DifferenceMonitor,
     ForwardInputMonitor,
     ForwardMonitor,
+    Monitor,
     OptimizerStateMonitor,
     ParameterGradientMonitor,
     ParameterMonitor,
@@ -29,6 +31,8 @@ from recorders import (
     Recorder,
     StateMonitor,
 )
+from recorders.capture import capturing
+from recorders.operands import recomputing
 from reducers import Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 
@@ -168,22 +172,16 @@ class Interrupt(BaseException):
     """Thrown into a thread from outside, between any two instructions."""
 
 
-def test_400_asynchronous_exceptions_tear_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state is of before or of after the call that was interrupted, and neither a lock nor a flag is left behind."""
-    layer = nn.Linear(2, 2)
-    monitors = [
-        ForwardMonitor(Product(n=Count(), total=Sum(), moments=Moments()), layer, op_=lambda output, inputs: torch.ones(3)),
-        ForwardInputMonitor(Product(n=Count(), total=Sum()), layer, map_=lambda inputs: (torch.ones(3),)),
-    ]
+def interrupt(call: Callable[[], None], monitors: list[Monitor], times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Throws into `call`, at work in another thread. The state is of before or of after the observation that was interrupted, and
+    neither a lock nor a flag is left behind. An observation is of three ones."""
     inside: queue.SimpleQueue[None] = queue.SimpleQueue()
     landed: queue.SimpleQueue[str] = queue.SimpleQueue()
     finished = False
     torn: list[object] = []
     calls = 0
     last: list[int] = []
-
-    def call() -> None:
-        layer(torch.ones(1, 2))
+    flags: list[bool] = []
 
     def whole() -> bool:
         found = [(monitor.peek(), 3 * monitor.samples) for monitor in monitors]
@@ -197,6 +195,7 @@ def test_400_asynchronous_exceptions_tear_no_state(monkeypatch: pytest.MonkeyPat
                 call()
                 calls += 1
         except Interrupt:
+            flags.append(capturing() or recomputing())
             if not whole():
                 torn.append([monitor.snapshot() for monitor in monitors])
             landed.put("caught")
@@ -219,7 +218,7 @@ def test_400_asynchronous_exceptions_tear_no_state(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "unraisablehook", dropped)
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    for delay in (torch.rand(400, generator=torch.Generator().manual_seed(0)) * 2e-3).tolist():
+    for delay in (torch.rand(times, generator=torch.Generator().manual_seed(0)) * 2e-3).tolist():
         inside.get(timeout=20)
         outcome = "lost"
         while outcome == "lost":
@@ -229,9 +228,50 @@ def test_400_asynchronous_exceptions_tear_no_state(monkeypatch: pytest.MonkeyPat
     finished = True
     worker.join(timeout=20)
     assert torn == []
-    assert all(calls <= monitor.samples <= calls + 401 for monitor in monitors)
-    assert last == [1, 1]
+    assert flags == [False] * times
+    assert all(calls <= monitor.samples <= calls + times + 1 for monitor in monitors)
+    assert last == [1] * len(monitors)
     samples = [monitor.samples for monitor in monitors]
     call()  # from another thread: no lock was left behind
     assert [monitor.samples for monitor in monitors] == [number + 1 for number in samples]
     assert whole()
+
+
+def test_400_asynchronous_exceptions_tear_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(2, 2)
+    monitors: list[Monitor] = [
+        ForwardMonitor(Product(n=Count(), total=Sum(), moments=Moments()), layer, op_=lambda output, inputs: torch.ones(3)),
+        ForwardInputMonitor(Product(n=Count(), total=Sum()), layer, map_=lambda inputs: (torch.ones(3),)),
+    ]
+
+    def call() -> None:
+        layer(torch.ones(1, 2))
+
+    interrupt(call, monitors, 400, monkeypatch)
+
+
+def test_400_asynchronous_exceptions_through_backward_tear_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU a backward runs in the thread that calls it, and so do the hooks on tensors and parameters."""
+
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.by
+
+    net = nn.Sequential(Shift(), Shift(), Shift())
+    numbers = Product(n=Count(), total=Sum(), moments=Moments())
+    monitors: list[Monitor] = [
+        BackwardMonitor(numbers, net[0]),
+        BackwardInputMonitor(numbers, net[1]),
+        ParameterGradientMonitor(numbers, "by", net[0], when="accumulate"),
+        ParameterGradientMonitor(numbers, "by", net[2], when="accumulate"),
+    ]
+
+    def call() -> None:
+        net.zero_grad()
+        net(torch.ones(3)).sum().backward()
+
+    interrupt(call, monitors, 400, monkeypatch)
