@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from recorders.clock import Chosen, Clock, Phase
 from recorders.compiled import hand_over
 from recorders.errors import MonitorError, OperandError, RecordingWarning
-from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient
+from recorders.held import Held, Lifts, Waiting, place, place_of_lifts, settled
+from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient, usual
 from reducers import Reducer, State
 
 __all__ = ["Capture", "OnError", "capturing"]
@@ -61,7 +62,9 @@ class Capture(ABC):
     tally: dict[str, int]
     last_error: str | None
     compiled: bool
-    _held: tuple[dict[str, State], dict[str, int]]
+    _held: Held
+    _gathers: bool
+    _plain: bool
     _graph_name: str
     _eligible: dict[object, int]
     _asleep: list[Any]
@@ -183,9 +186,48 @@ class Capture(ABC):
         if torch.compiler.is_compiling():
             hand_over(self._graph_name, self.reducer, inputs, path)
             return
+        self._bind(inputs)
+
+    def _waits(self, x: object, path: str = "") -> bool:
+        """The short way, which most hooks on small layers go: whether `x` is an observation that now waits for others like it."""
+        if torch.compiler.is_compiling() or type(x) is not Tensor or not self._plain:
+            return False
         with self._lock:
-            counts = self._held[1]
-            self._held = self._updated(inputs), {**counts, **{leaf: counts.get(leaf, 0) + 1 for leaf in inputs}}
+            waiting = self._held.waiting.get((path,))
+            if not isinstance(waiting, Waiting) or not usual(x) or not waiting.takes(x):
+                return False
+            if waiting.add(x.data):
+                self._settled()
+            return True
+
+    def _bind(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+        """One observation: it waits for others like it, or new states are bound, at once."""
+        paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
+        alone = self._gathers and len(tensors) == len(paths) > 0
+        with self._lock:
+            waiting = self._held.waiting.get(paths) if alone else None
+            if isinstance(waiting, Waiting) and waiting.takes(*tensors):
+                if waiting.add(*tensors):
+                    self._settled()
+                return
+            held = self._settled()
+            states = {path: self.reducer.update(held.states.get(path, {}), *xs) for path, xs in inputs.items()}
+            self._held = held.after(states, place(paths, tensors) if alone else None)
+
+    def _settled(self) -> Held:
+        """What is held, with nothing that waits; observations that cannot be reduced are left out, and told of."""
+        held = self._held
+        if not held.anything_waits:
+            return held
+        outer, _own.working = _own.working, True
+        try:
+            with self._lock, isolated(tuple(held.states.values())):
+                self._held, failed = settled(self._held, self.reducer)
+        finally:
+            _own.working = outer
+        for error, item in failed:
+            self._fail(error, None, (item,))
+        return self._held
 
     def take(self, lifted: dict[str, State], stream: str) -> None:
         """What a compiled graph lifted, at the moment it runs: the gate that counts, then the new states, bound at once."""
@@ -199,22 +241,22 @@ class Capture(ABC):
         if not self._counted(stream):
             return
         try:
+            paths = tuple(lifted)
             with self._lock:
-                states, counts = self._held
-                joined = {path: self.reducer.merge(states.get(path, {}), state) for path, state in lifted.items()}
-                self._held = {**states, **joined}, {**counts, **{path: counts.get(path, 0) + 1 for path in lifted}}
+                waiting = self._held.waiting.get(paths)
+                if isinstance(waiting, Lifts) and waiting.takes(lifted):
+                    if waiting.add(lifted):
+                        self._settled()
+                    return
+                held = self._settled()
+                states = {path: self.reducer.merge(held.states.get(path, {}), state) for path, state in lifted.items()}
+                self._held = held.after(states, place_of_lifts(lifted))
         except Exception as error:
             self._fail(error, None, tuple(lifted.values()))
 
     def _belated(self) -> bool:
         """Whether a compiled graph hands over what was seen before."""
         return recomputing() and not self._skip("recomputed by checkpointing")
-
-    def _updated(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> dict[str, State]:
-        states = dict(self._held[0])
-        for path, xs in inputs.items():
-            states[path] = self.reducer.update(states.get(path, {}), *xs)
-        return states
 
     def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
         """By leaf path what the reducer gets; None where there is nothing to record."""

@@ -16,6 +16,7 @@ from recorders.clock import Clock, Phase, Steps, as_steps
 from recorders.compiled import enrol
 from recorders.constructor import MonitorConstructor, spelled_out
 from recorders.errors import MergeError, TargetError
+from recorders.held import EMPTY, Held
 from recorders.past import Past
 from recorders.recording import Subrecording
 from reducers import Reducer, State
@@ -106,7 +107,9 @@ class Monitor(Capture, Past):
         self.rehearsed: dict[str, tuple[int, ...]] = {}
         self.tally: dict[str, int] = {}
         self.last_error: str | None = None
-        self._held: tuple[dict[str, State], dict[str, int]] = ({}, {})
+        self._held = EMPTY
+        self._gathers = self.reducer.gathers
+        self._plain = self._gathers and filter_ is None and map_ is None and op_ is None and type(self)._default is Capture._default
         self.compiled = False
         self._graph_name = enrol(self)
         self._merged = 0
@@ -232,17 +235,21 @@ class Monitor(Capture, Past):
     @property
     def samples(self) -> int:
         """How many observations were recorded: calls that passed the gates and the filter."""
-        return self._merged + max(self._held[1].values(), default=0)
+        return self._merged + self._held.samples
 
     @property
     def states(self) -> dict[str, State]:
         """One State per tensor leaf, keyed by path ("" for a lone tensor)."""
-        return dict(self._held[0])
+        return dict(self._settled().states)
 
     @property
     def state(self) -> State:
         """All states as one flat State, keys `path/key` (plain `key` for a lone tensor)."""
-        return {f"{path}/{key}" if path else key: value for path, state in self._held[0].items() for key, value in state.items()}
+        return {
+            f"{path}/{key}" if path else key: value
+            for path, state in self._settled().states.items()
+            for key, value in state.items()
+        }
 
     def snapshot(self) -> Subrecording:
         """What was recorded so far, without hooks."""
@@ -261,7 +268,7 @@ class Monitor(Capture, Past):
     def clear(self) -> None:
         """Forgets what was recorded; hooks stay as they are."""
         with self._lock:
-            self._held, self._merged, self._eligible, self._functions = ({}, {}), 0, {}, ()
+            self._held, self._merged, self._eligible, self._functions = EMPTY, 0, {}, ()
             self.tally, self.last_error = {}, None
 
     def check_merge(self, other: Subrecording) -> Subrecording:
@@ -284,7 +291,8 @@ class Monitor(Capture, Past):
         """
         theirs = other.snapshot() if isinstance(other, Monitor) else other
         with self._lock:
-            self._held, self._merged = (dict(self.check_merge(theirs).states), self._held[1]), self._merged + theirs.samples
+            merged = dict(self.check_merge(theirs).states)
+            self._held, self._merged = Held(merged, self._held.counts, {}), self._merged + theirs.samples
         return self
 
     def apply(self, function: Callable[[Any, int], Any]) -> Monitor:
@@ -305,7 +313,7 @@ class Monitor(Capture, Past):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.constructor, self.attr, self.name, self._held[0], self.samples, self._functions)
+        return _rebuild, (self.constructor, self.attr, self.name, self.states, self.samples, self._functions)
 
     @abstractmethod
     def _attach(self, module: nn.Module) -> list[Any]:
@@ -329,5 +337,5 @@ def _rebuild(
     constructor: MonitorConstructor, attr: Any, name: str, states: dict[str, State], samples: int, functions: tuple[Any, ...]
 ) -> Monitor:
     monitor = constructor(attr)
-    monitor.name, monitor._held, monitor._merged, monitor._functions = name, (states, {}), samples, functions
+    monitor.name, monitor._held, monitor._merged, monitor._functions = name, Held(states, {}, {}), samples, functions
     return monitor

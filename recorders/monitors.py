@@ -33,7 +33,7 @@ class ForwardMonitor(Monitor):
         return [module.register_forward_hook(Hook(self._after), prepend=self.prepend, with_kwargs=True)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._passed_by() and self._due(module, self._training(module)):
+        if not self._passed_by() and self._due(module, self._training(module)) and not self._waits(output):
             self._record(module, output, pack(args, kwargs))
 
 
@@ -53,8 +53,11 @@ class ForwardInputMonitor(Monitor):
         return [module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._passed_by() and self._due(module, self._training(module)):
-            self._record(module, pack(args, kwargs))
+        if self._passed_by() or not self._due(module, self._training(module)):
+            return
+        inputs = pack(args, kwargs)
+        if not self._waits(inputs):
+            self._record(module, inputs)
 
 
 class CallMonitor(Monitor):

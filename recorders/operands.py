@@ -23,6 +23,7 @@ __all__ = [
     "shapes",
     "tracing",
     "transient",
+    "usual",
 ]
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -153,6 +154,19 @@ def _shape(path: str, tensor: Tensor) -> str:
 def plain_mode() -> bool:
     """Whether neither inference mode nor autocast is on."""
     return not torch.is_inference_mode_enabled() and not torch._C._is_any_autocast_enabled()
+
+
+def usual(tensor: Tensor) -> bool:
+    """Whether `tensor`, which is no subclass and not on the meta device, holds numbers, and no mode is on that would reach them."""
+    functorch = torch._C._functorch
+    return not (
+        torch.is_inference_mode_enabled()
+        or torch._C._is_any_autocast_enabled()
+        or functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or functorch.is_legacy_batchedtensor(tensor)
+        or torch._C._get_dispatch_mode(_PROXY) is not None
+    )
 
 
 @contextlib.contextmanager

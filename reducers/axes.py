@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reducers.errors import PatternError
 
-__all__ = ["arrange", "rows", "validate", "validate_features"]
+__all__ = ["arrange", "arrange_all", "rows", "validate", "validate_features"]
 
 _ELLIPSIS = "\u2026"  # how einops' parser writes "..."
 
@@ -123,19 +123,30 @@ def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
     Raises:
         PatternError: the pattern does not fit the shape of `x`.
     """
+    return _arranged(x, pattern, 0)
+
+
+def arrange_all(xs: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
+    """The same for observations that are stacked along a first axis, of which the pattern says nothing; it is reduced too."""
+    return _arranged(xs, pattern, 1)
+
+
+def _arranged(x: Tensor, pattern: str, lead: int) -> tuple[Tensor, tuple[int, ...]]:
     try:
-        layout = _layout(pattern, x.ndim)
+        layout = _layout(pattern, x.ndim - lead)
         if isinstance(layout, str):
             raise PatternError(layout)
         if layout.rearrange is not None:
-            x = rearrange(x, layout.rearrange)
+            x = rearrange(x, f"_observations {layout.rearrange.replace('->', '-> _observations')}" if lead else layout.rearrange)
         elif layout.permute is not None:
-            x = x.permute(layout.permute)
+            x = x.permute(*range(lead), *(lead + axis for axis in layout.permute))
     except (PatternError, EinopsError) as error:
         reason = (
             str(error) if isinstance(error, PatternError) else f"pattern {pattern!r}: {str(error).strip().splitlines()[-1].strip()}"
         )
         raise PatternError(f"shape {tuple(x.shape)} does not fit: {reason}") from None
+    if lead:
+        return x, (0, *(1 + axis for axis in layout.axes))
     return (x, layout.axes) if layout.axes else (x.unsqueeze(0), (0,))
 
 

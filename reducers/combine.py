@@ -75,7 +75,7 @@ class Product(Reducer):
             f"{name}/{key}": value for name, part in self.parts for key, value in part.update_masked(split[name], x, mask).items()
         }
 
-    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
+    def update_all(self, state: State, xs: Tensor) -> State:
         split = self._split(state)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.update_all(split[name], xs).items()}
 
@@ -154,7 +154,7 @@ class Postmap(_Wrapper):
     def gathers(self) -> bool:
         return self.reducer.gathers
 
-    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
+    def update_all(self, state: State, xs: Tensor) -> State:
         return self.reducer.update_all(state, xs)
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
 import torch
 from torch import Tensor
 
-from reducers.axes import arrange, validate
+from reducers.axes import arrange, arrange_all, validate
 from reducers.chunks import CHUNK, pieces, pieces_beside
 from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchError
 from reducers.numeric import able_to_hold_nan, count_along
@@ -95,9 +95,9 @@ class Reducer(ABC):
             EmptyStateError: nothing was reduced into `state`.
         """
 
-    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
-        """The state after several observations of one shape and dtype, as if after one another."""
-        return reduce(self.update, xs, state)
+    def update_all(self, state: State, xs: Tensor) -> State:
+        """The state after several observations, stacked along a new first axis, as if after one another."""
+        return reduce(self.update, xs.unbind(), state)
 
     def merge_all(self, states: Sequence[State]) -> State:
         """The state of all, as if merged one after another."""
@@ -187,12 +187,11 @@ class Statistic(Reducer):
             return state
         return self.merge(follow(state, x.device), self.observe(x, axes))
 
-    def update_all(self, state: State, xs: Sequence[Tensor]) -> State:
-        if not self.gathers or len(xs) < 2:
+    def update_all(self, state: State, xs: Tensor) -> State:
+        if not self.gathers or xs.numel() == 0:
             return super().update_all(state, xs)
-        arranged = [arrange(observation(self, (x,)), self.pattern) for x in xs]
-        x, axes = torch.stack([x for x, _ in arranged]), (0, *(axis + 1 for axis in arranged[0][1]))
-        return self.merge(follow(state, x.device), self.observe(x, axes)) if x.numel() else state
+        x, axes = arrange_all(xs.detach(), self.pattern)
+        return self.merge(follow(state, x.device), self.observe(x, axes))
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """The state of one observation however big: the lift, or the lifts of its parts together, in tensors of their own."""

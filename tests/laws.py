@@ -97,7 +97,7 @@ def split_invariant(reducer: Reducer, xs: Stream) -> None:
 def together(reducer: Reducer, xs: Stream) -> None:
     """Observations of one shape reduced together, and states merged together, are those taken one after another."""
     alike = [x for x in xs if x.shape == xs[0].shape and x.dtype == xs[0].dtype] * 3
-    agree(reducer, reducer.update_all(run(reducer, xs), alike), run(reducer, alike, run(reducer, xs)))
+    agree(reducer, reducer.update_all(run(reducer, xs), torch.stack(alike)), run(reducer, alike, run(reducer, xs)))
     parts = [*lifts(reducer, xs), {}, *lifts(reducer, alike)]
     agree(reducer, reducer.merge_all(parts), reduce(reducer.merge, parts))
     assert reducer.merge_all([]) == {}

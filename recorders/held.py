@@ -1,0 +1,220 @@
+"""What a monitor holds: states, how many observations made them, and small observations that wait to be reduced together.
+
+A small layer costs less than reducing what it returns. So its observations are copied, and those of one shape are reduced together
+when there are enough of them, or somebody looks; by the laws of reducers that is the same as one after another.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from recorders.operands import isolated
+from reducers import Reducer, State
+
+__all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
+
+SMALL = 1 << 14  # bytes of an observation that waits
+ENOUGH = 1 << 17  # bytes that are reduced together
+MOST = 64  # observations: more make none of them any cheaper
+TOGETHER = 1 << 22  # bytes that wait in all monitors of the process
+
+_places: WeakSet[Waiting | Lifts] = WeakSet()
+
+
+class Waiting:
+    """Observations of the same leaves, shapes and dtypes, which wait in a buffer for each leaf.
+
+    Attributes:
+        paths: of the leaves.
+        size: bytes of one observation.
+        room: how many are enough.
+        count: how many wait; one that is not counted is not there.
+    """
+
+    __slots__ = ("__weakref__", "_buffers", "_device", "_dtype", "_rest", "_shape", "_slots", "count", "paths", "room", "size")
+
+    def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor], size: int) -> None:
+        first = tensors[0]
+        self.paths, self.size, self.count = paths, size, 0
+        self._shape, self._dtype, self._device = first.shape, first.dtype, first.device
+        self._rest = [(x.shape, x.dtype, x.device) for x in tensors[1:]]
+        self._buffers: list[Tensor] = []
+        self._slots: list[tuple[Tensor, ...]] = []
+        _places.add(self)
+        self.room = _room(size)
+
+    def takes(self, x: Tensor, *rest: Tensor) -> bool:
+        """Whether these are of the shapes, dtypes and devices that wait here."""
+        if x.shape != self._shape or x.dtype is not self._dtype or x.device != self._device:
+            return False
+        return not self._rest or [(x.shape, x.dtype, x.device) for x in rest] == self._rest
+
+    def add(self, x: Tensor, *rest: Tensor) -> bool:
+        """Copies one observation; returns whether these are enough."""
+        if not self._slots:
+            self._allocate()
+        slots = self._slots[self.count]
+        slots[0].copy_(x)
+        if rest:
+            for slot, other in zip(slots[1:], rest, strict=True):
+                slot.copy_(other)
+        self.count += 1
+        return self.count >= self.room
+
+    def _allocate(self) -> None:
+        with isolated(()):
+            kinds = [(self._shape, self._dtype, self._device), *self._rest]
+            self._buffers = [torch.empty((self.room, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
+            self._slots = list(zip(*(buffer.unbind() for buffer in self._buffers), strict=True))
+
+    def emptied(self) -> Waiting:
+        """Where the next ones wait, in the same buffers."""
+        other = copy.copy(self)
+        other.count = 0
+        _places.add(other)
+        return other
+
+    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+        """The states of the leaves after those of the observations."""
+        return {
+            path: reducer.update_all(states.get(path, {}), buffer[start:stop])
+            for path, buffer in zip(self.paths, self._buffers, strict=True)
+        }
+
+    def shown(self, position: int) -> Any:
+        """One observation, for messages."""
+        return self._slots[position]
+
+
+class Lifts:
+    """Observations that a compiled graph lifted, each a State by leaf path, which wait to be joined."""
+
+    __slots__ = ("__weakref__", "_items", "_shapes", "paths", "room", "size")
+
+    def __init__(self, lifted: Mapping[str, State]) -> None:
+        self.paths, self._shapes = tuple(lifted), _shapes(lifted)
+        self.size = sum(value.numel() * value.itemsize for state in lifted.values() for value in state.values())
+        self._items: list[dict[str, State]] = []
+        _places.add(self)
+        self.room = _room(self.size)
+
+    @property
+    def count(self) -> int:
+        """How many wait."""
+        return len(self._items)
+
+    def takes(self, lifted: Mapping[str, State]) -> bool:
+        """Whether these have the keys and shapes of those that wait here."""
+        return _shapes(lifted) == self._shapes
+
+    def add(self, lifted: dict[str, State]) -> bool:
+        """Adds one; returns whether these are enough."""
+        self._items.append(lifted)
+        return len(self._items) >= self.room
+
+    def emptied(self) -> Lifts:
+        """Where the next ones wait."""
+        other = copy.copy(self)
+        other._items, other.room = [], _room(self.size)
+        _places.add(other)
+        return other
+
+    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+        """The states of the leaves after those of the observations."""
+        items = self._items[start:stop]
+        return {path: reducer.merge_all([states.get(path, {}), *(item[path] for item in items)]) for path in self.paths}
+
+    def shown(self, position: int) -> Any:
+        """One observation, for messages."""
+        return self._items[position]
+
+
+class Held(NamedTuple):
+    """Bound at once, after all that can fail: states and counts by leaf path, and where observations wait, by their leaves."""
+
+    states: dict[str, State]
+    counts: dict[str, int]
+    waiting: dict[tuple[str, ...], Waiting | Lifts]
+
+    @property
+    def anything_waits(self) -> bool:
+        """Whether there are observations that the states do not hold."""
+        return any(waiting.count for waiting in self.waiting.values())
+
+    @property
+    def samples(self) -> int:
+        """How many observations the leaf with most has."""
+        counts = dict(self.counts)
+        for waiting in self.waiting.values():
+            _count(counts, waiting.paths, waiting.count)
+        return max(counts.values(), default=0)
+
+    def after(self, states: Mapping[str, State], waiting: Waiting | Lifts | None) -> Held:
+        """With new states of these leaves, one observation more; and perhaps a place where the next ones like it wait."""
+        counts = dict(self.counts)
+        _count(counts, states, 1)
+        places = {paths: other for paths, other in self.waiting.items() if states.keys().isdisjoint(paths)}
+        return Held({**self.states, **states}, counts, places if waiting is None else {**places, waiting.paths: waiting})
+
+
+EMPTY = Held({}, {}, {})
+
+
+def place(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Waiting | None:
+    """Where observations like this one may wait; None where they are too big, or too many others wait already."""
+    size = 0
+    for x in tensors:
+        if type(x) is not Tensor or x.layout is not torch.strided:
+            return None
+        size += x.numel() * x.itemsize
+    if not 0 < size <= SMALL:
+        return None
+    waiting = Waiting(paths, tensors, size)
+    return waiting if waiting.room > 1 else None
+
+
+def place_of_lifts(lifted: Mapping[str, State]) -> Lifts | None:
+    """The same for observations that a graph lifted."""
+    waiting = Lifts(lifted)
+    return waiting if 0 < waiting.size <= SMALL and waiting.room > 1 else None
+
+
+def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, Any]]]:
+    """With nothing that waits; and the observations that cannot be reduced, each with its error."""
+    states, counts = dict(held.states), dict(held.counts)
+    failed: list[tuple[Exception, Any]] = []
+    for waiting in held.waiting.values():
+        count = waiting.count
+        try:
+            if count:
+                states.update(waiting.joined(reducer, states, 0, count))
+                _count(counts, waiting.paths, count)
+        except Exception:  # one by one, to leave out no more than those that are at fault
+            for position in range(count):
+                try:
+                    states.update(waiting.joined(reducer, states, position, position + 1))
+                    _count(counts, waiting.paths, 1)
+                except Exception as error:
+                    failed.append((error, waiting.shown(position)))
+    places = {paths: waiting.emptied() for paths, waiting in held.waiting.items()}
+    return Held(states, counts, {paths: waiting for paths, waiting in places.items() if waiting.room > 1}), failed
+
+
+def _room(size: int) -> int:
+    """How many observations of so many bytes are enough."""
+    return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_places))) // max(1, size))
+
+
+def _shapes(lifted: Mapping[str, State]) -> list[Any]:
+    return [(key, value.shape) for state in lifted.values() for key, value in state.items()]
+
+
+def _count(counts: dict[str, int], paths: Iterable[str], observations: int) -> None:
+    for path in paths:
+        counts[path] = counts.get(path, 0) + observations
