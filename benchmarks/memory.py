@@ -1,13 +1,19 @@
-"""How much resident memory a long training grows by with everything recorded.
+"""How much memory recording takes: what a long training grows by, what many updates do, and the peak of one update.
 
-Run: python benchmarks/memory.py [steps]
+Run: python benchmarks/memory.py [steps], python benchmarks/memory.py updates, python benchmarks/memory.py peak
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import write
@@ -29,6 +35,7 @@ from reducers import EMA, Last, Mean, Moments, Quantile, Reducer, Summary
 
 STEPS = 100_000
 WARM_UP = 2_000
+UPDATES = 1_000_000
 BATCHES = (4, 3, 1)  # sizes that change, so that the allocator is not handed the same blocks every time
 
 
@@ -74,8 +81,88 @@ def growth(steps: int) -> dict[str, float]:
     return {"start MB": start, "highest MB": max(highest, end), "growth MB": end - start}
 
 
+def updates() -> dict[str, float]:
+    """One monitor, updated a million times: resident memory in MB after the first hundredth, its highest after that, and growth."""
+    layer, batches = nn.Identity(), [torch.randn(size, 64) for size in BATCHES]
+    recorder = Recorder(ForwardMonitor(Summary("b d -> d"))).modules(layer)
+    start = highest = 0.0
+    for update in range(UPDATES):
+        layer(batches[update % len(batches)])
+        if update == UPDATES // 100:
+            start = resident()
+        elif update % 10_000 == 0:
+            highest = max(highest, resident())
+    if recorder.samples(0) != UPDATES:
+        raise RuntimeError(f"{recorder.samples(0)} of {UPDATES} updates were recorded")
+    recorder.compute()
+    return {"updates": UPDATES, "start MB": start, "highest MB": highest, "growth MB": resident() - start}
+
+
+LAYOUTS = {"per tensor": "... ->", "per feature": "b ... d -> d"}
+SIZES = (25, 100, 400)
+REDUCERS: dict[str, Callable[[str], Reducer]] = {
+    "Summary": Summary,
+    "Moments": Moments,
+    "Quantile": lambda pattern: Quantile(pattern, low=1e-6, high=1e6),
+}
+PLAIN = "plain PyTorch, eight statistics"
+
+
+def plain(x: torch.Tensor, pattern: str) -> tuple[torch.Tensor, ...]:
+    """What one would write without this library."""
+    dims = tuple(range(x.ndim - (pattern != "... ->")))
+    ends = x.amin(dims), x.amax(dims), torch.linalg.vector_norm(x, torch.inf, dims)
+    return (*ends, x.mean(dims), x.var(dims), (x == 0).sum(dims), x.isnan().sum(dims), x.isinf().sum(dims))
+
+
+def peak(reducer: str, layout: str, size: int) -> float:
+    """MB beyond what was resident before one update of an activation of `size` MB; in a process of its own."""
+    pattern = LAYOUTS[layout]
+    x = torch.randn(size * 1_000_000 // (4 * 128 * 768), 128, 768)
+    layer = nn.Identity()
+    if reducer == PLAIN:
+        layer.register_forward_hook(lambda module, inputs, output: held.append(plain(output, pattern)))
+    held: list[Any] = [] if reducer == PLAIN else [Recorder(ForwardMonitor(REDUCERS[reducer](pattern))).modules(layer)]
+    layer(x[:1])  # what is loaded once
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # free memory that the allocator holds would hide what is asked for
+    before = resident()
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is what is resident now
+    layer(x)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6 - before
+
+
+def peaks() -> list[dict[str, Any]]:
+    rows = []
+    for layout in LAYOUTS:
+        for reducer in (*REDUCERS, PLAIN):
+            for size in SIZES:
+                command = [sys.executable, __file__, "peak", reducer, layout, str(size)]
+                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                rows.append({"layout": layout, "reducer": reducer, "activation MB": size, "peak MB": found})
+                print(f"{layout:12} {reducer:32} {size:4} MB activation: {found:7.1f} MB more at the peak", flush=True)
+    return rows
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["peak"]:
+        if len(sys.argv) > 2:
+            print(json.dumps(peak(sys.argv[2], sys.argv[3], int(sys.argv[4]))))
+        else:
+            what = (
+                "resident memory at its highest in one update of a monitor, beyond that before it, the activation included in both"
+            )
+            write("memory_peak", rows=peaks(), what=what)
+        return
     torch.set_num_threads(1)
+    if sys.argv[1:2] == ["updates"]:
+        told = updates()
+        print(", ".join(f"{name} {value:,.1f}" for name, value in told.items()))
+        write(
+            "memory_updates", **told, what="one monitor, Summary per feature of 1 to 4 rows of 64; after the first 10,000 updates"
+        )
+        return
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     figures = growth(steps)
     print(f"{steps:,} steps: " + ", ".join(f"{name} {value:.1f}" for name, value in figures.items()))
