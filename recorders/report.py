@@ -80,14 +80,19 @@ def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> R
 
 
 _IDLE = "the clock stands at step 0 still: it is advanced by recorder.attach(optimizer), or recorder.step() after every step"
+_PARTIAL = (
+    "a compiled graph returned it, and a hook outside of that graph gets no gradient of what the graph itself makes of it: compile "
+    "the net as a whole, with torch._dynamo.config.wrap_top_frame = True where this is its outermost module"
+)
 _GONE = "its module is no longer in the net: another took its place after the selection; select again"
 
 
 def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
     """Why nothing was recorded, as far as can be told; `begun` where others recorded something."""
     idle = monitor.gated and monitor.clock.step == 0
+    partial = isinstance(monitor, GradientMonitor) and monitor.partial
     if samples:
-        return _IDLE if idle else ""
+        return _IDLE if idle else _PARTIAL if partial else ""
     if isinstance(monitor, CallMonitor):
         return "" if monitor.tally else "nothing was pushed"
     if monitor.last_error is not None:
@@ -95,7 +100,7 @@ def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
     if not monitor.active:
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.tally:
-        return "only ever left out"
+        return _PARTIAL if partial else "only ever left out"
     if not monitor.registered and not begun:  # at the end of a recording hooks are off, and that is not the reason
         return "its hooks are off"
     if isinstance(monitor, ParameterMonitor) and monitor.when != "step":

@@ -20,7 +20,8 @@ class Network:
     """How a network is made, and what it is given.
 
     Attributes:
-        make: builds it; where it works in place, `make(inplace=False)` builds the same one that does not.
+        make: builds it; where it works in place, `make(inplace=False)` builds the same one that does not, and where it has layers
+            `make(layers=1)` one with so many.
         feed: one batch of inputs by name, of so many samples; the network returns something with a `loss`.
         ours: written here, and so switched to checkpointing by an attribute.
         another: with checkpointing it is another network: its blocks return tensors with gradients that have none without.
@@ -38,6 +39,7 @@ class Network:
         if self.ours:
             net.use_reentrant = use_reentrant
         else:
+            net.config.use_cache = False  # or it is switched off with a warning, at which a compiled graph breaks
             switch = getattr(net, "activation_checkpointing_enable", None) or net.gradient_checkpointing_enable
             switch({"use_reentrant": use_reentrant})
 
@@ -63,10 +65,11 @@ def images(samples: int) -> dict[str, Tensor]:
 
 
 def _hugging_face(kind: str, config: str, **options: Any) -> Callable[..., nn.Module]:
-    def make(inplace: bool = True) -> nn.Module:
+    def make(inplace: bool = True, layers: int = 2) -> nn.Module:
         import transformers
 
-        net: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**options))
+        count = next(name for name in ("num_hidden_layers", "n_layer", "num_layers") if name in options)
+        net: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**{**options, count: layers}))
         return net
 
     return make
@@ -164,7 +167,16 @@ NETWORKS: dict[str, Network] = {
         another=True,
     ),
     "vit": Network(
-        _hugging_face("ViTForImageClassification", "ViTConfig", image_size=8, patch_size=4, num_labels=2, **SMALL), pictures
+        _hugging_face(
+            "ViTForImageClassification",
+            "ViTConfig",
+            image_size=8,
+            patch_size=4,
+            num_labels=2,
+            problem_type="single_label_classification",
+            **SMALL,
+        ),
+        pictures,
     ),
     "mixtral": Network(
         _hugging_face(
@@ -179,7 +191,7 @@ NETWORKS: dict[str, Network] = {
         words,
         reentrant=False,
     ),
-    "lstm": Network(lambda inplace=True: Recurrent(nn.LSTM), sequences, ours=True),
-    "gru": Network(lambda inplace=True: Recurrent(nn.GRU), sequences, ours=True),
-    "unet": Network(lambda inplace=True: UNet(inplace), images, ours=True),
+    "lstm": Network(lambda inplace=True, layers=2: Recurrent(nn.LSTM), sequences, ours=True),
+    "gru": Network(lambda inplace=True, layers=2: Recurrent(nn.GRU), sequences, ours=True),
+    "unet": Network(lambda inplace=True, layers=2: UNet(inplace), images, ours=True),
 }

@@ -355,3 +355,200 @@ def test_hooks_that_go_off_and_on_between_compiled_calls_record_again() -> None:
     net(torch.ones(1, 3))
     run(2)  # its graphs still hold what was the monitor's
     assert recorder.samples("out/0") == 7
+
+
+class Meeting(nn.Module):
+    """One module that hands on what it is given, three times: one tensor, one changed in place, an alias, the graph's input."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.same = kind, nn.Linear(3, 3), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.same(x if self.kind == "given" else self.first(x))
+        if self.kind == "changed in place":
+            y.mul_(2)
+        if self.kind == "alias":
+            y = y.view_as(y)
+        z = self.same(y)
+        out: Tensor = (z * z).sum() + self.same(z).sum()
+        return out
+
+
+@pytest.mark.parametrize("kind", ["same", "changed in place", "alias", "given"])
+@pytest.mark.parametrize("op_", [None, lambda gradient, seen: gradient * seen], ids=["bare", "op"])
+def test_a_tensor_that_one_monitor_meets_again_in_a_graph_is_recorded_as_often_as_in_eager_mode(
+    kind: str, op_: Callable[..., Tensor] | None
+) -> None:
+    net = Meeting(kind)
+    recorder = Recorder(back=BackwardMonitor(Collect(), op_=op_), into=BackwardInputMonitor(Collect(), op_=op_))
+    recorder.modules(net, names="same")
+    batches = [torch.randn(2, 3, requires_grad=True) for _ in range(3)]
+
+    def run(call: Callable[[Tensor], Tensor]) -> tuple[list[int], object]:
+        recorder.reset()
+        for batch in batches:
+            torch.autograd.backward(call(batch * 1))
+        return list(recorder.iter_samples()), recorder.compute()
+
+    samples, results = run(torch.compile(net, backend="aot_eager", fullgraph=True))
+    compiled_once()
+    wanted, expected = run(net)
+    assert samples == wanted == [3 if kind in ("same", "given") else 6] * 2
+    near(results, expected)
+
+
+class Box:
+    """As a key-value cache, it is made in the forward and gets attributes there, one after the other."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def put(self, x: Tensor) -> Tensor:
+        self.kept, self.size = x, self.size + 1
+        return self.kept * self.size
+
+
+class Boxed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        box = Box()
+        return box.put(self.second(box.put(self.first(x))))
+
+
+def test_objects_that_are_changed_between_modules_keep_their_graph_whole() -> None:
+    net = Boxed()
+    recorder = Recorder(out=ForwardMonitor(Moments()), back=BackwardMonitor(Moments())).modules(net)
+    batches = [torch.randn(2, 3) for _ in range(2)]
+    with torch._dynamo.config.patch(wrap_top_frame=True):
+        train(torch.compile(net, backend="aot_eager", fullgraph=True), batches)
+    compiled_once()
+    assert set(recorder.iter_samples()) == {2}
+    results = recorder.compute()
+    recorder.reset()
+    train(net, batches)
+    near(results, recorder.compute())
+
+
+class Asking(Mean):
+    """A reducer that looks at numbers, as no graph can, and at each observation as a whole."""
+
+    @property
+    def divisible(self) -> bool:
+        return False
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> dict[str, Tensor]:
+        return super().lift(x if x.sum().item() > 0 else -x, axes)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_gradient_that_cannot_be_lifted_in_the_graph_is_recorded_when_it_runs(backend: str) -> None:
+    net, shape = mlp()
+    recorder = Recorder(asks=BackwardMonitor(Asking()), back=BackwardMonitor(Mean(), every=2)).modules(net, types=nn.Linear)
+    batches = [torch.randn(shape) for _ in range(3)]
+    train(torch.compile(net, backend=backend, fullgraph=True), batches)
+    compiled_once()
+    assert list(recorder.iter_samples()) == [3, 3, 2, 2]
+    results = recorder.compute()
+    recorder.deregister()
+    train(torch.compile(net, backend=backend, fullgraph=True), batches)
+    assert list(recorder.iter_samples()) == [3, 3, 2, 2]
+    recorder.register()
+    recorder.reset()
+    train(net, batches)
+    near(results, recorder.compute())
+
+
+class Both(nn.Module):
+    """Returns what it also makes something else of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.layer(x)
+        return hidden, hidden.square().sum()
+
+
+class Regional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.both, self.head = nn.ModuleList([Block(), Block()]), Both(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        hidden, penalty = self.both(x)
+        out: Tensor = self.head(hidden).square().sum() + penalty
+        return out
+
+    def compile_parts(self) -> None:
+        for part in [*self.blocks, self.both]:
+            part.compile(backend="aot_eager")
+
+
+def test_layers_that_are_compiled_each_by_itself_are_recorded_and_the_report_tells_what_is_partial() -> None:
+    statistics = Product(moments=Moments(), last=Last())
+    net = Regional()
+    kinds = {"out": ForwardMonitor(statistics), "back": BackwardMonitor(statistics), "into": BackwardInputMonitor(statistics)}
+    recorder = Recorder(**kinds).modules(net, exclude=nn.ModuleList)
+    batches = [torch.randn(2, 3) for _ in range(3)]
+    train(net, batches)
+    wanted = {name: monitor.snapshot() for name, monitor in recorder.items()}
+    assert [row.name for row in recorder.report().rows if "a compiled graph returned it" in row.reason] == []
+    recorder.reset()
+    net.compile_parts()
+    train(net, batches)
+    partial = [row.name for row in recorder.report().rows if "a compiled graph returned it" in row.reason]
+    assert partial == ["back/both", "into/head"]  # one tensor, that its graph squares
+    for name, monitor in recorder.items():
+        assert monitor.samples == wanted[name].samples
+        if name not in partial:
+            near(monitor.snapshot().leaves(), wanted[name].leaves())
+    part = recorder["into/head"].peek()["last"]
+    assert not torch.allclose(part, wanted["into/head"].peek()["last"])
+    assert counters["stats"]["unique_graphs"] == 3  # one a part
+
+
+def test_what_the_outermost_module_returns_and_uses_is_told_by_the_report_and_recorded_where_its_hooks_are_inside() -> None:
+    net = Both()
+    recorder = Recorder(BackwardMonitor(Last())).modules(net, depth=0)
+    x = torch.randn(2, 3)
+
+    def run(call: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        torch.autograd.backward(call(x)[1])
+
+    run(torch.compile(net, backend="aot_eager"))
+    row = recorder.report().rows[0]
+    assert row.skipped == {"all uses are inside its compiled graph, its hook is not": 1}
+    assert "torch._dynamo.config.wrap_top_frame = True" in row.reason
+    torch._dynamo.reset()
+    recorder.reset()
+    with torch._dynamo.config.patch(wrap_top_frame=True):
+        run(torch.compile(net, backend="aot_eager"))
+    assert recorder[""].peek().keys() == {"0", "1"}
+    near(recorder[""].peek()["0"], 2 * net.layer(x).detach())
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["whole", "layer by layer"])
+def test_hooks_that_were_off_before_the_first_compiled_call_are_told_by_the_report(parts: bool) -> None:
+    net = Regional()
+    recorder = Recorder(out=ForwardMonitor(Max()), back=BackwardMonitor(Max())).modules(net, leaves=True)
+    recorder.deregister()
+    if parts:
+        net.compile_parts()
+    call = net if parts else torch.compile(net, backend="aot_eager")
+    x = torch.randn(2, 3)
+    call(x).backward()
+    recorder.register()
+    call(x).backward()
+    inside = [row for row in recorder.report().rows if not (parts and row.name.endswith("head"))]
+    assert all("torch._dynamo.reset()" in row.reason for row in inside)
+    assert len(inside) == (6 if parts else 8)
+    torch._dynamo.reset()
+    call(x).backward()
+    assert not recorder.report().silent

@@ -313,3 +313,89 @@ def test_hooks_in_compiled_graphs() -> None:
     assert compiled(lambda layer: layer.register_full_backward_hook(lambda *_: None))[1] > 0
     assert compiled(lambda layer: layer.register_forward_hook(counter.hook), first=True) == (1, 0)
     assert counter.n == 0  # the hook never ran
+
+
+class Residual(nn.Module):
+    """Many gradients meet in one tensor, and `box` is changed before that tensor is hooked and after it."""
+
+    def __init__(self, hook: Callable[[Tensor], None] | None, boxed: bool) -> None:
+        super().__init__()
+        self.hook, self.boxed = hook, boxed
+        self.first, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        box = Box()
+        if self.boxed:
+            box.scale = 2.0
+        x = self.first(x)
+        early = x.exp()
+        if self.hook is not None:
+            x.register_hook(self.hook)
+        if self.boxed:
+            box.kept = x
+        kept = box.kept if self.boxed else x
+        out: Tensor = x + self.left(x) + self.right(kept).tanh() + early * x.sin()
+        return out
+
+
+class Box:
+    scale: float
+    kept: Tensor
+
+
+def gradients_compiled(net: nn.Module) -> tuple[list[Tensor], int, int]:
+    """Those of its parameters, with the graphs made and how often they broke."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter)
+    torch.compile(net, backend="aot_eager")(torch.randn(64, 8)).square().sum().backward()
+    found = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    return found, counters["stats"]["unique_graphs"], counters["frames"]["total"] - counters["frames"]["ok"]
+
+
+def test_a_hook_inside_a_compiled_graph_leaves_every_bit_but_may_break_the_graph() -> None:
+    def look(gradient: Tensor) -> None:
+        pass
+
+    bare, *whole = gradients_compiled(Residual(None, boxed=False))
+    hooked, *still_whole = gradients_compiled(Residual(look, boxed=False))
+    assert whole == still_whole == [1, 0]
+    assert all(a.equal(b) for a, b in zip(bare, hooked, strict=True))
+    assert gradients_compiled(Residual(None, boxed=True))[1:] == (1, 0)
+    # an object that was changed in the graph before the hook is traced loses what is changed after it, as a key-value cache is
+    lost, _, failed = gradients_compiled(Residual(look, boxed=True))
+    assert failed == 1
+    assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(bare, lost, strict=True))
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.layer(x)
+        return hidden, hidden * 3
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the compiler's own
+@pytest.mark.parametrize(("wrapped", "seen"), [(False, 1.0), (True, 4.0)])
+def test_a_hook_on_what_the_outermost_compiled_module_returns_misses_what_the_graph_makes_of_it(wrapped: bool, seen: float) -> None:
+    net, total = Both(), torch.zeros(())
+
+    def add(gradient: Tensor) -> None:
+        total.add_(gradient.sum())
+
+    def after(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> None:
+        output[0].register_hook(add)
+
+    net.register_forward_hook(after)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(wrap_top_frame=wrapped):
+        hidden, thrice = torch.compile(net, backend="aot_eager")(ONE)
+    (hidden + thrice).sum().backward()
+    assert total.item() == seen  # 1 + 3 is the whole gradient
