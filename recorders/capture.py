@@ -15,7 +15,7 @@ from recorders.clock import Chosen, Clock, Phase
 from recorders.compiled import hand_over
 from recorders.errors import MonitorError, OperandError, RecordingWarning
 from recorders.held import Held, Lifts, Waiting, place, place_of_lifts, settled
-from recorders.operands import detached, isolated, leaves, plain_mode, recomputing, shapes, tracing, transient, usual
+from recorders.operands import NoAutocast, NoInference, detached, leaves, recomputing, shapes, tracing, transient, usual
 from reducers import Reducer, State
 
 __all__ = ["Capture", "OnError", "capturing"]
@@ -151,15 +151,14 @@ class Capture(ABC):
         """
         if torch.compiler.is_compiling():
             if not torch.compiler.is_exporting():
-                self._reduce(operands, path)
+                with torch.no_grad():
+                    self._reduce(operands, path)
             return
         outer, _own.working = _own.working, True
         try:
-            if plain_mode():
+            with NoInference(False), NoAutocast():
+                torch._C._set_grad_enabled(False)  # until NoInference ends
                 self._reduce(operands, path)
-            else:
-                with isolated(operands):
-                    self._reduce(operands, path)
         except Exception as error:
             self._fail(error, module, operands)
         finally:
@@ -172,11 +171,10 @@ class Capture(ABC):
             return
         else:
             operands = tuple(map(detached, operands))
-            with torch.no_grad():
-                if self.filter_ is not None and not self.filter_(*operands):
-                    self._skip("filtered out")
-                    return
-                inputs = self._mapped(operands)
+            if self.filter_ is not None and not self.filter_(*operands):
+                self._skip("filtered out")
+                return
+            inputs = self._mapped(operands)
         if inputs is None:
             return
         if path:
@@ -221,7 +219,8 @@ class Capture(ABC):
             return held
         outer, _own.working = _own.working, True
         try:
-            with self._lock, isolated(tuple(held.states.values())):
+            with self._lock, NoInference(False), NoAutocast():
+                torch._C._set_grad_enabled(False)
                 self._held, failed = settled(self._held, self.reducer)
         finally:
             _own.working = outer

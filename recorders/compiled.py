@@ -9,7 +9,6 @@ as in eager mode, in memory of their own, which no graph reuses.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-from recorders.operands import isolated, plain_mode
+from recorders.operands import NoAutocast, NoInference
 from reducers import Reducer, State
 
 __all__ = ["enrol", "hand_over"]
@@ -49,12 +48,11 @@ def hand_over(name: str, reducer: Reducer, inputs: Mapping[str, tuple[Tensor, ..
     By the laws of reducers a lift is an update of the empty state. What is empty has no lift; the tensor itself stands for it.
     """
     paths, keys, values = [], [], []
-    with torch.no_grad():
-        for path, xs in inputs.items():
-            for key, value in (reducer.update({}, *xs) or {"": xs[0]}).items():
-                paths.append(path)
-                keys.append(key)
-                values.append(value)
+    for path, xs in inputs.items():
+        for key, value in (reducer.update({}, *xs) or {"": xs[0]}).items():
+            paths.append(path)
+            keys.append(key)
+            values.append(value)
     torch.ops.torch_recorders.take(name, stream, paths, keys, values)
 
 
@@ -63,7 +61,8 @@ def _take(name: str, stream: str, paths: list[str], keys: list[str], values: lis
     if taker is None:  # a graph may outlive the monitor
         return
     lifted: dict[str, State] = {path: {} for path in paths}
-    with contextlib.nullcontext() if plain_mode() else isolated(tuple(values)):
+    with NoInference(False), NoAutocast():
+        torch._C._set_grad_enabled(False)
         for path, key, value in zip(paths, keys, values, strict=True):
             if key:
                 lifted[path][key] = value.clone()  # the graph reuses the memory of what it hands over

@@ -14,7 +14,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from recorders.operands import isolated
 from reducers import Reducer, State
 
 __all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
@@ -22,7 +21,7 @@ __all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
 SMALL = 1 << 14  # bytes of an observation that waits
 ENOUGH = 1 << 17  # bytes that are reduced together
 MOST = 64  # observations: more make none of them any cheaper
-TOGETHER = 1 << 22  # bytes that wait in all monitors of the process
+TOGETHER = 1 << 22  # bytes that all monitors of the process share for this
 
 _places: WeakSet[Waiting | Lifts] = WeakSet()
 
@@ -68,15 +67,16 @@ class Waiting:
         return self.count >= self.room
 
     def _allocate(self) -> None:
-        with isolated(()):
-            kinds = [(self._shape, self._dtype, self._device), *self._rest]
-            self._buffers = [torch.empty((self.room, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
-            self._slots = list(zip(*(buffer.unbind() for buffer in self._buffers), strict=True))
+        kinds = [(self._shape, self._dtype, self._device), *self._rest]
+        self._buffers = [torch.empty((self.room, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
+        self._slots = list(zip(*(buffer.unbind() for buffer in self._buffers), strict=True))
 
     def emptied(self) -> Waiting:
-        """Where the next ones wait, in the same buffers."""
+        """Where the next ones wait: in the same buffers, or in smaller ones where more monitors share what there is by now."""
         other = copy.copy(self)
-        other.count = 0
+        other.count, other.room = 0, _room(self.size)
+        if other.room != self.room:
+            other._buffers, other._slots = [], []
         _places.add(other)
         return other
 

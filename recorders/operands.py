@@ -12,19 +12,24 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "NoAutocast",
+    "NoInference",
     "as_operand",
     "detached",
-    "isolated",
     "leaves",
     "mapped",
     "pack",
-    "plain_mode",
     "recomputing",
     "shapes",
     "tracing",
     "transient",
     "usual",
 ]
+
+# The user's modes do not reach into a State: with these two, and gradients switched off inside of `NoInference(False)`, which turns
+# them on again. Contexts written in Python can be interrupted while they end, and then leave a mode as it was inside.
+NoInference = torch._C._InferenceMode
+NoAutocast = torch._C._DisableAutocast
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
@@ -151,11 +156,6 @@ def _shape(path: str, tensor: Tensor) -> str:
     return f"{f'{path}: ' if path else ''}{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def plain_mode() -> bool:
-    """Whether neither inference mode nor autocast is on."""
-    return not torch.is_inference_mode_enabled() and not torch._C._is_any_autocast_enabled()
-
-
 def usual(tensor: Tensor) -> bool:
     """Whether `tensor`, which is no subclass and not on the meta device, holds numbers, and no mode is on that would reach them."""
     functorch = torch._C._functorch
@@ -167,12 +167,3 @@ def usual(tensor: Tensor) -> bool:
         or functorch.is_legacy_batchedtensor(tensor)
         or torch._C._get_dispatch_mode(_PROXY) is not None
     )
-
-
-@contextlib.contextmanager
-def isolated(operands: tuple[Any, ...]) -> Iterator[None]:
-    """The user's inference mode and autocast do not reach into a State."""
-    device = next((tensor.device.type for operand in operands for _, tensor in leaves(operand)), "cpu")
-    known = device if torch.amp.is_autocast_available(device) else "cpu"
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(known, enabled=False):
-        yield

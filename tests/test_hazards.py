@@ -195,7 +195,7 @@ def interrupt(call: Callable[[], None], monitors: list[Monitor], times: int, mon
                 call()
                 calls += 1
         except Interrupt:
-            flags.append(capturing() or recomputing())
+            flags.append(capturing() or recomputing() or not torch.is_grad_enabled())
             if not whole():
                 torn.append([monitor.snapshot() for monitor in monitors])
             landed.put("caught")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import reducers.sweep
-from reducers import Moments, Summary
-from reducers.sweep import BIG, sweep
+from reducers import Moments, Norm, Summary
+from reducers.sweep import BIG, sum_squares, sweep
 
 SIZE = 1 << 16
 
@@ -88,6 +88,15 @@ def test_what_float32_cannot_hold_is_left_to_float64(x: Tensor) -> None:
     wide = x.double()[x.double().isfinite()]
     if len(wide):
         torch.testing.assert_close(result["var"], wide.var(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30])
+def test_norms_are_as_exact_and_know_what_is_zero(scale: float) -> None:
+    x = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, scale, 0.0])
+    norm = Norm("b c -> c")
+    exact = torch.linalg.vector_norm(x.double(), dim=0)
+    torch.testing.assert_close(norm.compute(norm.update({}, x)), exact, rtol=1e-7, atol=0)
+    assert (sum_squares(x, (0,)) is None) == (scale != 1)
 
 
 def test_no_temporary_is_as_big_as_the_observation() -> None:
