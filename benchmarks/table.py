@@ -1,6 +1,6 @@
-"""Writes the generated parts of the documents: measured figures from `results/`, and the catalogue from the docstrings.
+"""Writes the generated parts of the documents: measured figures and their picture from `results/`, the catalogue from docstrings.
 
-Run: python benchmarks/table.py
+What was not measured yet is left out. Run, with `pip install '.[plot]'`: python benchmarks/table.py
 """
 
 from __future__ import annotations
@@ -15,31 +15,175 @@ import reducers
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "images" / "costs.png"
+INK, OURS_COLOR, OTHERS_COLOR = "#333333", "#D55E00", "#5B6770"
 REDUCERS = ("Mean", "Max", "Norm", "Moments", "Summary", "Quantile")
 
 
 def figures() -> str:
-    """What was measured of speed, for the README."""
-    floor, hooks, storage, sync = map(_result, ("floor", "hooks", "storage", "sync"))
-    found = [(f"`{name}`, one update on a 25 MB activation", _layouts(floor["rows"], name)) for name in REDUCERS]
-    for what, label in (("monitor not due (every=1000000)", "monitor that is not due"), ("Mean", ""), ("Summary", "")):
-        row = next(row for row in hooks["rows"] if row["what"] == what)
-        label = label or f"`ForwardMonitor({what}())` on an 8x64 output"
-        found.append((f"{label}, beyond an empty hook", f"{row['us beyond an empty hook']:.1f} us a call"))
-    found.append(("10,000 monitors attached", f"{hooks['attach_10000_s']:.2f} s"))
-    seconds = {row["what"]: row["s"]["median"] for row in storage["rows"]}
-    found.append(("10,000 subrecorders saved and flushed to disk; loaded", f"{seconds['save']:.1f} s; {seconds['load']:.1f} s"))
-    largest = sync["rows"][-1]
-    found.append((f"{largest['subrecorders']:,} subrecorders synchronised, 2 processes", f"{largest['sync_ms']:.0f} ms"))
-    machine = floor["machine"]
+    """What was measured of speed and memory, for the README."""
+    makers = (_floor, _hooks, _compiled, _memory, _growth, _storage, _sync)
+    lines = _table(("what", "figure"), [row for make in makers for row in make()])
+    machine = next(result for name in ("floor", "hooks", "peers") if (result := _result(name)))["machine"]
     note = "Multiples are of `x.sum()` of the same tensor in the same run."
-    return "\n".join(
-        [
-            *_table(("what", "figure"), found),
-            "",
-            f"{machine['cores']} cores of {machine['processor']}, torch {machine['torch']}. {note}",
-        ]
+    lines += ["", f"{machine['cores']} cores of {machine['processor']}, torch {machine['torch']}. {note}"]
+    if _result("peers"):
+        lines += ["", f"![Cost of one update beside other libraries]({PICTURE.relative_to(ROOT)})", "", *_peers()]
+    return "\n".join(lines)
+
+
+Found = list[tuple[str, ...]]
+
+
+def _floor() -> Found:
+    rows = _result("floor").get("rows", [])
+    names = {
+        **{name: f"`{name}`, one update on a 25 MB activation" for name in REDUCERS},
+        "plain PyTorch, eight statistics": "eight statistics by plain PyTorch calls, for comparison",
+        "plain torch.histogram": "`torch.histogram`, for comparison",
+    }
+    return [(label, layouts) for name, label in names.items() if (layouts := _layouts(rows, name))]
+
+
+def _hooks() -> Found:
+    hooks = _result("hooks")
+    labels = {
+        "monitor not due (every=1000000)": "monitor that is not due",
+        "Mean": "`ForwardMonitor(Mean())` on an 8x64 output",
+        "Summary": "`ForwardMonitor(Summary())` on an 8x64 output",
+        "BackwardMonitor(Summary)": "`BackwardMonitor(Summary())` on an 8x64 output",
+    }
+    measured = {row["what"]: row["us beyond an empty hook"] for row in hooks.get("rows", [])}
+    found = [
+        (f"{label}, beyond an empty hook", f"{measured[what]:.1f} us a call") for what, label in labels.items() if what in measured
+    ]
+    if hooks:
+        found.append(("10,000 monitors attached", f"{hooks['attach_10000_s']:.2f} s"))
+    return found
+
+
+def _compiled() -> Found:
+    """By network, by what is timed and by mode: eager and compiled, as multiples of the bare network in the same way."""
+    by: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in _result("compiled").get("rows", []):
+        if row["mode"] != "bare":
+            graphs = (
+                f" ({row['graphs']} graph, {row['graph breaks']} breaks, {row['recompiles']} recompiles)" if "graphs" in row else ""
+            )
+            label = f"`{row['mode']}` of all {row['leaf modules']} leaf modules of a {row['network']}, {row['what']}"
+            by.setdefault((label,), {})[row["execution"]] = f"{row['x bare']:.2f}x {row['execution']}{graphs}"
+    return [(f"{label}, of the bare one", ", ".join(parts.values())) for (label,), parts in by.items()]
+
+
+def _memory() -> Found:
+    found: Found = []
+    peaks: dict[str, dict[int, float]] = {}
+    for row in _result("memory_peak").get("rows", []):
+        sizes = peaks.setdefault(row["reducer"], {})
+        sizes[row["activation MB"]] = max(row["peak MB"], sizes.get(row["activation MB"], 0.0))
+    for reducer in ("Summary", "Quantile", "plain PyTorch, eight statistics"):
+        if reducer in peaks:
+            each = "; ".join(f"{peak:.0f} MB" for peak in peaks[reducer].values())
+            name = f"`{reducer}`" if " " not in reducer else reducer
+            found.append((f"{name}, peak memory of one update of {', '.join(map(str, peaks[reducer]))} MB", each))
+    for name, label in (("soak", "{steps:,} training steps with everything recorded"), ("memory_updates", "{updates:,} updates")):
+        if result := _result(name):
+            found.append((f"{label.format(**result)}, growth of resident memory", f"{result['growth MB']:.1f} MB"))
+    return found
+
+
+def _growth() -> Found:
+    found, growth = [], _result("growth")
+    series = (
+        ("layers", "`Summary` on {} small layers, beyond the bare network", "layers", "us a layer beyond bare", "us a layer"),
+        ("statistics", "{} statistics of an 8x64 observation", "statistics", "x one", "x one statistic"),
     )
+    for key, label, count, figure, unit in series:
+        rows = [row for row in growth.get(key, []) if row.get("observation", "8x64") == "8x64"]
+        if rows:
+            counts, each = ("; ".join(form(row) for row in rows) for form in (_shown(count, ",d"), _shown(figure, ".1f")))
+            found.append((label.format(counts), f"{each} {unit}"))
+    return found
+
+
+def _storage() -> Found:
+    seconds = {row["what"]: row["s"]["median"] for row in _result("storage").get("rows", [])}
+    if not seconds:
+        return []
+    return [("10,000 subrecorders saved and flushed to disk; loaded", f"{seconds['save']:.1f} s; {seconds['load']:.1f} s")]
+
+
+def _sync() -> Found:
+    rows = _result("sync").get("rows", [])
+    return [(f"{row['subrecorders']:,} subrecorders synchronised, 2 processes", f"{row['sync_ms']:.0f} ms") for row in rows[-1:]]
+
+
+def _peers() -> list[str]:
+    """One row a piece of work, one column a library; the best of several ways of one."""
+    result = _result("peers")
+    names = list(dict.fromkeys(row["who"].split(",")[0] for row in result["rows"]))
+    rows = []
+    for where, work, floor in dict.fromkeys((row["where"], row["work"], row["floor"]) for row in result["rows"]):
+        cells = []
+        for name in names:
+            own = [
+                row["x floor"]
+                for row in result["rows"]
+                if (row["where"], row["work"], row["who"].split(",")[0]) == (where, work, name)
+            ]
+            cells.append(_multiple(min(own)) if own else "")
+        rows.append((f"{where}, {work}", f"`{floor}`" if "(" in floor or "_" in floor else floor, *cells))
+    packages = ", ".join(f"{name} {version}" for name, version in result["packages"].items())
+    return [
+        *_table(("work", "in units of", *names), rows),
+        "",
+        f"In one process, with {packages}. {result['note']}",
+    ]
+
+
+def draw(path: Path) -> None:
+    """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in _result("peers")["rows"] if row["where"] == "25 MB activation"]
+    works = list(dict.fromkeys(row["work"] for row in rows))
+    figure = Figure(figsize=(8.6, 0.21 * len(rows) + 0.34 * len(works) + 0.9), dpi=160, layout="constrained")
+    axes = figure.subplots()
+    left = 0.8 * min(row["x floor"] for row in rows)
+    height, ticks, labels = 0.0, [], []
+    for work in works:
+        own = sorted((row for row in rows if row["work"] == work), key=lambda row: row["x floor"])
+        axes.text(0.0, height - 0.05, work, transform=axes.get_yaxis_transform(), fontsize=10, fontweight="bold", color=INK)
+        for row in own:
+            height += 1.0
+            mine = row["who"] == "torch-recorders"
+            color = OURS_COLOR if mine else OTHERS_COLOR
+            axes.hlines(height, left, row["x floor"], color=color, linewidth=5 if mine else 3, alpha=0.9 if mine else 0.45)
+            axes.plot(row["x floor"], height, "o", color=color, markersize=7 if mine else 6)
+            shown = f"{_multiple(row['x floor'])}"
+            weight = "bold" if mine else "normal"
+            axes.annotate(
+                shown, (row["x floor"], height), (7, 0), textcoords="offset points", va="center", fontsize=9, weight=weight
+            )
+            ticks.append(height)
+            labels.append(row["who"])
+        height += 1.6
+    axes.set_yticks(ticks, labels, fontsize=9, color=INK)
+    for label in axes.get_yticklabels():
+        if label.get_text() == "torch-recorders":
+            label.set_color(OURS_COLOR)
+            label.set_fontweight("bold")
+    axes.set_xscale("log")
+    axes.set_xlim(left, 2.2 * max(row["x floor"] for row in rows))
+    axes.set_ylim(height - 0.6, -0.7)
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}x")
+    axes.grid(axis="x", color="#E3E6E8", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", length=0, labelsize=9)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axes.set_title("One update on a 25 MB activation, as a multiple of x.sum()", loc="left", fontsize=12, color=INK, pad=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
 
 
 def catalogue() -> str:
@@ -93,8 +237,18 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _result(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    """What a script wrote; empty where it was not run yet."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
+
+
+def _shown(key: str, form: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: format(row[key], form)
+
+
+def _multiple(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio < 10 else f"{ratio:.0f}x"
 
 
 def _layouts(measured: list[dict[str, Any]], reducer: str) -> str:
@@ -103,5 +257,7 @@ def _layouts(measured: list[dict[str, Any]], reducer: str) -> str:
 
 
 if __name__ == "__main__":
+    if _result("peers"):
+        draw(PICTURE)
     for page, text in written():
         page.write_text(text)
