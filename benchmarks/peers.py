@@ -28,7 +28,7 @@ CALLS = 500
 LAYERS = 24
 NOTE = (
     "Nothing in a cell: not done there. Each computes what it has of the work: several statistics are nine numbers here, eight by "
-    "hand and with inferno, four with torchmetrics, three with monitorch. torch-recorders keeps NaN and infinities out of all of them."
+    "hand and with inferno, four with torchmetrics, three with monitorch. torch-recorders keeps NaN and infinities out."
 )
 EVERY = {"include": (nn.Identity, nn.Linear)}
 ALONE = {"compute_correlation": False}
