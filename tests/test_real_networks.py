@@ -200,13 +200,13 @@ def by_hand(name: str, way: Way) -> ByHand:
     return hand
 
 
-def check_numbers(recorder: Recorder, hand: ByHand, rtol: float, leave_out: tuple[str, ...] = ()) -> None:
+def check_numbers(recorder: Recorder, hand: ByHand, rtol: float, leave_out: tuple[object, ...] = ()) -> None:
     recorded = {}
     for name, monitor in recorder.items():
         group, _, module = name.partition("/")
-        if group not in leave_out:
+        if group not in leave_out and (group, module) not in leave_out:
             recorded.update({(group, module, leaf): result for leaf, result in monitor.snapshot().leaves().items()})
-    expected = {key: kept for key, kept in hand.found.items() if key[0] not in leave_out}
+    expected = {key: kept for key, kept in hand.found.items() if key[0] not in leave_out and key[:2] not in leave_out}
     assert set(recorded) == set(expected)
     tolerance = {"rtol": rtol, "atol": rtol / 100}
     for key, (n, low, top, total) in expected.items():
@@ -218,13 +218,16 @@ def check_numbers(recorder: Recorder, hand: ByHand, rtol: float, leave_out: tupl
         assert abs(float(result["mean"]) - float(total) / n) <= bound, key
 
 
-def check(name: str, way: Way, leave_out: tuple[str, ...] = ()) -> None:
+def check(name: str, way: Way, leave_out: tuple[object, ...] = ()) -> None:
     bare, recorded = train(name, way, recorded=False), train(name, way, recorded=True)
     assert all(a.equal(b) for a, b in zip(bare.losses, recorded.losses, strict=True))
     assert bare.weights.keys() == recorded.weights.keys()
     assert all(bare.weights[key].equal(recorded.weights[key]) for key in bare.weights)
     assert bare.graphs == recorded.graphs
     assert recorded.recorder is not None
+    if way.compiled and name == "mixtral":  # its graph breaks by itself: what is returned there is partial, as the report tells
+        told = [row.name for row in recorded.recorder.report().rows if "a compiled graph returned it" in row.reason]
+        leave_out = (*leave_out, *((key.partition("/")[0], key.partition("/")[2]) for key in told))
     check_numbers(recorded.recorder, by_hand(name, way.by_hand(name)), way.rtol, (*leave_out, *KINDS.keys() - way.groups))
 
 
