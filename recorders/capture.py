@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from recorders.clock import Chosen, Clock, Phase
-from recorders.compiled import hand_over
+from recorders.compiled import hand_over, unpacked
 from recorders.errors import MonitorError, OperandError, RecordingWarning
-from recorders.held import Held, Lifts, Waiting, place, place_of_lifts, settled
+from recorders.held import Held, place, place_of_lifts, settled
 from recorders.operands import NoAutocast, NoInference, detached, leaves, recomputing, shapes, tracing, transient, usual
 from reducers import Reducer, State
 
@@ -192,7 +192,7 @@ class Capture(ABC):
             return False
         with self._lock:
             waiting = self._held.waiting.get((path,))
-            if not isinstance(waiting, Waiting) or not usual(x) or not waiting.takes(x):
+            if waiting is None or not usual(x) or not waiting.takes(x):
                 return False
             if waiting.add(x.data):
                 self._settled()
@@ -204,7 +204,7 @@ class Capture(ABC):
         alone = self._gathers and len(tensors) == len(paths) > 0
         with self._lock:
             waiting = self._held.waiting.get(paths) if alone else None
-            if isinstance(waiting, Waiting) and waiting.takes(*tensors):
+            if waiting is not None and waiting.takes(*tensors):
                 if waiting.add(*tensors):
                     self._settled()
                 return
@@ -228,7 +228,7 @@ class Capture(ABC):
             self._fail(error, None, (item,))
         return self._held
 
-    def take(self, lifted: dict[str, State], stream: str) -> None:
+    def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
         """What a compiled graph lifted, at the moment it runs: the gate that counts, then the new states, bound at once."""
         if self._asleep or self._belated():
             return
@@ -240,18 +240,22 @@ class Capture(ABC):
         if not self._counted(stream):
             return
         try:
-            paths = tuple(lifted)
             with self._lock:
-                waiting = self._held.waiting.get(paths)
-                if isinstance(waiting, Lifts) and waiting.takes(lifted):
-                    if waiting.add(lifted):
+                waiting = self._held.waiting.get((layout,))
+                if waiting is not None and waiting.takes(*packs):
+                    if waiting.add(*packs):
                         self._settled()
                     return
                 held = self._settled()
-                states = {path: self.reducer.merge(held.states.get(path, {}), state) for path, state in lifted.items()}
-                self._held = held.after(states, place_of_lifts(lifted))
+                lifted = unpacked(layout, packs)
+                states = {path: self._joined(held.states.get(path, {}), state) for path, state in lifted.items()}
+                self._held = held.after(states, place_of_lifts(layout, packs, tuple(lifted)))
         except Exception as error:
-            self._fail(error, None, tuple(lifted.values()))
+            self._fail(error, None, tuple(packs))
+
+    def _joined(self, state: State, lifted: State) -> State:
+        """The graph reuses the memory of what it hands over."""
+        return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
 
     def _belated(self) -> bool:
         """Whether a compiled graph hands over what was seen before."""

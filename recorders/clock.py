@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.compiled import enrol
@@ -19,7 +19,6 @@ from recorders.constructor import Hook
 from recorders.errors import MonitorError
 from recorders.operands import recomputing, tracing
 from recorders.steps import count_steps
-from reducers import State
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
@@ -192,11 +191,11 @@ class Clock:
     def _forward(self, *_: Any) -> None:
         if torch.compiler.is_compiling():
             if torch.is_grad_enabled() and not tracing():
-                torch.ops.torch_recorders.take(self._graph_name, "", [], [], [])
+                torch.ops.torch_recorders.take(self._graph_name, "", "", [])
         elif torch.is_grad_enabled() and not tracing():
-            self.take({}, "")
+            self.take("", [], "")
 
-    def take(self, lifted: dict[str, State], stream: str) -> None:
+    def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
         """A forward with gradients on has begun, in a compiled graph or outside of one."""
         if not recomputing():
             with self._lock:

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from recorders.compiled import unpacked
 from reducers import Reducer, State
 
 __all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
@@ -23,7 +24,7 @@ ENOUGH = 1 << 17  # bytes that are reduced together
 MOST = 64  # observations: more make none of them any cheaper
 TOGETHER = 1 << 22  # bytes that all monitors of the process share for this
 
-_places: WeakSet[Waiting | Lifts] = WeakSet()
+_places: WeakSet[Waiting] = WeakSet()
 
 
 class Waiting:
@@ -47,6 +48,11 @@ class Waiting:
         self._slots: list[tuple[Tensor, ...]] = []
         _places.add(self)
         self.room = _room(size)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """By what it is found."""
+        return self.paths
 
     def takes(self, x: Tensor, *rest: Tensor) -> bool:
         """Whether these are of the shapes, dtypes and devices that wait here."""
@@ -92,55 +98,33 @@ class Waiting:
         return self._slots[position]
 
 
-class Lifts:
-    """Observations that a compiled graph lifted, each a State by leaf path, which wait to be joined."""
+class Lifts(Waiting):
+    """Observations that a compiled graph lifted, which wait to be joined: their States, packed as it hands them over."""
 
-    __slots__ = ("__weakref__", "_items", "_shapes", "paths", "room", "size")
+    __slots__ = ("_layout",)
 
-    def __init__(self, lifted: Mapping[str, State]) -> None:
-        self.paths, self._shapes = tuple(lifted), _shapes(lifted)
-        self.size = sum(value.numel() * value.itemsize for state in lifted.values() for value in state.values())
-        self._items: list[dict[str, State]] = []
-        _places.add(self)
-        self.room = _room(self.size)
+    def __init__(self, layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> None:
+        super().__init__(paths, packs, sum(pack.numel() * pack.itemsize for pack in packs))
+        self._layout = layout
 
     @property
-    def count(self) -> int:
-        """How many wait."""
-        return len(self._items)
-
-    def takes(self, lifted: Mapping[str, State]) -> bool:
-        """Whether these have the keys and shapes of those that wait here."""
-        return _shapes(lifted) == self._shapes
-
-    def add(self, lifted: dict[str, State]) -> bool:
-        """Adds one; returns whether these are enough."""
-        self._items.append(lifted)
-        return len(self._items) >= self.room
-
-    def emptied(self) -> Lifts:
-        """Where the next ones wait."""
-        other = copy.copy(self)
-        other._items, other.room = [], _room(self.size)
-        _places.add(other)
-        return other
+    def key(self) -> tuple[str, ...]:
+        return (self._layout,)
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        """The states of the leaves after those of the observations."""
-        items = self._items[start:stop]
-        return {path: reducer.merge_all([states.get(path, {}), *(item[path] for item in items)]) for path in self.paths}
-
-    def shown(self, position: int) -> Any:
-        """One observation, for messages."""
-        return self._items[position]
+        lifted = unpacked(self._layout, [buffer[start:stop] for buffer in self._buffers], dim=1)
+        return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifted.items()}
 
 
 class Held(NamedTuple):
-    """Bound at once, after all that can fail: states and counts by leaf path, and where observations wait, by their leaves."""
+    """Bound at once, after all that can fail: states and counts by leaf path, and where observations wait.
+
+    These are found by the paths of their leaves, and those that graphs lift by how they are packed.
+    """
 
     states: dict[str, State]
     counts: dict[str, int]
-    waiting: dict[tuple[str, ...], Waiting | Lifts]
+    waiting: dict[tuple[str, ...], Waiting]
 
     @property
     def anything_waits(self) -> bool:
@@ -155,12 +139,12 @@ class Held(NamedTuple):
             _count(counts, waiting.paths, waiting.count)
         return max(counts.values(), default=0)
 
-    def after(self, states: Mapping[str, State], waiting: Waiting | Lifts | None) -> Held:
+    def after(self, states: Mapping[str, State], waiting: Waiting | None) -> Held:
         """With new states of these leaves, one observation more; and perhaps a place where the next ones like it wait."""
         counts = dict(self.counts)
         _count(counts, states, 1)
-        places = {paths: other for paths, other in self.waiting.items() if states.keys().isdisjoint(paths)}
-        return Held({**self.states, **states}, counts, places if waiting is None else {**places, waiting.paths: waiting})
+        places = {key: other for key, other in self.waiting.items() if states.keys().isdisjoint(other.paths)}
+        return Held({**self.states, **states}, counts, places if waiting is None else {**places, waiting.key: waiting})
 
 
 EMPTY = Held({}, {}, {})
@@ -173,15 +157,15 @@ def place(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Waiting | None:
         if type(x) is not Tensor or x.layout is not torch.strided:
             return None
         size += x.numel() * x.itemsize
-    if not 0 < size <= SMALL:
-        return None
-    waiting = Waiting(paths, tensors, size)
-    return waiting if waiting.room > 1 else None
+    return _worthwhile(Waiting(paths, tensors, size))
 
 
-def place_of_lifts(lifted: Mapping[str, State]) -> Lifts | None:
+def place_of_lifts(layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> Waiting | None:
     """The same for observations that a graph lifted."""
-    waiting = Lifts(lifted)
+    return _worthwhile(Lifts(layout, packs, paths))
+
+
+def _worthwhile(waiting: Waiting) -> Waiting | None:
     return waiting if 0 < waiting.size <= SMALL and waiting.room > 1 else None
 
 
@@ -209,10 +193,6 @@ def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, A
 def _room(size: int) -> int:
     """How many observations of so many bytes are enough."""
     return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_places))) // max(1, size))
-
-
-def _shapes(lifted: Mapping[str, State]) -> list[Any]:
-    return [(key, value.shape) for state in lifted.values() for key, value in state.items()]
 
 
 def _count(counts: dict[str, int], paths: Iterable[str], observations: int) -> None:

@@ -84,6 +84,11 @@ class Product(Reducer):
         merged = ((name, part.merge_all([each[name] for each in split])) for name, part in self.parts)
         return {f"{name}/{key}": value for name, state in merged for key, value in state.items()}
 
+    def merge_stacked(self, state: State, stacked: State) -> State:
+        before, split = self._split(state), self._split(stacked)
+        merged = ((name, part.merge_stacked(before[name], split[name])) for name, part in self.parts)
+        return {f"{name}/{key}": value for name, found in merged for key, value in found.items()}
+
     def merge(self, a: State, b: State) -> State:
         left, right = self._split(a), self._split(b)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.merge(left[name], right[name]).items()}
@@ -118,6 +123,9 @@ class _Wrapper(Reducer):
 
     def merge_all(self, states: Sequence[State]) -> State:
         return self.reducer.merge_all(states)
+
+    def merge_stacked(self, state: State, stacked: State) -> State:
+        return self.reducer.merge_stacked(state, stacked)
 
     def compute(self, state: State) -> Result:
         return self.reducer.compute(state)

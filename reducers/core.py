@@ -103,6 +103,11 @@ class Reducer(ABC):
         """The state of all, as if merged one after another."""
         return reduce(self.merge, states, {})
 
+    def merge_stacked(self, state: State, stacked: State) -> State:
+        """The state after all states that are stacked along a new first axis, as if merged one after another."""
+        count = len(next(iter(stacked.values()), ()))
+        return reduce(self.merge, ({key: value[i].clone() for key, value in stacked.items()} for i in range(count)), state)
+
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         """The state after the elements of `x` where `mask`, bool and of its shape, is True.
 
@@ -221,6 +226,11 @@ class Statistic(Reducer):
         if not self.elementwise or len(found) < _FEW or not alike(found):
             return super().merge_all(found)
         return join_stacked(self.join, stack(found))
+
+    def merge_stacked(self, state: State, stacked: State) -> State:
+        if not self.elementwise or not stacked:
+            return super().merge_stacked(state, stacked)
+        return self.merge(state, join_stacked(self.join, stacked))
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

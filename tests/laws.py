@@ -101,6 +101,11 @@ def together(reducer: Reducer, xs: Stream) -> None:
     parts = [*lifts(reducer, xs), {}, *lifts(reducer, alike)]
     agree(reducer, reducer.merge_all(parts), reduce(reducer.merge, parts))
     assert reducer.merge_all([]) == {}
+    parts = [part for part in lifts(reducer, alike) if part]
+    if parts and len({tuple((key, value.shape) for key, value in part.items()) for part in parts}) == 1:
+        stacked = {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
+        before = run(reducer, xs)
+        agree(reducer, reducer.merge_stacked(before, stacked), reduce(reducer.merge, parts, before))
 
 
 def commutative(reducer: Reducer, xs: Stream, order: Sequence[int]) -> None:
