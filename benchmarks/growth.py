@@ -19,9 +19,8 @@ from reducers import Activity, Count, Max, Mean, Min, Moments, Norm, Product, Qu
 
 LAYERS = (10, 100, 1_000, 10_000)
 UPDATES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
-LAYER_CALLS = 160_000
-MOST_CALLS = 64
-"""Forwards before a reading: so many, and fewer where that were more than LAYER_CALLS calls of layers."""
+CALLS = 32
+"""Forwards before a reading."""
 WINDOW = 1_000
 STATISTICS: dict[str, Reducer] = {
     "mean": Mean(),
@@ -51,11 +50,11 @@ SHAPES = {"8x64": (8, 64), "2 MB": (64, 128, 64)}
 Row = dict[str, Any]
 
 
-def forwards(net: nn.Module, x: Tensor, calls: int, recorder: Recorder | None = None) -> Callable[[], None]:
+def forwards(net: nn.Module, x: Tensor, recorder: Recorder | None = None) -> Callable[[], None]:
     """Some forwards, and what is put off until the results are read."""
 
     def run() -> None:
-        for _ in range(calls):
+        for _ in range(CALLS):
             net(x)
         if recorder is not None:
             recorder.compute()
@@ -66,14 +65,13 @@ def forwards(net: nn.Module, x: Tensor, calls: int, recorder: Recorder | None = 
 def by_layers() -> list[Row]:
     rows, x = [], torch.randn(8, 64)
     for count in LAYERS:
-        calls = min(MOST_CALLS, LAYER_CALLS // count)
         bare, watched = (nn.Sequential(*(nn.Linear(64, 64) for _ in range(count))) for _ in range(2))
         started = time.perf_counter()
         recorder = Recorder(ForwardMonitor(Summary())).children(watched)
         attached = time.perf_counter() - started
-        times = alternate({"bare": forwards(bare, x, calls), "recorded": forwards(watched, x, calls, recorder)}, rounds=50, least=2)
-        each = (times["recorded"]["median"] - times["bare"]["median"]) / calls / count * 1e3
-        rows.append({"layers": count, "ms a forward": _share(times, calls), "us a layer beyond bare": each, "attach s": attached})
+        times = alternate({"bare": forwards(bare, x), "recorded": forwards(watched, x, recorder)}, rounds=50, least=2)
+        each = (times["recorded"]["median"] - times["bare"]["median"]) / CALLS / count * 1e3
+        rows.append({"layers": count, "ms a forward": _share(times, CALLS), "us a layer beyond bare": each, "attach s": attached})
         print(f"{count:6} layers: {each:7.2f} us a layer and call beyond the bare net, attached in {attached:.3f} s", flush=True)
     return rows
 
@@ -130,7 +128,7 @@ def main() -> None:
         layers=by_layers(),
         statistics=by_statistics(),
         updates=by_updates(),
-        what="Summary of 8x64 outputs of Linear(64, 64), 16 to 64 forwards and the reading; one monitor; products; one thread",
+        what="Summary of 8x64 outputs of Linear(64, 64), 32 forwards and the reading; one monitor; products; one thread",
     )
 
 
