@@ -11,11 +11,13 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from recorders.batched import LOCK, Together
 from recorders.constructor import Hook
 from recorders.errors import TargetError
 from recorders.monitor import Monitor
 from recorders.steps import StepHandle
 from reducers import Reducer
+from reducers.rows import stacks
 
 __all__ = ["OptimizerStateMonitor", "ParameterGradientMonitor", "ParameterMonitor", "ParameterUpdateMonitor"]
 
@@ -31,7 +33,11 @@ class _ParameterMonitor(Monitor):
         self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
     ) -> None:
         self._attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
+        self._joins = False
         super().__init__(reducer, module, **options)
+        alone = self.filter_ is not None or self.map_ is not None or self.op_ is not None
+        self._joins = not alone and stacks(self.reducer)  # whether it may be observed together with others
+        self._lock = LOCK
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))
@@ -62,13 +68,13 @@ class _ParameterMonitor(Monitor):
     def _attach(self, module: nn.Module) -> list[Any]:
         return [StepHandle(module, self)]
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         """The optimizer is about to change those of `mine`."""
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         """The optimizer has changed those of `mine`."""
 
     def _training(self, module: nn.Module | None) -> bool:
@@ -82,11 +88,16 @@ class _ParameterMonitor(Monitor):
         if module is not None:
             self._observe(module, {path: (parameter, parameter) for path, parameter in self._parameters(module)})
 
-    def _observe(self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "") -> None:
+    def _observe(
+        self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "", together: Together | None = None
+    ) -> None:
         """All parameters of one moment: one sample. `every` counts the steps of each optimizer, the stream, apart."""
         if found and self._due(module, self._training(module), stream):
             for path, operands in found.items():
-                self._record(module, *operands, path=path)
+                if self._joins and together is not None and together.takes(operands[0]):
+                    together.add(self, module, path, operands, operands[0])
+                else:
+                    self._record(module, *operands, path=path)
 
 
 class ParameterMonitor(_ParameterMonitor):
@@ -126,10 +137,10 @@ class ParameterMonitor(_ParameterMonitor):
     def _called(self, module: nn.Module, *_: Any) -> None:
         self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module)})
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         if self.when == "step":
             found = {path: (parameter,) for path, parameter in self._parameters(module) if id(parameter) in mine}
-            self._observe(module, found, id(optimizer))
+            self._observe(module, found, id(optimizer), together)
 
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)
@@ -203,7 +214,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
             if mine is parameter and self._due(module, self._training(module), path):
                 self._record(module, _dense(parameter.grad), parameter, path=path)
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         if self.when != "step":
             return
         # set only on fused optimizers under a GradScaler: they unscale by themselves
@@ -217,7 +228,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
                 continue
             gradient = _dense(parameter.grad)
             found[path] = gradient if scale is None else gradient / scale, parameter
-        self._observe(module, found, id(optimizer))
+        self._observe(module, found, id(optimizer), together if scale is None else None)  # else all would be there twice
 
 
 class ParameterUpdateMonitor(_ParameterMonitor):
@@ -238,21 +249,42 @@ class ParameterUpdateMonitor(_ParameterMonitor):
         self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
     ) -> None:
         self._kept: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         super().__init__(reducer, attr, module, **options)
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
-        found = {path: parameter for path, parameter in self._parameters(module) if id(parameter) in mine}
-        due = found and self._due(module, self._training(module), id(optimizer))
-        self._kept = {path: parameter.detach().clone() for path, parameter in found.items()} if due else {}
+    def deregister(self) -> Monitor:
+        self._kept, self._buffers = {}, {}
+        return super().deregister()
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
-        kept, self._kept = self._kept, {}
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+        found = {path: parameter for path, parameter in self._parameters(module) if id(parameter) in mine}
+        for path in found:
+            self._kept.pop(path, None)  # of a step that was interrupted
+        if found and not self._due(module, self._training(module), id(optimizer)):
+            found = {}
+            self._buffers = {}
+        for path, parameter in found.items():
+            if self._joins and together.takes(parameter) and parameter.dtype.is_floating_point:
+                kept = self._buffers.get(path)
+                if kept is None or not _alike(kept, parameter):
+                    kept = self._buffers[path] = torch.empty_like(parameter.detach())
+                together.keep(kept, parameter)
+            else:
+                kept = parameter.detach().clone()  # a callable may keep it
+            self._kept[path] = kept
+
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         for path, parameter in self._parameters(module):
-            if id(parameter) in mine and path in kept:
-                self._record(module, parameter, kept[path], path=path)
+            kept = self._kept.pop(path, None) if id(parameter) in mine else None
+            if kept is None:
+                continue
+            if kept is self._buffers.get(path) and together.takes(parameter) and _alike(kept, parameter):
+                together.add_change(self, module, path, parameter, kept)
+            else:
+                self._record(module, parameter, kept, path=path)
 
     def _default(self, *operands: Any) -> Any:
-        return operands[0].detach() - operands[1]
+        return operands[0].detach() - operands[1] if len(operands) > 1 else operands[0]
 
 
 class OptimizerStateMonitor(_ParameterMonitor):
@@ -280,7 +312,7 @@ class OptimizerStateMonitor(_ParameterMonitor):
         self.key = key
         super().__init__(reducer, attr, module, **options)
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         found = {}
         for path, parameter in self._parameters(module):
             if id(parameter) not in mine or parameter.grad is None:
@@ -295,8 +327,12 @@ class OptimizerStateMonitor(_ParameterMonitor):
             value = kept[self.key]
             if value is not None:  # SGD without momentum
                 found[path] = value if isinstance(value, Tensor) else torch.tensor(value), parameter
-        self._observe(module, found, id(optimizer))
+        self._observe(module, found, id(optimizer), together)
 
 
 def _dense(gradient: Tensor) -> Tensor:
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
@@ -15,19 +15,25 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from recorders.frames import around, keep, kept
 
+if TYPE_CHECKING:
+    from recorders.batched import Together
+
 __all__ = ["StepHandle", "StepMonitor", "count_steps"]
 
 
 class StepMonitor(Protocol):
-    """What is told of a step. `mine` are the ids of the parameters that the optimizer holds."""
+    """What is told of a step.
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    `mine` are the ids of the parameters that the optimizer holds; what is given to `together` is reduced once all were told.
+    """
+
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         """The optimizer is about to change those of `mine`."""
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int]) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         """The optimizer has changed those of `mine`."""
 
 
@@ -129,10 +135,16 @@ class _Steps:
         self._rest()  # the last modules may have died
         if _skipped(optimizer):
             return
-        for module, monitors in list(self.monitors.items()):
-            for monitor in list(monitors):
-                for moment in moments:
-                    getattr(monitor, moment)(module, optimizer, mine)
+        from recorders.batched import Together  # which needs the clock, which counts steps
+
+        together = Together()
+        try:
+            for module, monitors in list(self.monitors.items()):
+                for monitor in list(monitors):
+                    for moment in moments:
+                        getattr(monitor, moment)(module, optimizer, mine, together)
+        finally:  # one of them may raise, and the others have seen what they have seen
+            together.record()
 
 
 class StepHandle:

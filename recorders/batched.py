@@ -1,0 +1,219 @@
+"""What many monitors see at one moment, reduced together: all parameters of an optimizer in one pass.
+
+States of many leaves are stacked in a `Batch`, a row for each. A step lifts all tensors at once, joins both stacks by one merge,
+and binds the outcome by one assignment. Nobody takes a row out: a monitor keeps what its leaf was before, and where somebody
+looks, that and the row are merged. So a look changes nothing, and a step knows nothing of the monitors that look.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from recorders.capture import _own
+from recorders.held import Held, Waiting
+from recorders.operands import NoAutocast, NoInference, tracing
+from reducers import Reducer, State
+from reducers.rows import lift_stacked
+
+__all__ = ["LOCK", "Batch", "Together"]
+
+LOCK = threading.RLock()  # of all monitors that share batches, whose states change together
+MANY = 4  # batches from which on those who are in them make a new one
+LARGE = 1 << 15  # elements from which a difference is not worth two passes
+
+
+class BatchMonitor(Protocol):
+    """A monitor that may be observed together with others."""
+
+    reducer: Reducer
+    _held: Held
+
+    def _settled(self) -> Held:
+        """What is held, with nothing that waits."""
+
+    def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
+        """One observation, alone."""
+
+    def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
+        """Tells of what was left out."""
+
+
+_Now = tuple[State, Sequence[int]]
+_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...], Tensor]
+
+
+class Batch:
+    """Rows of states that are joined together, and how many observations made each; both are bound at once."""
+
+    def __init__(self) -> None:
+        self.now: _Now = {}, ()
+
+    def fits(self, lifted: State) -> bool:
+        """Whether rows like these join those that are there."""
+        return _kinds(self.now[0]) == _kinds(lifted)
+
+    def after(self, reducer: Reducer, lifted: State, places: Mapping[int, int]) -> _Now:
+        """The rows with those lifted, of which `places` says which goes where."""
+        stacked, counts = self.now
+        if len(next(iter(lifted.values()))) == len(counts) and [*places] == [*places.values()] == [*range(len(counts))]:
+            return reducer.merge(stacked, lifted), [count + 1 for count in counts]
+        device = next(iter(stacked.values())).device
+        come, go = torch.tensor([*places], device=device), torch.tensor([*places.values()], device=device)
+        joined = reducer.merge(
+            {key: value[go] for key, value in stacked.items()}, {key: value[come] for key, value in lifted.items()}
+        )
+        more = list(counts)
+        for place in places.values():
+            more[place] += 1
+        return {key: value.index_copy(0, go, joined[key]) for key, value in stacked.items()}, more
+
+
+class Row(Waiting):
+    """The observations of one leaf that a batch has joined, on top of what the leaf was before.
+
+    Attributes:
+        base: the state of the leaf before.
+        seen: how many of the observations are in what the monitor holds already.
+    """
+
+    __slots__ = ("base", "batch", "index", "seen")
+
+    def __init__(self, path: str, batch: Batch, index: int, base: State, seen: int = 0) -> None:
+        self.paths, self.size, self.room = (path,), 0, 2
+        self.batch, self.index, self.base, self.seen = batch, index, base, seen
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """How many wait."""
+        return self._total() - self.seen
+
+    def _total(self) -> int:
+        counts = self.batch.now[1]
+        return counts[self.index] if counts else 0
+
+    def takes(self, x: Tensor, *rest: Tensor) -> bool:
+        """Alone, none."""
+        return False
+
+    def emptied(self) -> Row:
+        return Row(self.paths[0], self.batch, self.index, self.base, self._total())
+
+    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+        row = {key: value[self.index].clone() for key, value in self.batch.now[0].items()}
+        return {self.paths[0]: reducer.merge(self.base, row)}
+
+    def shown(self, position: int) -> Any:
+        return self.batch.now[0]
+
+
+class Together:
+    """What the monitors that are told of one moment see, gathered, and reduced when all were told."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Any, list[_Seen]] = {}
+        self._copies: tuple[list[Tensor], list[Tensor]] = [], []
+        self._changes: list[_Seen] = []
+        self._usable = not torch.compiler.is_compiling() and not tracing()
+        self._usable = self._usable and torch._C._functorch.peek_interpreter_stack() is None
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether a tensor may be observed together with others: a plain one that holds numbers."""
+        kind = type(x)
+        plain = kind is Tensor or kind is nn.Parameter
+        return plain and self._usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
+
+    def add(self, monitor: BatchMonitor, module: nn.Module, path: str, operands: tuple[Any, ...], x: Tensor) -> None:
+        """Gathers one observation, `x`, which the monitor would make of the operands."""
+        self._groups.setdefault((id(monitor.reducer), x.dtype, x.device), []).append((monitor, module, path, operands, x))
+
+    def keep(self, kept: Tensor, x: Tensor) -> None:
+        """Copies `x` into `kept`, once all were told."""
+        self._copies[0].append(kept)
+        self._copies[1].append(x.detach())
+
+    def add_change(self, monitor: BatchMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
+        """Gathers what has changed; `before` is overwritten with it."""
+        self._changes.append((monitor, module, path, (before,), after.detach()))
+
+    def record(self) -> None:
+        """Reduces all that was gathered."""
+        if not self._groups and not self._changes and not self._copies[0]:
+            return
+        outer, _own.working = _own.working, True
+        try:
+            with LOCK, NoInference(False), NoAutocast():
+                torch._C._set_grad_enabled(False)  # until NoInference ends
+                if self._copies[0]:
+                    torch._foreach_copy_(*self._copies)
+                self._subtract()
+                failed = [group for group in self._groups.values() if not _observe(group)]
+        finally:
+            _own.working = outer
+        for group in failed:  # alone, each tells what is wrong with it, and the others are recorded
+            for monitor, module, path, operands, _x in group:
+                monitor._record(module, *operands, path=path)
+
+    def _subtract(self) -> None:
+        befores, afters = [], []
+        for monitor, module, path, (before,), after in self._changes:
+            if after.numel() >= LARGE and after.device.type == "cpu":
+                torch.sub(after, before, out=before)
+            else:
+                befores.append(before)
+                afters.append(after)
+            self.add(monitor, module, path, (before,), before)
+        if befores:
+            torch._foreach_sub_(befores, afters)
+            torch._foreach_neg_(befores)
+
+
+def _observe(group: list[_Seen]) -> bool:
+    """Observations of one reducer, dtype and device, bound together; False, and nothing is bound, where one of them fails."""
+    reducer = group[0][0].reducer
+    try:
+        lifted = lift_stacked(reducer, [x for *_, x in group])
+        places: dict[Batch, dict[int, int]] = {}
+        apart: list[int] = []
+        for position, (monitor, _, path, _, _) in enumerate(group):
+            row = monitor._held.waiting.get((path,))
+            if isinstance(row, Row) and row.batch.now[1]:
+                places.setdefault(row.batch, {})[position] = row.index
+            else:
+                apart.append(position)
+        bound: list[tuple[Batch, _Now]] = []
+        for batch, there in places.items():
+            if len(places) > MANY or not batch.fits(lifted):
+                apart += there
+            else:
+                bound.append((batch, batch.after(reducer, lifted, there)))
+        if apart:
+            bound.append(_begun(group, sorted(apart), lifted))
+    except Exception:
+        return False
+    for batch, now in bound:
+        batch.now = now
+    return True
+
+
+def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Batch, _Now]:
+    """A new batch of those at these positions. It is empty until what is returned with it is bound."""
+    batch, device = Batch(), next(iter(lifted.values())).device
+    for index, position in enumerate(positions):
+        monitor, _, path, _, _ = group[position]
+        held = monitor._settled()
+        base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
+        others = {key: waiting for key, waiting in held.waiting.items() if path not in waiting.paths}
+        monitor._held = held._replace(waiting={**others, (path,): Row(path, batch, index, base)})
+    if len(positions) < len(group):
+        come = torch.tensor(positions, device=device)
+        lifted = {key: value[come] for key, value in lifted.items()}
+    return batch, (lifted, [1] * len(positions))
+
+
+def _kinds(stacked: State) -> dict[str, Any]:
+    return {key: (value.shape[1:], value.dtype, value.device) for key, value in stacked.items()}
