@@ -22,7 +22,7 @@ __all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
 SMALL = 1 << 14  # bytes of an observation that waits
 ENOUGH = 1 << 17  # bytes that are reduced together
 MOST = 64  # observations: more make none of them any cheaper
-TOGETHER = 1 << 22  # bytes that all monitors of the process share for this
+TOGETHER = 1 << 25  # bytes that all monitors of the process share for this
 
 _places: WeakSet[Waiting] = WeakSet()
 

@@ -137,7 +137,7 @@ def _arranged(x: Tensor, pattern: str, lead: int) -> tuple[Tensor, tuple[int, ..
         if isinstance(layout, str):
             raise PatternError(layout)
         if layout.rearrange is not None:
-            x = rearrange(x, f"_observations {layout.rearrange.replace('->', '-> _observations')}" if lead else layout.rearrange)
+            x = rearrange(x, f"observations {layout.rearrange.replace('->', '-> observations')}" if lead else layout.rearrange)
         elif layout.permute is not None:
             x = x.permute(*range(lead), *(lead + axis for axis in layout.permute))
     except (PatternError, EinopsError) as error:

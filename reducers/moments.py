@@ -12,6 +12,7 @@ from torch import Tensor
 from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.numeric import comparable, count_of, extremes, magnitude, nan_where_infinite, negligible, real, square_sum, total
+from reducers.traced import sweep_rows
 from reducers.sweep import sweep
 
 __all__ = ["Moments", "Summary", "join_moments", "lift_moments", "read_moments"]
@@ -136,7 +137,8 @@ class Moments(Statistic):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
             raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance and no skewness; use order=2")
-        return lift_moments(x, axes, "Moments", self.order)[0]
+        swept = sweep_rows(x, axes) if self.order == 2 and torch.compiler.is_compiling() else None
+        return lift_moments(x, axes, "Moments", self.order)[0] if swept is None else swept
 
     def join(self, a: State, b: State) -> State:
         return join_moments(a, b)
@@ -178,6 +180,8 @@ class Summary(Statistic):
         return {"count": count, **swept, "nan": torch.zeros_like(count), "inf": torch.zeros_like(count)}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        if torch.compiler.is_compiling() and (swept := sweep_rows(x, axes, ends=True)) is not None:
+            return swept
         x = comparable(x, "Summary")
         state, mask = lift_moments(x, axes, "Summary")
         if mask is None:

@@ -97,7 +97,7 @@ def finite(x: Tensor) -> tuple[Tensor, Tensor | None]:
     x = _computable(x)
     if _may_look(x) and torch.isfinite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()).item():
         return x, None
-    mask = torch.isfinite(x)
+    mask = _is_finite(x)
     return torch.where(mask, x, 0.0), mask
 
 
@@ -117,9 +117,15 @@ def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float 
         reduced = reduction(x)
         if torch.isfinite(reduced).all().item():
             return x, None, reduced
-    mask = torch.isfinite(x)
+    mask = _is_finite(x)
     filled = torch.where(mask, x, fill)
     return filled, mask, reduction(filled)
+
+
+def _is_finite(x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling() and not x.is_complex():
+        return x.abs() < torch.inf  # which the compiler vectorises
+    return torch.isfinite(x)
 
 
 def _may_look(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import recorders.held
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, Recorder, RecordingWarning
-from recorders.held import ENOUGH, MOST, SMALL, TOGETHER, Waiting
+from recorders.held import ENOUGH, MOST, SMALL, Waiting
 from reducers import EMA, Collect, Last, Mean, Moments, Product, State, Statistic, Summary
 
 
@@ -140,8 +140,9 @@ def test_big_observations_do_not_wait() -> None:
     assert waiting(monitor) == 0
 
 
-def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all() -> None:
+def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
+    monkeypatch.setattr(recorders.held, "TOGETHER", together := 1 << 22)
     net = nn.Sequential(*[nn.Identity() for _ in range(1_000)])
     recorder = Recorder(ForwardMonitor(Mean())).children(net)
     for _ in range(4 * MOST):
@@ -150,7 +151,7 @@ def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all() -> No
     buffers = [buffer.nbytes for place in places if isinstance(place, Waiting) for buffer in place._buffers]
     assert len(buffers) > 500
     assert max(buffers) <= ENOUGH
-    assert sum(buffers) <= 2 * TOGETHER
+    assert sum(buffers) <= 2 * together
     assert set(recorder.iter_samples()) == {4 * MOST}
     del recorder, net, places
     gc.collect()
