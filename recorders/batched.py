@@ -8,6 +8,7 @@ looks, that and the row are merged. So a look changes nothing, and a step knows 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from recorders.capture import _own
 from recorders.held import Held, Waiting
 from recorders.operands import NoAutocast, NoInference, tracing
 from reducers import Reducer, State
-from reducers.rows import lift_stacked
+from reducers.stacked import lift_stacked
 
 __all__ = ["LOCK", "Batch", "Together"]
 
@@ -44,7 +45,8 @@ class BatchMonitor(Protocol):
 
 
 _Now = tuple[State, Sequence[int]]
-_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...], Tensor]
+Found = dict[str, tuple[Any, ...]]
+_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...]]
 
 
 class Batch:
@@ -115,9 +117,9 @@ class Together:
     """What the monitors that are told of one moment see, gathered, and reduced when all were told."""
 
     def __init__(self) -> None:
-        self._groups: dict[Any, list[_Seen]] = {}
+        self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
         self._copies: tuple[list[Tensor], list[Tensor]] = [], []
-        self._changes: list[_Seen] = []
+        self._changes: list[tuple[BatchMonitor, nn.Module, str, Tensor, Tensor]] = []
         self._usable = not torch.compiler.is_compiling() and not tracing()
         self._usable = self._usable and torch._C._functorch.peek_interpreter_stack() is None
 
@@ -127,9 +129,16 @@ class Together:
         plain = kind is Tensor or kind is nn.Parameter
         return plain and self._usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
 
-    def add(self, monitor: BatchMonitor, module: nn.Module, path: str, operands: tuple[Any, ...], x: Tensor) -> None:
-        """Gathers one observation, `x`, which the monitor would make of the operands."""
-        self._groups.setdefault((id(monitor.reducer), x.dtype, x.device), []).append((monitor, module, path, operands, x))
+    def gather(self, monitor: BatchMonitor, module: nn.Module, found: Found) -> Found:
+        """Gathers those observations of a monitor that may be; returns the others. What is reduced is the first operand."""
+        others = {}
+        for path, operands in found.items():
+            x = operands[0]
+            if self.takes(x):
+                self._groups[id(monitor.reducer), x.dtype, x.device].append((monitor, module, path, operands))
+            else:
+                others[path] = operands
+        return others
 
     def keep(self, kept: Tensor, x: Tensor) -> None:
         """Copies `x` into `kept`, once all were told."""
@@ -138,7 +147,7 @@ class Together:
 
     def add_change(self, monitor: BatchMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
         """Gathers what has changed; `before` is overwritten with it."""
-        self._changes.append((monitor, module, path, (before,), after.detach()))
+        self._changes.append((monitor, module, path, before, after.detach()))
 
     def record(self) -> None:
         """Reduces all that was gathered."""
@@ -155,18 +164,18 @@ class Together:
         finally:
             _own.working = outer
         for group in failed:  # alone, each tells what is wrong with it, and the others are recorded
-            for monitor, module, path, operands, _x in group:
+            for monitor, module, path, operands in group:
                 monitor._record(module, *operands, path=path)
 
     def _subtract(self) -> None:
         befores, afters = [], []
-        for monitor, module, path, (before,), after in self._changes:
+        for monitor, module, path, before, after in self._changes:
             if after.numel() >= LARGE and after.device.type == "cpu":
                 torch.sub(after, before, out=before)
             else:
                 befores.append(before)
                 afters.append(after)
-            self.add(monitor, module, path, (before,), before)
+            self._groups[id(monitor.reducer), before.dtype, before.device].append((monitor, module, path, (before,)))
         if befores:
             torch._foreach_sub_(befores, afters)
             torch._foreach_neg_(befores)
@@ -176,10 +185,10 @@ def _observe(group: list[_Seen]) -> bool:
     """Observations of one reducer, dtype and device, bound together; False, and nothing is bound, where one of them fails."""
     reducer = group[0][0].reducer
     try:
-        lifted = lift_stacked(reducer, [x for *_, x in group])
+        lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands in group])
         places: dict[Batch, dict[int, int]] = {}
         apart: list[int] = []
-        for position, (monitor, _, path, _, _) in enumerate(group):
+        for position, (monitor, _, path, _) in enumerate(group):
             row = monitor._held.waiting.get((path,))
             if isinstance(row, Row) and row.batch.now[1]:
                 places.setdefault(row.batch, {})[position] = row.index
@@ -204,7 +213,7 @@ def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Bat
     """A new batch of those at these positions. It is empty until what is returned with it is bound."""
     batch, device = Batch(), next(iter(lifted.values())).device
     for index, position in enumerate(positions):
-        monitor, _, path, _, _ = group[position]
+        monitor, _, path, _ = group[position]
         held = monitor._settled()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
         others = {key: waiting for key, waiting in held.waiting.items() if path not in waiting.paths}

@@ -17,7 +17,7 @@ from recorders.errors import TargetError
 from recorders.monitor import Monitor
 from recorders.steps import StepHandle
 from reducers import Reducer
-from reducers.rows import stacks
+from reducers.stacked import stacks
 
 __all__ = ["OptimizerStateMonitor", "ParameterGradientMonitor", "ParameterMonitor", "ParameterUpdateMonitor"]
 
@@ -59,11 +59,16 @@ class _ParameterMonitor(Monitor):
         for name in (self._attr,) if isinstance(self._attr, str) else self._attr:
             owner_path, _, leaf = name.rpartition(".")
             try:
-                parameter = module.get_submodule(owner_path)._parameters.get(leaf)
+                parameter = (module.get_submodule(owner_path) if owner_path else module)._parameters.get(leaf)
             except AttributeError:
                 continue
             if parameter is not None:
                 yield "" if isinstance(self._attr, str) else name, parameter
+
+    def _among(self, module: nn.Module, mine: set[int]) -> list[tuple[str, nn.Parameter]]:
+        """Those that are in `mine`."""
+        there = self._parameters(module) if self._attr is not None else module._parameters.items()
+        return [(path, parameter) for path, parameter in there if parameter is not None and id(parameter) in mine]
 
     def _attach(self, module: nn.Module) -> list[Any]:
         return [StepHandle(module, self)]
@@ -78,9 +83,8 @@ class _ParameterMonitor(Monitor):
         """The optimizer has changed those of `mine`."""
 
     def _training(self, module: nn.Module | None) -> bool:
-        return self.phase == "grad" or super()._training(
-            module
-        )  # gradients are off while they arrive; they are training all the same
+        # gradients are off while they arrive; they are training all the same
+        return super()._training(module) if self.phase == "module" else True
 
     def rehearse(self) -> None:
         """Records the shapes of the parameters, where the module is on the meta device."""
@@ -93,11 +97,10 @@ class _ParameterMonitor(Monitor):
     ) -> None:
         """All parameters of one moment: one sample. `every` counts the steps of each optimizer, the stream, apart."""
         if found and self._due(module, self._training(module), stream):
+            if self._joins and together is not None:
+                found = together.gather(self, module, found)
             for path, operands in found.items():
-                if self._joins and together is not None and together.takes(operands[0]):
-                    together.add(self, module, path, operands, operands[0])
-                else:
-                    self._record(module, *operands, path=path)
+                self._record(module, *operands, path=path)
 
 
 class ParameterMonitor(_ParameterMonitor):
@@ -139,7 +142,7 @@ class ParameterMonitor(_ParameterMonitor):
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         if self.when == "step":
-            found = {path: (parameter,) for path, parameter in self._parameters(module) if id(parameter) in mine}
+            found = {path: (parameter,) for path, parameter in self._among(module, mine)}
             self._observe(module, found, id(optimizer), together)
 
     def _training(self, module: nn.Module | None) -> bool:
@@ -220,13 +223,12 @@ class ParameterGradientMonitor(_ParameterMonitor):
         # set only on fused optimizers under a GradScaler: they unscale by themselves
         scale = getattr(optimizer, "grad_scale", None)
         found = {}
-        for path, parameter in self._parameters(module):
-            if id(parameter) not in mine:
-                continue
-            if parameter.grad is None:
+        for path, parameter in self._among(module, mine):
+            gradient = parameter.grad
+            if gradient is None:
                 self._skip("no gradient (frozen or unused)")
                 continue
-            gradient = _dense(parameter.grad)
+            gradient = _dense(gradient)
             found[path] = gradient if scale is None else gradient / scale, parameter
         self._observe(module, found, id(optimizer), together if scale is None else None)  # else all would be there twice
 
@@ -257,7 +259,7 @@ class ParameterUpdateMonitor(_ParameterMonitor):
         return super().deregister()
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
-        found = {path: parameter for path, parameter in self._parameters(module) if id(parameter) in mine}
+        found = dict(self._among(module, mine))
         for path in found:
             self._kept.pop(path, None)  # of a step that was interrupted
         if found and not self._due(module, self._training(module), id(optimizer)):
@@ -274,8 +276,8 @@ class ParameterUpdateMonitor(_ParameterMonitor):
             self._kept[path] = kept
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
-        for path, parameter in self._parameters(module):
-            kept = self._kept.pop(path, None) if id(parameter) in mine else None
+        for path, parameter in self._among(module, mine):
+            kept = self._kept.pop(path, None)
             if kept is None:
                 continue
             if kept is self._buffers.get(path) and together.takes(parameter) and _alike(kept, parameter):
@@ -314,8 +316,8 @@ class OptimizerStateMonitor(_ParameterMonitor):
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         found = {}
-        for path, parameter in self._parameters(module):
-            if id(parameter) not in mine or parameter.grad is None:
+        for path, parameter in self._among(module, mine):
+            if parameter.grad is None:
                 continue
             kept = optimizer.state.get(parameter, {})
             if self.key not in kept:

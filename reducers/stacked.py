@@ -52,7 +52,7 @@ def lift_stacked(reducer: Reducer, xs: Sequence[Tensor]) -> State:
     matrices, alone, back = _plan(tuple([x.numel() for x in xs]), xs[0].is_floating_point())
     states = []
     for positions, lengths in matrices:
-        flat: Tensor = _flatten_dense_tensors([xs[position].detach() for position in positions])  # type: ignore[no-untyped-call]
+        flat: Tensor = _flatten_dense_tensors([xs[position] for position in positions]).detach()  # type: ignore[no-untyped-call]
         if lengths is None:
             states.append(_lift(reducer, flat.view(len(positions), -1), None))
         else:
