@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -18,10 +19,10 @@ from torch import Tensor, nn
 from recorders.capture import _own
 from recorders.held import Held, Waiting
 from recorders.operands import NoAutocast, NoInference, tracing
-from reducers import Reducer, State
-from reducers.stacked import lift_stacked
+from reducers import Reducer, State, StateMismatchError
+from reducers.stacked import lift_stacked, numbers
 
-__all__ = ["LOCK", "Batch", "Together"]
+__all__ = ["LOCK", "Batch", "Together", "common"]
 
 LOCK = threading.RLock()  # of all monitors that share batches, whose states change together
 MANY = 4  # batches from which on those who are in them make a new one
@@ -31,7 +32,7 @@ LARGE = 1 << 15  # elements from which a difference is not worth two passes
 class BatchMonitor(Protocol):
     """A monitor that may be observed together with others."""
 
-    reducer: Reducer
+    _common: Reducer
     _held: Held
 
     def _settled(self) -> Held:
@@ -47,6 +48,19 @@ class BatchMonitor(Protocol):
 _Now = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
 _Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...]]
+
+
+def common(reducer: Reducer) -> Reducer:
+    """One of all reducers that are equal to this one, by which they are known without comparing them again."""
+    try:
+        return _first(reducer)
+    except TypeError:  # holds something that has no hash
+        return reducer
+
+
+@lru_cache(maxsize=256)
+def _first(reducer: Reducer) -> Reducer:
+    return reducer
 
 
 class Batch:
@@ -65,7 +79,7 @@ class Batch:
         if len(next(iter(lifted.values()))) == len(counts) and [*places] == [*places.values()] == [*range(len(counts))]:
             return reducer.merge(stacked, lifted), [count + 1 for count in counts]
         device = next(iter(stacked.values())).device
-        come, go = torch.tensor([*places], device=device), torch.tensor([*places.values()], device=device)
+        come, go = numbers([*places], device), numbers([*places.values()], device)
         joined = reducer.merge(
             {key: value[go] for key, value in stacked.items()}, {key: value[come] for key, value in lifted.items()}
         )
@@ -135,7 +149,7 @@ class Together:
         for path, operands in found.items():
             x = operands[0]
             if self.takes(x):
-                self._groups[id(monitor.reducer), x.dtype, x.device].append((monitor, module, path, operands))
+                self._groups[id(monitor._common), x.dtype, x.device].append((monitor, module, path, operands))
             else:
                 others[path] = operands
         return others
@@ -175,7 +189,7 @@ class Together:
             else:
                 befores.append(before)
                 afters.append(after)
-            self._groups[id(monitor.reducer), before.dtype, before.device].append((monitor, module, path, (before,)))
+            self._groups[id(monitor._common), before.dtype, before.device].append((monitor, module, path, (before,)))
         if befores:
             torch._foreach_sub_(befores, afters)
             torch._foreach_neg_(befores)
@@ -183,7 +197,7 @@ class Together:
 
 def _observe(group: list[_Seen]) -> bool:
     """Observations of one reducer, dtype and device, bound together; False, and nothing is bound, where one of them fails."""
-    reducer = group[0][0].reducer
+    reducer = group[0][0]._common
     try:
         lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands in group])
         places: dict[Batch, dict[int, int]] = {}
@@ -212,6 +226,10 @@ def _observe(group: list[_Seen]) -> bool:
 def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Batch, _Now]:
     """A new batch of those at these positions. It is empty until what is returned with it is bound."""
     batch, device = Batch(), next(iter(lifted.values())).device
+    first, _, _, operands = group[positions[0]]
+    wanted = {key: value.shape for key, value in first._common.update({}, operands[0].detach()).items()}
+    if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
+        raise StateMismatchError(f"{first._common!r} lifts the rows of a matrix to other shapes than each by itself")
     for index, position in enumerate(positions):
         monitor, _, path, _ = group[position]
         held = monitor._settled()
@@ -219,7 +237,7 @@ def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Bat
         others = {key: waiting for key, waiting in held.waiting.items() if path not in waiting.paths}
         monitor._held = held._replace(waiting={**others, (path,): Row(path, batch, index, base)})
     if len(positions) < len(group):
-        come = torch.tensor(positions, device=device)
+        come = numbers(positions, device)
         lifted = {key: value[come] for key, value in lifted.items()}
     return batch, (lifted, [1] * len(positions))
 

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders.batched import LOCK, Together
+from recorders.batched import LOCK, Together, common
 from recorders.constructor import Hook
 from recorders.errors import TargetError
 from recorders.monitor import Monitor
@@ -33,10 +33,10 @@ class _ParameterMonitor(Monitor):
         self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
     ) -> None:
         self._attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
-        self._joins = False
         super().__init__(reducer, module, **options)
-        alone = self.filter_ is not None or self.map_ is not None or self.op_ is not None
-        self._joins = not alone and stacks(self.reducer)  # whether it may be observed together with others
+        self._bare = self.filter_ is None and self.map_ is None and self.op_ is None
+        self._joins = self._bare and stacks(self.reducer)  # whether it may be observed together with others
+        self._common = common(self.reducer)
         self._lock = LOCK
 
     def applies(self, module: nn.Module) -> bool:
@@ -266,7 +266,7 @@ class ParameterUpdateMonitor(_ParameterMonitor):
             found = {}
             self._buffers = {}
         for path, parameter in found.items():
-            if self._joins and together.takes(parameter) and parameter.dtype.is_floating_point:
+            if self._bare and together.takes(parameter) and parameter.dtype.is_floating_point:
                 kept = self._buffers.get(path)
                 if kept is None or not _alike(kept, parameter):
                     kept = self._buffers[path] = torch.empty_like(parameter.detach())
@@ -280,7 +280,7 @@ class ParameterUpdateMonitor(_ParameterMonitor):
             kept = self._kept.pop(path, None)
             if kept is None:
                 continue
-            if kept is self._buffers.get(path) and together.takes(parameter) and _alike(kept, parameter):
+            if self._joins and kept is self._buffers.get(path) and together.takes(parameter) and _alike(kept, parameter):
                 together.add_change(self, module, path, parameter, kept)
             else:
                 self._record(module, parameter, kept, path=path)

@@ -12,9 +12,10 @@ from torch._utils import _flatten_dense_tensors
 from reducers.chunks import CHUNK
 from reducers.combine import Postmap, Product
 from reducers.core import Reducer, State, Statistic
+from reducers.errors import StateMismatchError
 from reducers.sweep import BIG
 
-__all__ = ["lift_stacked", "stacks"]
+__all__ = ["lift_stacked", "numbers", "stacks"]
 
 FEW = 4  # tensors that are lifted as fast one after another
 PADDED = 1.25  # how much longer than the shortest the longest row of a matrix is
@@ -44,6 +45,9 @@ def lift_stacked(reducer: Reducer, xs: Sequence[Tensor]) -> State:
     Args:
         xs: of one dtype, on one device, none of them empty.
 
+    Raises:
+        StateMismatchError: the reducer does not lift the rows of a matrix as it lifts each by itself.
+
     >>> import torch
     >>> from reducers import Sum
     >>> lift_stacked(Sum(), [torch.ones(3), torch.ones(2, 2)])
@@ -56,17 +60,23 @@ def lift_stacked(reducer: Reducer, xs: Sequence[Tensor]) -> State:
         if lengths is None:
             states.append(_lift(reducer, flat.view(len(positions), -1), None))
         else:
-            width = torch.arange(max(lengths), device=xs[0].device)
-            shown = width < torch.tensor(lengths, device=xs[0].device)[:, None]
+            shown = torch.arange(max(lengths), device=flat.device) < numbers(lengths, flat.device)[:, None]
             states.append(_lift(reducer, flat.new_zeros(shown.shape).masked_scatter_(shown, flat), shown))
     lone = [reducer.update({}, xs[position].detach()) for position in alone]
     if lone:
         states.append({key: torch.stack([state[key] for state in lone]) for key in lone[0]})
     found = {key: torch.cat([state[key] for state in states]) for key in states[0]}
+    if any(len(value) != len(xs) for value in found.values()):
+        raise StateMismatchError(f"{reducer!r} does not lift each row of a matrix by itself, so its states cannot be stacked")
     if back is None:
         return found
-    index = torch.tensor(back, device=xs[0].device)
+    index = numbers(back, xs[0].device)
     return {key: value[index] for key, value in found.items()}
+
+
+def numbers(found: Sequence[int], device: torch.device) -> Tensor:
+    """As a tensor, without waiting for the device."""
+    return torch.tensor(found).to(device, non_blocking=True)
 
 
 def _lift(reducer: Reducer, rows: Tensor, shown: Tensor | None) -> State:

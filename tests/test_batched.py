@@ -467,3 +467,37 @@ def test_what_cannot_be_together_is_recorded_beside_it() -> None:
     assert last.peek()["weight"].equal(layer.weight)
     agree(norm.peek()["weight"], (2 * layer.weight.double().square().sum()).sqrt().detach(), 1e-9)
     assert int(count.peek()["bias"]) == 4
+
+
+def test_monitors_made_one_by_one_with_equal_reducers_share_a_batch() -> None:
+    net, optimizer = still(6)
+    each = [ParameterGradientMonitor(Moments(), None, layer) for layer in net]
+    optimizer.step()
+    assert len({waiting.batch for monitor in each for waiting in monitor._held.waiting.values()}) == 1  # type: ignore[attr-defined]
+    assert {monitor.samples for monitor in each} == {1}
+
+
+@dataclass(frozen=True)
+class Bins(Statistic):
+    """Says that it joins element by element, and lifts no rows: all of a matrix into the same two bins, whatever the axes."""
+
+    elementwise: ClassVar[bool] = True
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"bins": torch.stack([(x < 2).sum(), (x >= 2).sum()])}
+
+    def join(self, a: State, b: State) -> State:
+        return {"bins": a["bins"] + b["bins"]}
+
+    def read(self, state: State) -> Tensor:
+        return state["bins"]
+
+
+@pytest.mark.parametrize("modules", [1, 2, 4, 8])
+def test_a_reducer_that_lifts_no_rows_is_recorded_all_the_same(modules: int) -> None:
+    net, optimizer = still(modules)
+    recorder = Recorder(ParameterGradientMonitor(Bins())).modules(net)
+    for _ in range(3):
+        optimizer.step()
+    assert {tuple(monitor.peek()["weight"].tolist()) for monitor in recorder.values()} == {(3 * 64, 0)}
+    assert all(monitor.last_error is None for monitor in recorder.values())
