@@ -63,6 +63,7 @@ class Capture(ABC):
     last_error: str | None
     compiled: bool
     _held: Held
+    _engine: Reducer
     _gathers: bool
     _plain: bool
     _graph_name: str
@@ -209,7 +210,7 @@ class Capture(ABC):
                     self._settled()
                 return
             held = self._settled()
-            states = {path: self.reducer.update(held.states.get(path, {}), *xs) for path, xs in inputs.items()}
+            states = {path: self._engine.update(held.states.get(path, {}), *xs) for path, xs in inputs.items()}
             self._held = held.after(states, place(paths, tensors) if alone else None)
 
     def _settled(self) -> Held:
@@ -221,7 +222,7 @@ class Capture(ABC):
         try:
             with self._lock, NoInference(False), NoAutocast():
                 torch._C._set_grad_enabled(False)
-                self._held, failed = settled(self._held, self.reducer)
+                self._held, failed = settled(self._held, self._engine)
         finally:
             _own.working = outer
         for error, item in failed:

@@ -21,6 +21,7 @@ from recorders.past import Past
 from recorders.recording import Subrecording
 from reducers import Reducer, State
 from reducers.core import check_reducer
+from reducers.fused import Fused
 
 __all__ = ["Monitor"]
 
@@ -108,6 +109,7 @@ class Monitor(Capture, Past):
         self.tally: dict[str, int] = {}
         self.last_error: str | None = None
         self._held = EMPTY
+        self._engine = self.reducer
         self._gathers = self.reducer.gathers
         self._plain = self._gathers and filter_ is None and map_ is None and op_ is None and type(self)._default is Capture._default
         self.compiled = False
@@ -145,6 +147,11 @@ class Monitor(Capture, Past):
             (name, value) for name, value in given.items() if value is not self._defaults[name] and value != self._defaults[name]
         )
         return MonitorConstructor(type(self), self.reducer, tuple(changed))
+
+    def fuse(self) -> Monitor:
+        """From now on big observations are reduced through `torch.compile`, where it works; returns the monitor itself."""
+        self._engine = Fused(self.reducer)
+        return self
 
     @property
     def clock(self) -> Clock:

@@ -12,8 +12,8 @@ from torch import Tensor
 from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.numeric import comparable, count_of, extremes, magnitude, nan_where_infinite, negligible, real, square_sum, total
-from reducers.traced import sweep_rows
 from reducers.sweep import sweep
+from reducers.traced import one_loop
 
 __all__ = ["Moments", "Summary", "join_moments", "lift_moments", "read_moments"]
 
@@ -91,7 +91,9 @@ class Moments(Statistic):
     batches merge about their centres (Chan, Golub and LeVeque 1983 for the second, Pebay 2008, "Formulas for robust, one-pass
     parallel computation of covariances and arbitrary-order statistical moments", for the third and fourth power), all in float64,
     so that in any merge tree relative errors stay within `1e-12 + 10 eps |mean| / std`, eps = 2.2e-16 (of shapes below 1, absolute
-    errors).
+    errors). Where the CPU has more than 8,192 elements of float32 or less at once, it sums them in float32 about their centre, five
+    times as fast: the variance is good to 1e-6 of itself then, the mean to 1e-6 of the standard deviation, whatever the mean is;
+    `Moments().premap(torch.Tensor.double)` has all digits.
 
     Args:
         correction: 1 for the variance of the population a sample was drawn from, 0 for that of the elements themselves, as in
@@ -137,7 +139,7 @@ class Moments(Statistic):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
             raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance and no skewness; use order=2")
-        swept = sweep_rows(x, axes) if self.order == 2 and torch.compiler.is_compiling() else None
+        swept = one_loop(x, axes) if self.order == 2 and torch.compiler.is_compiling() else None
         return lift_moments(x, axes, "Moments", self.order)[0] if swept is None else swept
 
     def join(self, a: State, b: State) -> State:
@@ -154,7 +156,7 @@ class Summary(Statistic):
     """Nine numbers in one pass: `count`, `mean`, `var`, `min`, `max`, `absmax`, `zeros`, `nan` and `inf`.
 
     All but `nan` and `inf`, which say how many of either were met, are about the finite elements; `var` is the sample variance
-    (`correction=1`).
+    (`correction=1`). As exact as `Moments`.
 
     Returns:
         `count`, `zeros`, `nan`, `inf` int64; `mean`, `var` float64; `min`, `max` in the dtype of the input, `absmax` too for
@@ -180,7 +182,7 @@ class Summary(Statistic):
         return {"count": count, **swept, "nan": torch.zeros_like(count), "inf": torch.zeros_like(count)}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        if torch.compiler.is_compiling() and (swept := sweep_rows(x, axes, ends=True)) is not None:
+        if torch.compiler.is_compiling() and (swept := one_loop(x, axes, ends=True)) is not None:
             return swept
         x = comparable(x, "Summary")
         state, mask = lift_moments(x, axes, "Summary")

@@ -1,4 +1,4 @@
-"""Inside compiled graphs: a row in float32 while it is in the cache, then the rows together in float64."""
+"""Inside compiled graphs: one loop over the elements, which the compiler fuses with what makes them."""
 
 from __future__ import annotations
 
@@ -7,61 +7,68 @@ from torch import Tensor
 
 from reducers.numeric import count_along
 
-__all__ = ["sweep_rows"]
+__all__ = ["one_loop"]
 
-_SWEEPABLE = (torch.float32, torch.bfloat16, torch.float16)
-_LONGEST = 1 << 14  # elements of a row: in longer ones the rounding of float32 would show
+_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+_LONGEST = 1 << 14  # elements of a row: so many are counted in float32, exactly
 
 
-def sweep_rows(x: Tensor, axes: tuple[int, ...], *, ends: bool = False) -> dict[str, Tensor] | None:
+def one_loop(x: Tensor, axes: tuple[int, ...], *, ends: bool = False) -> dict[str, Tensor] | None:
     """Count, mean and sum of squared distances from it; with `ends` also minimum, maximum, and how many are zero, NaN or infinite.
 
-    A compiler makes two loops over each row of this, one for its mean and one for all else. Rows run along the last of the reduced
-    axes. Their means are summed in float32 and their squares in float64, because a graph cannot look whether float32 was enough;
-    they join about their common mean in float64 (Chan, Golub and LeVeque 1983, eq. 1.5).
+    Were the mean needed before the distances from it, a compiler would make two loops, and compute in both what it fuses with them.
+    So distances are from the mean of the first row, along the last of the reduced axes, and sums are in float64: what moving the
+    centre to the mean cancels of those is some `1e-16 k^2` of the result, where the centre is k standard deviations off.
 
     Returns:
         `count`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the shape of the
-        kept axes; None where the dtype or the length of the rows is not for it.
+        kept axes; None where the dtype, the device or the length of the rows is not for it.
     """
     inner = _inner(x, axes)
-    if inner is None or x.dtype not in _SWEEPABLE or x.device.type == "mps":
+    if inner is None or x.dtype not in _TAKEN or x.device.type == "mps":
         return None
     outer = tuple(axis for axis in axes if axis not in inner)
-    wide, length = x.float(), count_along(x, inner)
-
-    def added(rows: Tensor) -> Tensor:
-        return rows.sum(outer, keepdim=True) if outer else rows
-
-    def counted(condition: Tensor) -> Tensor:
-        return added(condition.float().sum(inner, keepdim=True).double())
-
+    wide = x.float()
     finite = wide.abs() < torch.inf  # inductor vectorises this and neither isinf nor isnan
-    share = finite.float().sum(inner, keepdim=True)
-    means = (torch.where(finite, wide, 0.0) * (1 / length)).sum(inner, keepdim=True) * (length / share.clamp(min=1))
-    distance = torch.where(finite, wide - means, 0.0).double()
-    squares, share, means = (distance * distance).sum(inner, keepdim=True), share.double(), means.double()
-    count = added(share)
-    mean = added(share * means) / count.clamp(min=1)
-    apart = means - mean
-    state = {"count": count, "mean": mean, "m2": added(squares + share * (apart * apart))}
+    centre = _centre(wide, inner, outer)
+    distance = torch.where(finite, wide.double() - centre, 0.0)
+    count, first, second = (_sum(part, inner, outer) for part in (finite.float(), distance, distance * distance))
+    shift = first / count.clamp(min=1)
+    state = {"count": count.long(), "mean": centre + shift, "m2": (second - first * shift).clamp(min=0)}
     if ends:
-        infinite = counted(wide.abs() == torch.inf)
-        state["zeros"], state["nan"], state["inf"] = counted(wide == 0), count_along(x, axes) - count - infinite, infinite
-    state = {key: (value if key in ("mean", "m2") else value.long()).squeeze(axes) for key, value in state.items()}
-    if not ends:
-        return state
-    low = torch.where(finite, wide, torch.inf).amin(inner, keepdim=True)
-    high = torch.where(finite, wide, -torch.inf).amax(inner, keepdim=True)
-    return {**state, "min": low.amin(axes).to(x.dtype), "max": high.amax(axes).to(x.dtype)}
+        zeros, infinite = (_sum(part.float(), inner, outer) for part in (wide == 0, wide.abs() == torch.inf))
+        state["zeros"], state["nan"] = zeros.long(), (count_along(x, axes) - count - infinite).long()
+        state["inf"] = infinite.long()
+        low = torch.where(finite, wide, torch.inf).amin(inner, keepdim=True)
+        high = torch.where(finite, wide, -torch.inf).amax(inner, keepdim=True)
+        state["min"], state["max"] = (low.amin(outer, keepdim=True), high.amax(outer, keepdim=True)) if outer else (low, high)
+        state["min"], state["max"] = state["min"].to(x.dtype), state["max"].to(x.dtype)
+    return {key: value.squeeze(axes) for key, value in state.items()}
+
+
+def _centre(x: Tensor, inner: tuple[int, ...], outer: tuple[int, ...]) -> Tensor:
+    """The mean of the first row, or of the beginning of the only one."""
+    for axis in outer:
+        x = x.narrow(axis, 0, 1)
+    if not outer:
+        x = x.narrow(inner[0], 0, 1 + x.shape[inner[0]] // 8)
+    finite = x.abs() < torch.inf
+    total = torch.where(finite, x, 0.0).double().sum(inner, keepdim=True)
+    return total / finite.double().sum(inner, keepdim=True).clamp(min=1)
+
+
+def _sum(x: Tensor, inner: tuple[int, ...], outer: tuple[int, ...]) -> Tensor:
+    """Row by row, and then of the rows in float64."""
+    rows = x.sum(inner, keepdim=True).double()
+    return rows.sum(outer, keepdim=True) if outer else rows
 
 
 def _inner(x: Tensor, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes along which rows run: the last reduced ones, which are next to each other, as far as rows get not too long."""
+    """The axes along which rows run: the last reduced ones, which are next to each other, if rows get not too long; not all."""
     inner: tuple[int, ...] = ()
     length = 1
     for axis in reversed(axes):
         if (inner and axis != inner[0] - 1) or length * x.shape[axis] > _LONGEST:
             break
         inner, length = (axis, *inner), length * x.shape[axis]
-    return inner or None
+    return (inner[1:] if 1 < len(inner) == len(axes) else inner) or None
