@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class BatchMonitor(Protocol):
 
 _Now = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
-_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...]]
+_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...], Waiting | None]
 
 
 def common(reducer: Reducer) -> Reducer:
@@ -64,7 +64,13 @@ def _first(reducer: Reducer) -> Reducer:
 
 
 class Batch:
-    """Rows of states that are joined together, and how many observations made each; both are bound at once."""
+    """Rows of states that are joined together, and how many observations made each; both are bound at once.
+
+    Attributes:
+        left: how often a monitor has left a batch, of whichever: a row that was found before may be nobody's now.
+    """
+
+    left: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.now: _Now = {}, ()
@@ -133,7 +139,8 @@ class Together:
     def __init__(self) -> None:
         self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
         self._copies: tuple[list[Tensor], list[Tensor]] = [], []
-        self._changes: list[tuple[BatchMonitor, nn.Module, str, Tensor, Tensor]] = []
+        self._changes: list[tuple[Tensor, Tensor]] = []
+        self._left = Batch.left
         self._usable = not torch.compiler.is_compiling() and not tracing()
         self._usable = self._usable and torch._C._functorch.peek_interpreter_stack() is None
 
@@ -144,12 +151,16 @@ class Together:
         return plain and self._usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
 
     def gather(self, monitor: BatchMonitor, module: nn.Module, found: Found) -> Found:
-        """Gathers those observations of a monitor that may be; returns the others. What is reduced is the first operand."""
-        others = {}
+        """Gathers those observations of a monitor that may be; returns the others. What is reduced is the first operand.
+
+        Their rows are looked up here, while what belongs to the monitor is in the cache: to come back to each takes longer than all
+        that is computed, where parameters are small.
+        """
+        others, common, waiting = {}, id(monitor._common), monitor._held.waiting
         for path, operands in found.items():
             x = operands[0]
             if self.takes(x):
-                self._groups[id(monitor._common), x.dtype, x.device].append((monitor, module, path, operands))
+                self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, waiting.get((path,))))
             else:
                 others[path] = operands
         return others
@@ -161,11 +172,13 @@ class Together:
 
     def add_change(self, monitor: BatchMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
         """Gathers what has changed; `before` is overwritten with it."""
-        self._changes.append((monitor, module, path, before, after.detach()))
+        row = monitor._held.waiting.get((path,))
+        self._groups[id(monitor._common), before.dtype, before.device].append((monitor, module, path, (before,), row))
+        self._changes.append((before, after.detach()))
 
     def record(self) -> None:
         """Reduces all that was gathered."""
-        if not self._groups and not self._changes and not self._copies[0]:
+        if not self._groups and not self._copies[0]:
             return
         outer, _own.working = _own.working, True
         try:
@@ -174,36 +187,39 @@ class Together:
                 if self._copies[0]:
                     torch._foreach_copy_(*self._copies)
                 self._subtract()
-                failed = [group for group in self._groups.values() if not _observe(group)]
+                failed = [group for group in self._groups.values() if not _observe(group, self._left)]
         finally:
             _own.working = outer
         for group in failed:  # alone, each tells what is wrong with it, and the others are recorded
-            for monitor, module, path, operands in group:
+            for monitor, module, path, operands, _row in group:
                 monitor._record(module, *operands, path=path)
 
     def _subtract(self) -> None:
         befores, afters = [], []
-        for monitor, module, path, before, after in self._changes:
+        for before, after in self._changes:
             if after.numel() >= LARGE and after.device.type == "cpu":
                 torch.sub(after, before, out=before)
             else:
                 befores.append(before)
                 afters.append(after)
-            self._groups[id(monitor._common), before.dtype, before.device].append((monitor, module, path, (before,)))
         if befores:
             torch._foreach_sub_(befores, afters)
             torch._foreach_neg_(befores)
 
 
-def _observe(group: list[_Seen]) -> bool:
-    """Observations of one reducer, dtype and device, bound together; False, and nothing is bound, where one of them fails."""
+def _observe(group: list[_Seen], left: int) -> bool:
+    """Observations of one reducer, dtype and device, bound together; False, and nothing is bound, where one of them fails.
+
+    `left` is what `Batch.left` was before their rows were found.
+    """
     reducer = group[0][0]._common
     try:
-        lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands in group])
+        lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _ in group])
         places: dict[Batch, dict[int, int]] = {}
         apart: list[int] = []
-        for position, (monitor, _, path, _) in enumerate(group):
-            row = monitor._held.waiting.get((path,))
+        for position, (monitor, _, path, _, row) in enumerate(group):
+            if left != Batch.left:
+                row = monitor._held.waiting.get((path,))
             if isinstance(row, Row) and row.batch.now[1]:
                 places.setdefault(row.batch, {})[position] = row.index
             else:
@@ -226,12 +242,13 @@ def _observe(group: list[_Seen]) -> bool:
 def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Batch, _Now]:
     """A new batch of those at these positions. It is empty until what is returned with it is bound."""
     batch, device = Batch(), next(iter(lifted.values())).device
-    first, _, _, operands = group[positions[0]]
+    first, _, _, operands, _ = group[positions[0]]
     wanted = {key: value.shape for key, value in first._common.update({}, operands[0].detach()).items()}
     if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
         raise StateMismatchError(f"{first._common!r} lifts the rows of a matrix to other shapes than each by itself")
+    Batch.left += 1
     for index, position in enumerate(positions):
-        monitor, _, path, _ = group[position]
+        monitor, _, path, _, _ = group[position]
         held = monitor._settled()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
         others = {key: waiting for key, waiting in held.waiting.items() if path not in waiting.paths}

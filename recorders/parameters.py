@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,10 +11,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders.batched import LOCK, Together, common
+from recorders.batched import LOCK, Batch, Together, common
 from recorders.constructor import Hook
 from recorders.errors import TargetError
 from recorders.monitor import Monitor
+from recorders.recording import Subrecording
 from recorders.steps import StepHandle
 from reducers import Reducer
 from reducers.stacked import stacks
@@ -38,6 +39,21 @@ class _ParameterMonitor(Monitor):
         self._joins = self._bare and stacks(self.reducer)  # whether it may be observed together with others
         self._common = common(self.reducer)
         self._lock = LOCK
+
+    def clear(self) -> None:
+        with LOCK:
+            Batch.left += 1
+            super().clear()
+
+    def merge(self, other: Monitor | Subrecording) -> Monitor:
+        with LOCK:
+            Batch.left += 1
+            return super().merge(other)
+
+    def _bind(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+        with LOCK:
+            Batch.left += self._joins
+            super()._bind(inputs)
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))
@@ -235,6 +251,8 @@ class ParameterGradientMonitor(_ParameterMonitor):
 
 class ParameterUpdateMonitor(_ParameterMonitor):
     """Records what an optimizer step changed. Operands: after, before; the default is `after - before`.
+
+    While it is on and due it keeps memory for a copy of its parameters, which each step writes into.
 
     >>> import torch
     >>> from reducers import Last

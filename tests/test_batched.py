@@ -501,3 +501,25 @@ def test_a_reducer_that_lifts_no_rows_is_recorded_all_the_same(modules: int) -> 
         optimizer.step()
     assert {tuple(monitor.peek()["weight"].tolist()) for monitor in recorder.values()} == {(3 * 64, 0)}
     assert all(monitor.last_error is None for monitor in recorder.values())
+
+
+def test_a_monitor_that_leaves_its_batch_in_the_middle_of_a_step_is_observed_in_its_next_row() -> None:
+    net, optimizer = still(3)
+    recorder = Recorder(ParameterGradientMonitor(Count())).modules(net)
+    optimizer.step()
+    theirs = recorder["0"].snapshot()
+    seen: list[int] = []
+
+    def in_between() -> bool:
+        seen.append(recorder.samples("0"))
+        if len(seen) == 1:
+            recorder["0"].merge(theirs)
+            recorder["1"].clear()
+        return True
+
+    last = ParameterGradientMonitor(Count(), "bias", net[2], condition=in_between)  # told after the others were
+    optimizer.step()
+    optimizer.step()
+    assert seen == [1, 3]
+    assert (recorder["0"].samples, recorder["1"].samples, recorder["2"].samples, last.samples) == (4, 2, 3, 2)
+    assert [int(recorder[name].peek()["weight"]) for name in recorder] == [4 * 64, 2 * 64, 3 * 64]
