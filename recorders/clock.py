@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
 import torch
@@ -19,6 +19,9 @@ from recorders.constructor import Hook
 from recorders.errors import MonitorError
 from recorders.operands import recomputing, tracing
 from recorders.steps import count_steps
+
+if TYPE_CHECKING:
+    from recorders.overhead import Meter
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
@@ -44,14 +47,17 @@ class _Gate:
         self.steps, self.every_step = steps, every_step
         self.monitors: WeakSet[Any] = WeakSet()
         self.due = True
+        self._ago = 0  # steps chosen since the last one in which they recorded, itself included; 0 before the first
         self.error: Exception | None = None
 
-    def ask(self, step: int) -> bool:
-        """Finds out whether `step` is one of theirs; returns whether there is news for them."""
+    def ask(self, step: int, cadence: int) -> bool:
+        """Finds out whether `step` is one of theirs, one in so many of them; returns whether there is news for them."""
         before, self.due, self.error = self.due, False, None
         try:
             chosen = self.steps is None or (self.steps(step) if callable(self.steps) else step in self.steps)
-            self.due = bool(chosen) and step % self.every_step == 0
+            if chosen and step % self.every_step == 0:
+                self.due = self._ago == 0 or self._ago >= cadence
+                self._ago = 1 if self.due else self._ago + 1
         except Exception as error:
             self.error = error
         return self.due != before or self.error is not None
@@ -67,10 +73,11 @@ class Clock:
 
     Attributes:
         attached: whether an optimizer advances it.
-        busy: whether this step is one of any monitor with `steps` or `every_step`.
+        busy: whether this step is one of any monitor with `steps` or `every_step`, or with a budget.
+        cadence: of the steps that each monitor chooses, one in so many is recorded: 1, but where there is a budget.
         micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on, once
-            an optimizer is attached. Where the net's own call is in a compiled graph it is counted as the graph runs: a
-            `condition`, which is asked before, finds the micro-batch before. May be set by hand.
+            an optimizer is attached, or with a budget. Where the net's own call is in a compiled graph it is counted as the graph
+            runs: a `condition`, which is asked before, finds the micro-batch before. May be set by hand.
 
     >>> clock = Clock()
     >>> clock.advance()
@@ -85,7 +92,8 @@ class Clock:
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
         self._gates: list[_Gate] = []
-        self.busy = False
+        self._meter: Meter | None = None
+        self.busy, self.cadence = False, 1
         self._lock = threading.RLock()
         self._graph_name = enrol(self)
 
@@ -104,6 +112,8 @@ class Clock:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"Clock.step = {step!r}: a step is a whole number, 0 at the first")
         with self._lock:
+            if self._meter is not None:
+                self._meter.drop()
             self._stand_at(step)
 
     def advance(self) -> None:
@@ -113,14 +123,20 @@ class Clock:
             MonitorError: as at setting `step`.
         """
         with self._lock:
-            self._stand_at(self._step + 1)
+            if self._meter is not None:
+                self.cadence = self._meter.end()
+            try:
+                self._stand_at(self._step + 1)
+            finally:
+                if self._meter is not None:
+                    self._meter.begin(self.busy)
 
     def _stand_at(self, step: int) -> None:
         self._step, self.micro_batch, self._begun = step, 0, False
         self._gates = [gate for gate in self._gates if gate.monitors]
         failed: MonitorError | None = None
         for gate in self._gates:
-            for monitor in list(gate.monitors) if gate.ask(step) else ():
+            for monitor in list(gate.monitors) if gate.ask(step, self.cadence) else ():
                 try:
                     monitor.switch(gate.due, gate.error)
                 except MonitorError as error:
@@ -158,6 +174,10 @@ class Clock:
         self.attached = True
         return self
 
+    def measure(self, meter: Meter) -> None:
+        """Tells `meter` of every step from now on, and takes the cadence from it."""
+        self._meter, self.cadence = meter, meter.every_step
+
     def watch(self, net: nn.Module) -> None:
         """Takes the phase from `net`, which is held weakly."""
         self._net = weakref.ref(net)
@@ -176,7 +196,7 @@ class Clock:
             gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
             if gate is None:
                 gate = _Gate(steps, every_step)
-                gate.ask(self._step)
+                gate.ask(self._step, self.cadence)
                 self._gates.append(gate)
             gate.monitors.add(monitor)
             self.busy = self.busy or gate.due
@@ -201,6 +221,8 @@ class Clock:
             with self._lock:
                 self.micro_batch += self._begun
                 self._begun = True
+            if self._meter is not None:
+                self._meter.forwards(self.micro_batch + 1)
 
     def __repr__(self) -> str:
         return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"
@@ -233,8 +255,8 @@ def as_steps(steps: Steps | None) -> Chosen:
     return found
 
 
-def shown_steps(steps: Chosen, every_step: int) -> str:
-    """In words, "" for all steps.
+def shown_steps(steps: Chosen, every_step: int, cadence: int = 1) -> str:
+    """In words, "" for all steps; `cadence` is that of a budget.
 
     >>> shown_steps(range(100, 200), 10)
     'steps 100 to 199, every 10 steps'
@@ -247,7 +269,8 @@ def shown_steps(steps: Chosen, every_step: int) -> str:
         parts = [f"steps {', '.join(map(str, steps[:8]))}{' and more' if len(steps) > 8 else ''}"]
     elif steps is not None:
         parts = [f"steps chosen by {getattr(steps, '__name__', type(steps).__name__)}"]
-    return ", ".join(parts + ([f"every {every_step} steps"] if every_step != 1 else []))
+    parts += [f"every {every_step} steps"] if every_step != 1 else []
+    return ", ".join(parts + ([f"one in {cadence} of these for the budget"] if cadence != 1 else []))
 
 
 def _at(step: int) -> Clock:

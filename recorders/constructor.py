@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.compiler import is_compiling
 
 from reducers import Reducer
 
@@ -33,13 +34,21 @@ class MonitorConstructor:
 
 
 class Hook:
-    """What is put into a module. A copied or unpickled model carries a no-op in its place, made of the standard library alone."""
+    """What is put into a module. A copied or unpickled model carries a no-op in its place, made of the standard library alone.
+
+    Attributes:
+        call: what is called, and traced into graphs, which guard that it stays the same.
+        run: what is called outside of graphs: the same, or for a while a timed version of it.
+    """
 
     def __init__(self, call: Callable[..., None]) -> None:
-        self.call = call
+        self.call = self.run = call
 
     def __call__(self, *args: Any) -> None:
-        self.call(*args)
+        if is_compiling():
+            self.call(*args)
+        else:
+            self.run(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

@@ -14,9 +14,12 @@ from typing import Any
 
 from torch import nn
 
+from recorders.constructor import Hook
+
 __all__ = ["around", "forward_frame", "keep", "kept"]
 
 _CALL = nn.Module._call_impl.__code__
+_HOOK = Hook.__call__.__code__
 
 
 def keep(frame: FrameType, name: str, value: Any) -> None:
@@ -48,6 +51,9 @@ def around(frame: FrameType, name: str) -> Iterator[Any]:
 
 def forward_frame() -> FrameType:
     """For what a `Hook` calls: the frame of the module's call, the same before the forward, after it, and after an exception."""
-    frame = sys._getframe(3)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code is not _HOOK:  # what times hooks may be in between
+        frame = frame.f_back
+    frame = frame.f_back or frame
     outer = frame.f_back  # hooks are called from a function within the call, but those that come after an exception
     return outer if outer is not None and outer.f_code is _CALL and frame.f_code in _CALL.co_consts else frame

@@ -146,13 +146,22 @@ class GradientMonitor(Monitor):
         self.partial = self.partial or _used_inside(tensor)
 
         def arrive(gradient: Tensor | None) -> None:  # holds no module: one that keeps its output would need the cycle collector
-            if gradient is None:
-                self._skip(INSIDE)
-            elif self.registered and self._due(self.module, sighting.training, path):
-                self._record(self.module, gradient, *seen, path=path)
+            self._arrived(gradient, seen, sighting, path)
 
         sighting.handle = _hook(tensor, arrive)
         self._watched[tensor] = sighting
+
+    def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
+        if gradient is None:
+            self._skip(INSIDE)
+        elif self.registered and self._due(self.module, sighting.training, path):
+            self._record(self.module, gradient, *seen, path=path)
+
+    def _observed(self, path: str, gradient: Tensor) -> None:
+        """What a graph could not lift. Its mode was asked before."""
+        if self.registered and self._due(None, self.train_update, path):
+            self.compiled = True
+            self._record(None, gradient.clone(), path=path)  # the graph reuses the memory of what it hands over
 
 
 class BackwardMonitor(GradientMonitor):
@@ -228,11 +237,10 @@ torch.compiler.allow_in_graph(_hook_in_graph)  # type: ignore[no-untyped-call]
 
 
 def _observe(name: str, path: str, gradient: Tensor) -> None:
-    """A node of the user's backward: what cannot be lifted in a graph is recorded as in eager mode. Its mode was asked before."""
+    """A node of the user's backward: what cannot be lifted in a graph is recorded as in eager mode."""
     monitor = _monitors.get(name)
-    if monitor is not None and monitor.registered and monitor._due(None, monitor.train_update, path):
-        monitor.compiled = True
-        monitor._record(None, gradient.clone(), path=path)  # the graph reuses the memory of what it hands over
+    if monitor is not None:
+        monitor._observed(path, gradient)
 
 
 _library: Any = torch.library.Library("torch_recorders", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from recorders.constructor import Hook
@@ -73,6 +74,16 @@ class CallMonitor(Monitor):
 
     def push(self, *values: Any) -> None:
         """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
+        if torch.compiler.is_compiling():
+            self._push(*values)
+        else:
+            self._pushed(*values)
+
+    def _pushed(self, *values: Any) -> None:
+        """Outside of graphs, which guard what they call: for a while a timed version may take its place."""
+        self._push(*values)
+
+    def _push(self, *values: Any) -> None:
         module = self.module
         self._wind()
         if self.on_error == "disable" and self.last_error is not None:

@@ -13,6 +13,7 @@ from recorders.constructor import MonitorConstructor
 from recorders.errors import SelectionError
 from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor
+from recorders.overhead import Meter, check_budget
 from recorders.parameters import _ParameterMonitor
 from recorders.recording import lookup
 from recorders.select import Criteria, Names, Place, select_modules, select_parameters, unwrapped
@@ -26,7 +27,15 @@ __all__ = ["Placed"]
 class Placed(Mapping[str, Monitor]):
     """The part of a Recorder that selects: an ordered mapping from name to Monitor, to which selections add."""
 
-    def __init__(self, monitor: Monitor | MonitorConstructor | None = None, /, **monitors: Monitor | MonitorConstructor) -> None:
+    def __init__(
+        self,
+        monitor: Monitor | MonitorConstructor | None = None,
+        /,
+        *,
+        budget: float | None = None,
+        **monitors: Monitor | MonitorConstructor,
+    ) -> None:
+        self._meter = Meter(check_budget(budget))
         if (monitor is None) == (not monitors):
             raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
         given = monitors if monitor is None else {"": monitor}
@@ -36,11 +45,13 @@ class Placed(Mapping[str, Monitor]):
         self._nets: list[weakref.ref[nn.Module]] = []
         self._on: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
         self._clock = Clock()
+        self._clock.measure(self._meter)
         self._clock_handle: Any = None
         for group, prototype in self._prototypes.items():
             if isinstance(prototype, CallMonitor):
                 self._monitors[group] = prototype.constructor()
-                self._monitors[group].name, self._monitors[group].clock = group, self._clock
+                self._enlist(group, self._monitors[group])
+                self._meter.add(group, self._monitors[group])
 
     def modules(
         self,
@@ -145,7 +156,8 @@ class Placed(Mapping[str, Monitor]):
                         if name in self._monitors or name in added or name in self._aliases:
                             raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
                         monitor = prototype.constructor(attr)
-                        monitor.name, monitor.clock, same = name, self._clock, name
+                        self._enlist(name, monitor)
+                        same = name
                         added[name] = monitor.register(place.module)
                         self._on.setdefault(place.module, []).append(monitor)
                     aliases.update({other: same for other in (name, *others) if other != same})
@@ -157,12 +169,19 @@ class Placed(Mapping[str, Monitor]):
                 self._forget(monitor.deregister())
             raise
         self._monitors.update(added)
+        for name, monitor in added.items():
+            self._meter.add(name, monitor)
         self._aliases.update(aliases)
         inner = unwrapped(net)
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))
         self._watch()
         return self
+
+    def _enlist(self, name: str, monitor: Monitor) -> None:
+        """Gives a monitor its name and the clock, which switches all of them where there is a budget."""
+        monitor.name, monitor.gated = name, monitor.gated or self._meter.budget is not None
+        monitor.clock = self._clock
 
     def _watch(self) -> None:
         """A net was selected from."""
@@ -196,6 +215,7 @@ class Placed(Mapping[str, Monitor]):
         true = lookup(name, self._monitors, self._aliases)
         self._aliases = {alias: target for alias, target in self._aliases.items() if target != true}
         self._forget(self._monitors[true])
+        self._meter.remove(true)
         return self._monitors.pop(true).deregister()
 
     def _living_nets(self) -> list[nn.Module]:

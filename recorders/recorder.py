@@ -13,6 +13,7 @@ from recorders.clock import Clock
 from recorders.errors import MergeError, SelectionError
 from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor
+from recorders.overhead import Overhead, shown_cadence
 from recorders.parameters import ParameterMonitor
 from recorders.placed import Placed
 from recorders.recording import Recording, Subrecording
@@ -30,6 +31,10 @@ class Recorder(Placed):
 
     Args:
         monitor: the one kind of monitor to put on every module selected; subrecorders are named as the modules are.
+        budget: the share of the steps' time that recording may take, such as 0.03. Where it takes more, one step in 2, 3, 4, ... of
+            those that a monitor chooses is recorded: forwards, gradients, updates and pushes alike, so that counts are of
+            recorded steps. The cost is measured again all the time, and the cadence follows; `overhead().every_step` is
+            the one in force. Needs a clock that advances: `attach` or `step`. A compiled net gets one graph more.
         **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module and is
             there at once, named as its group.
 
@@ -39,6 +44,7 @@ class Recorder(Placed):
 
     Raises:
         TypeError: something other than a monitor, or the recipe of one, was given.
+        ValueError: `budget` is no share.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -58,15 +64,19 @@ class Recorder(Placed):
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{group}={prototype!r}" if group else repr(prototype) for group, prototype in self._prototypes.items())
-        return f"Recorder({kinds}): {len(self)} subrecorders"
+        budget = self._meter.budget
+        cadence = f", {shown_cadence(self._clock.cadence, budget)}" if budget is not None else ""
+        return f"Recorder({kinds}): {len(self)} subrecorders{cadence}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_nets": [], "_on": {}, "_clock_handle": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({**state, "_on": weakref.WeakKeyDictionary()})
-        for monitor in self.values():
-            monitor.clock = self._clock
+        self._clock.measure(self._meter)
+        for name, monitor in self.items():
+            self._enlist(name, monitor)
+            self._meter.add(name, monitor)
 
     def _watch(self) -> None:
         """Phase and, once an optimizer is attached, micro-batches are those of the first net."""
@@ -74,7 +84,7 @@ class Recorder(Placed):
         if net is None:
             return
         self._clock.watch(net)
-        if self._clock.attached and self._clock_handle is None:
+        if (self._clock.attached or self._meter.budget is not None) and self._clock_handle is None:
             self._clock_handle = self._clock.count(net)
 
     @property
@@ -116,11 +126,13 @@ class Recorder(Placed):
         for monitor in self.values():
             if monitor.module is not None:
                 monitor.register()
+        self._meter.switch(True)
         self._watch()
         return self
 
     def deregister(self) -> Recorder:
         """Takes all hooks off; what was recorded stays, and steps go on being counted. Returns the recorder itself."""
+        self._meter.switch(False)
         for monitor in self.values():
             monitor.deregister()
         if self._clock_handle is not None:
@@ -229,3 +241,26 @@ class Recorder(Placed):
         """What fired how often, what never did and the likely reason; modules that left their net since are told."""
         nets = self._living_nets()
         return report(self, nets if len(nets) == len(self._nets) else ())
+
+    def overhead(self) -> Overhead:
+        """What recording costs in this run, measured: the share of a step, and by subrecorder.
+
+        One step in 31 of the clock is measured, and at first every one but the very first; the others are not slowed down.
+        Without a clock that advances nothing is measured, and the note says so. Nothing is waited for: with a CUDA device the time
+        of the host is measured, and by events that of the device's current stream. What waits to be reduced together with
+        later observations counts in the step that reduces it; reading results does not count, nor does what a compiled graph
+        computes in its own kernels.
+
+        >>> import torch
+        >>> from recorders import ForwardMonitor
+        >>> from reducers import Mean
+        >>> net = torch.nn.Linear(2, 1)
+        >>> recorder = Recorder(ForwardMonitor(Mean())).modules(net)
+        >>> for _ in range(10):
+        ...     _ = net(torch.ones(1, 2))
+        ...     _ = recorder.step()
+        >>> cost = recorder.overhead()
+        >>> 0 < cost.share < 1, cost.steps, cost.where
+        (True, 9, 'host')
+        """
+        return self._meter.overhead()

@@ -72,7 +72,7 @@ def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> R
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
         calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not tallied
-        steps = shown_steps(monitor.steps, monitor.every_step)
+        steps = shown_steps(monitor.steps, monitor.every_step, monitor.clock.cadence if monitor.gated else 1)
         gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
         reason = _GONE if gone else _reason(monitor, samples, begun)
         rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))

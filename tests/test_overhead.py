@@ -1,0 +1,687 @@
+"""What recording costs, measured in some steps, and the cadence of a budget. Time is faked: the tests say what costs how much."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    DifferenceMonitor,
+    ForwardInputMonitor,
+    ForwardMonitor,
+    OptimizerStateMonitor,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+    RecordingWarning,
+    StateMonitor,
+    overhead,
+    stopwatch,
+)
+from recorders.constructor import Hook
+from reducers import Count, Last, Mean, Norm, Sum
+
+
+class Time:
+    """Stands still, but where a test spends some of it."""
+
+    def __init__(self) -> None:
+        self.now, self.reads = 0.0, 0
+
+    def __call__(self) -> float:
+        self.reads += 1
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+    def costing(self, seconds: float) -> Callable[..., Any]:
+        """For `op_`: takes what it is given, and so long for it."""
+
+        def take(value: Any, *_: Any) -> Any:
+            self.spend(seconds)
+            return value
+
+        return take
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
+    fake = Time()
+    monkeypatch.setattr(stopwatch, "perf_counter", fake)
+    return fake
+
+
+class Cost:
+    """A recorder of pushes that cost what is said at the time, and steps that take a second without them."""
+
+    def __init__(self, time: Time, cost: float, **options: Any) -> None:
+        self.time, self.cost = time, cost
+        self.recorder = Recorder(loss=CallMonitor(Count(), op_=self._take), **options)
+        self.cadences: list[int] = []
+
+    def _take(self, value: Tensor) -> Tensor:
+        self.time.spend(self.cost)
+        return value
+
+    def run(self, steps: int, bare: Callable[[int], float] = lambda step: 1.0) -> int:
+        for _ in range(steps):
+            self.recorder.push("loss", 1.0)
+            self.time.spend(bare(self.recorder.clock.step))
+            self.recorder.step()
+            self.cadences.append(self.recorder.overhead().every_step)
+        return self.cadences[-1]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+
+
+# Measuring
+
+
+def test_the_share_of_a_step_is_what_the_monitors_took_of_it(time: Time) -> None:
+    layer = nn.Identity()
+    recorder = Recorder(
+        out=ForwardMonitor(Mean(), op_=time.costing(0.02)),
+        loss=CallMonitor(Mean(), op_=time.costing(0.01)),
+    ).modules(layer)
+    for _ in range(10):
+        layer(torch.ones(2))
+        layer(torch.ones(2))
+        recorder.push("loss", 1.0)
+        time.spend(0.95)
+        recorder.step()
+    cost = recorder.overhead()
+    assert cost.seconds == pytest.approx(0.05)
+    assert cost.step_seconds == pytest.approx(1.0)
+    assert cost.share == pytest.approx(0.05)
+    assert dict(cost.by_name) == pytest.approx({"out": 0.04, "loss": 0.01})
+    assert (cost.steps, cost.where, cost.device_seconds, cost.every_step) == (9, "host", None, 1)  # the first is warm-up
+    assert str(cost).splitlines()[:2] == [
+        "recording takes 50 ms of a step of 1 s: 5 %, measured on the host over 9 steps",
+        "out: 40 ms",
+    ]
+
+
+def test_steps_that_are_not_measured_read_no_time(time: Time) -> None:
+    cost = Cost(time, 0.1)
+    cost.run(1)
+    assert time.reads == 1  # the first step that is measured begins
+    cost.run(overhead.FIRST + overhead.WINDOW)
+    reads = time.reads
+    cost.run(overhead.APART - 2)
+    assert time.reads == reads
+    cost.run(overhead.APART * 10)
+    assert time.reads == reads + 10 * 4  # begin and end of a step, and of its one push
+
+
+def test_hooks_are_as_they_were_in_steps_that_are_not_measured() -> None:
+    model = net()
+    recorder = Recorder(
+        out=ForwardMonitor(Mean()), grad=ParameterGradientMonitor(Mean(), when="accumulate"), update=ParameterUpdateMonitor(Mean())
+    ).modules(model)
+    untouched = {name: set(vars(monitor)) for name, monitor in recorder.items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder.attach(optimizer)
+    train(model, optimizer, 2)
+    assert recorder._meter._sample is not None
+    assert all(set(vars(monitor)) > untouched[name] for name, monitor in recorder.items())
+    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, Hook)]
+    assert hooks
+    assert all(hook.run != hook.call for hook in hooks)
+    train(model, optimizer, overhead.FIRST + overhead.WINDOW)
+    assert recorder._meter._sample is None
+    assert {name: set(vars(monitor)) for name, monitor in recorder.items()} == untouched
+    assert all(hook.run == hook.call for hook in hooks)
+
+
+def test_every_kind_of_monitor_is_timed(time: Time) -> None:
+    kinds: dict[str, Any] = {
+        "out": ForwardMonitor(Mean(), op_=time.costing(1)),
+        "inp": ForwardInputMonitor(Mean(), op_=time.costing(2)),
+        "back": BackwardMonitor(Mean(), op_=time.costing(4)),
+        "state": StateMonitor(Mean(), "weight", op_=time.costing(8)),
+        "change": DifferenceMonitor(Mean(), "weight", op_=time.costing(16)),
+        "value": ParameterMonitor(Mean(), "weight", op_=time.costing(32)),
+        "tick": ParameterMonitor(Mean(), "weight", when="tick", op_=time.costing(64)),
+        "grad": ParameterGradientMonitor(Mean(), "weight", op_=time.costing(128)),
+        "sum": ParameterGradientMonitor(Mean(), "weight", when="accumulate", op_=time.costing(256)),
+        "update": ParameterUpdateMonitor(Mean(), "weight", op_=time.costing(512)),
+        "momentum": OptimizerStateMonitor(Mean(), "exp_avg", "weight", op_=time.costing(1024)),
+        "loss": CallMonitor(Mean(), op_=time.costing(2048)),
+    }
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    recorder = Recorder(**kinds).modules(layer).attach(optimizer)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = layer(torch.randn(5, 3)).square().mean()
+        loss.backward()
+        recorder.push("loss", loss)
+        recorder.tick()
+        optimizer.step()
+    cost = recorder.overhead()
+    assert dict(cost.by_name) == pytest.approx({name: float(1 << power) for power, name in enumerate(kinds)})
+    assert cost.seconds == pytest.approx(4095)
+    assert cost.steps == 3
+
+
+def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recorders.batched import Together
+
+    record = Together.record
+
+    def slow(self: Together) -> None:
+        record(self)
+        time.spend(10.0 if self._groups else 0.0)
+
+    monkeypatch.setattr(Together, "record", slow)
+    model = nn.ParameterDict(
+        {"a": nn.Parameter(torch.ones(2)), "b": nn.Parameter(torch.ones(8)), "c": nn.Parameter(torch.ones(10))}
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mine = Recorder(ParameterMonitor(Norm())).parameters(model, names=["a", "b"]).attach(optimizer)
+    other = Recorder(ParameterMonitor(Norm())).parameters(model, names=["c"]).attach(optimizer)
+    for _ in range(4):
+        for parameter in model.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert dict(mine.overhead().by_name) == pytest.approx({"a": 1.0, "b": 4.0})
+    assert dict(other.overhead().by_name) == pytest.approx({"c": 5.0})
+    assert mine["a"].samples == other["c"].samples == 4
+
+
+def test_a_hook_within_the_work_of_a_hook_counts_once(time: Time) -> None:
+    inner = nn.Identity()
+    slow = Recorder(ForwardMonitor(Mean(), op_=time.costing(2))).modules(inner)
+
+    def calls_a_module(value: Tensor, *_: Any) -> Tensor:
+        time.spend(1)
+        inner(value)
+        nested.push("loss", value)
+        return value
+
+    outer = nn.Identity()
+    nested = Recorder(out=ForwardMonitor(Mean(), op_=calls_a_module), loss=CallMonitor(Mean(), op_=time.costing(4))).modules(outer)
+    for _ in range(3):
+        outer(torch.ones(2))
+        time.spend(5)
+        nested.step()
+        slow.step()
+    cost = nested.overhead()
+    assert dict(cost.by_name) == {"out": 5.0, "loss": 0.0}
+    assert cost.step_seconds == 10.0
+    assert slow.overhead().seconds == 0.0
+
+
+def test_threads_are_added_up_each_with_its_own_nesting(time: Time) -> None:
+    recorder = Recorder(loss=CallMonitor(Count(), op_=time.costing(1.0)))
+    recorder.step()
+    recorder.step()
+    both, seen, reads = threading.Barrier(2), [], time.reads
+
+    def meet(value: Any) -> Any:
+        both.wait(30)  # both threads are within a push at once
+        seen.append(stopwatch._inside.sample)
+        return value
+
+    recorder["loss"].op_ = meet
+    threads = [threading.Thread(target=recorder.push, args=("loss", 1.0)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(seen) == 2
+    assert seen[0] is seen[1] is not None
+    assert time.reads - reads == 4  # neither took itself to be within the other
+    assert stopwatch._inside.sample is None
+    assert recorder.samples("loss") == 2
+
+
+def test_an_error_in_a_timed_hook_is_the_one_of_that_hook(time: Time) -> None:
+    def fails(value: Any) -> Any:
+        time.spend(1.0)
+        raise RuntimeError("on purpose")
+
+    recorder = Recorder(loss=CallMonitor(Count(), op_=fails, on_error="raise"))
+    for _ in range(3):
+        with pytest.raises(Exception, match="on purpose"):
+            recorder.push("loss", 1.0)
+        recorder.step()
+    assert stopwatch._inside.sample is None
+    assert recorder.overhead().seconds == 1.0
+
+
+def test_without_a_step_nothing_is_measured_and_the_remedy_is_told() -> None:
+    recorder = Recorder(loss=CallMonitor(Count()))
+    recorder.push("loss", 1.0)
+    cost = recorder.overhead()
+    assert cost.steps == 0
+    assert cost.share != cost.share
+    assert str(cost) == (
+        "nothing was measured; the clock has not advanced: call recorder.attach(optimizer), or recorder.step() after every step"
+    )
+    recorder.step()
+    assert "the first step is left out" in str(recorder.overhead())
+
+
+def test_reading_results_is_not_part_of_it(time: Time) -> None:
+    recorder = Recorder(loss=CallMonitor(Mean())).apply(time.costing(100.0))
+    for _ in range(4):
+        recorder.push("loss", 1.0)
+        recorder.compute()
+        recorder.step()
+    assert recorder.overhead().seconds == 0.0
+    assert recorder.overhead().step_seconds == 100.0
+
+
+def test_only_while_hooks_are_on(time: Time) -> None:
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(Mean(), op_=time.costing(1.0))).modules(layer)
+    for _ in range(5):
+        layer(torch.ones(1))
+        recorder.step()
+    before = recorder.overhead()
+    assert (before.steps, before.seconds) == (4, 1.0)
+    recorder.deregister()
+    for _ in range(50):
+        layer(torch.ones(1))
+        recorder.step()
+    assert recorder.overhead() == before
+    recorder.register()
+    layer(torch.ones(1))
+    recorder.step()  # begun with hooks off, and so left out
+    layer(torch.ones(1))
+    recorder.step()
+    after = recorder.overhead()
+    assert (after.steps, after.seconds) == (5, 1.0)
+
+
+def test_what_is_selected_or_removed_in_the_middle_spoils_no_measurement(time: Time) -> None:
+    first, second = nn.Identity(), nn.Identity()
+    recorder = Recorder(ForwardMonitor(Mean(), op_=time.costing(1.0))).modules(first, prefix="first")
+    for _ in range(3):
+        first(torch.ones(1))
+        recorder.step()
+    first(torch.ones(1))
+    recorder.modules(second, prefix="second")
+    assert recorder._meter._sample is None
+    recorder.step()
+    for _ in range(2):
+        first(torch.ones(1))
+        second(torch.ones(1))
+        recorder.step()
+    assert recorder.overhead().steps == 4
+    recorder.remove("first")
+    assert set(recorder.overhead().by_name) == {"second"}
+
+
+def test_reset_forgets_what_was_recorded_and_not_what_it_cost(time: Time) -> None:
+    cost = Cost(time, 0.25)
+    cost.run(5)
+    before = cost.recorder.overhead()
+    cost.recorder.reset()
+    assert cost.recorder.overhead() == before
+    assert cost.recorder.samples("loss") == 0
+
+
+def test_setting_the_clock_measures_no_step_across_it(time: Time) -> None:
+    cost = Cost(time, 0.5)
+    cost.run(3)
+    time.spend(1000.0)
+    cost.recorder.clock.step = 500
+    cost.run(1)
+    cost.run(2)
+    assert cost.recorder.overhead().step_seconds == 1.5
+
+
+def test_a_measured_step_keeps_no_monitor_alive() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean()), loss=CallMonitor(Mean()))
+    recorder.modules(model).attach(optimizer)
+    train(model, optimizer, 3)
+    assert recorder._meter._sample is not None
+    dead = [weakref.ref(thing) for thing in (model, *recorder.values())]
+    gc.collect()
+    gc.disable()
+    try:
+        del model, optimizer, recorder
+        assert all(ref() is None for ref in dead)
+    finally:
+        gc.enable()
+
+
+class Event:
+    """An event of a device that works in its own time."""
+
+    clock, ready = 0.0, False
+
+    def __init__(self) -> None:
+        self.at = Event.clock
+
+    def query(self) -> bool:
+        return Event.ready
+
+    def elapsed_time(self, other: Event) -> float:
+        assert Event.ready
+        return (other.at - self.at) * 1e3
+
+
+def test_time_of_the_device_is_read_once_it_is_known(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "_event_maker", lambda: Event)
+    monkeypatch.setattr(Event, "ready", False)
+
+    def launch(value: Any) -> Any:
+        Event.clock += 0.25
+        return value
+
+    recorder = Recorder(loss=CallMonitor(Count(), op_=launch))
+    for _ in range(4):
+        recorder.push("loss", 1.0)
+        time.spend(1.0)
+        recorder.step()
+    assert recorder.overhead().device_seconds is None
+    monkeypatch.setattr(Event, "ready", True)
+    recorder.step()
+    cost = recorder.overhead()
+    assert (cost.device_seconds, cost.where) == (0.25 * 3 / 3, "host and device")
+    assert "250 ms on the device" in str(cost)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_cuda_device_nothing_is_waited_for() -> None:
+    model = net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean()), grad=ParameterGradientMonitor(Norm()), budget=0.5)
+    recorder.modules(model).attach(optimizer)
+    batch = torch.randn(5, 3, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    recorder.step()
+    cost = recorder.overhead()
+    assert cost.where == "host and device"
+    assert cost.device_seconds is not None
+    assert cost.device_seconds > 0
+
+
+# The budget
+
+
+def test_a_budget_chooses_every_fourth_step_and_comes_back_when_costs_fall(time: Time) -> None:
+    cost = Cost(time, 0.1, budget=0.03)
+    cost.run(2000, lambda step: 0.9)
+    assert cost.cadences[-1500:] == [4] * 1500
+    samples = cost.recorder.samples("loss")
+    assert abs(samples - 2000 / 4) < 20
+    measured = cost.recorder.overhead()
+    assert (measured.every_step, measured.budget) == (4, 0.03)
+    assert measured.seconds == pytest.approx(0.025)
+    assert measured.share == pytest.approx(0.025 / 0.925)
+    assert measured.share < 0.03
+    cost.cost = 0.001
+    assert cost.run(6000) == 1
+    assert sorted(set(cost.cadences)) == [1, 4]
+    assert sum(a != b for a, b in pairwise(cost.cadences)) == 2
+
+
+def test_nothing_flutters_where_costs_do(time: Time) -> None:
+    cost = Cost(time, 0.1, budget=0.03)
+    generator = torch.Generator().manual_seed(0)
+    noise = (0.9 + 0.2 * torch.rand(20_000, generator=generator)).tolist()
+    cost.run(20_000, lambda step: 0.9 * noise[step])
+    assert set(cost.cadences[200:]) == {4}
+
+
+def test_the_cadence_changes_at_most_once_in_a_window(time: Time) -> None:
+    cost = Cost(time, 0.1, budget=0.03)
+    for step in range(4000):
+        cost.cost = 0.3 if step % 7 else 0.0
+        cost.run(1)
+    changes = [step for step, (a, b) in enumerate(pairwise(cost.cadences)) if a != b]
+    assert changes[0] == overhead.FIRST - 1
+    assert all(b - a >= overhead.WINDOW for a, b in pairwise(changes))
+
+
+def test_what_waits_and_is_reduced_once_in_a_while_is_in_the_average(time: Time) -> None:
+    cost = Cost(time, 0.0)
+    for step in range(64 * 31 + overhead.FIRST + overhead.WINDOW):
+        cost.cost = 6.4 if step % 64 == 63 else 0.0
+        cost.run(1)
+    assert cost.recorder.overhead().seconds == pytest.approx(0.1, rel=0.25)
+
+
+def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:
+    cost = Cost(time, 0.02, budget=0.03)
+    cost.run(500)
+    assert set(cost.cadences) == {1}
+    assert cost.recorder.samples("loss") == 500
+
+
+def test_what_hooks_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_too_much(time: Time) -> None:
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.05).modules(layer)
+    due = recorder[0]._due
+
+    def slow(*args: Any) -> bool:
+        time.spend(0.06)
+        return due(*args)
+
+    recorder[0]._due = slow  # type: ignore[method-assign]
+    for _ in range(300):
+        layer(torch.ones(1))
+        time.spend(0.9)
+        recorder.step()
+    cost = recorder.overhead()
+    assert cost.every_step == 22  # what recording itself adds, 0.1 s, is a tenth of the budget then
+    assert "no cadence keeps within the budget" in cost.note
+    assert cost.seconds == pytest.approx(0.06 + 0.1 / 22, rel=0.01)
+
+
+def test_an_interruption_now_and_then_does_not_pass_for_what_idle_hooks_cost(time: Time) -> None:
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.03).modules(layer)
+    due = recorder[0]._due
+
+    def interrupted(*args: Any) -> bool:
+        time.spend(0.5 if recorder.clock.step % 13 == 5 and not recorder[0].active else 0.0)
+        return due(*args)
+
+    recorder[0]._due = interrupted  # type: ignore[method-assign]
+    cadences = set()
+    for _ in range(6000):
+        layer(torch.ones(1))
+        time.spend(0.9)
+        recorder.step()
+        cadences.add(recorder.clock.cadence)
+    assert cadences == {1, 4}
+
+
+def test_steps_of_their_own_are_thinned_out_too() -> None:
+    recorder = Recorder(
+        all=CallMonitor(Last()), tenth=CallMonitor(Last(), every_step=10), once=CallMonitor(Count(), steps=[7]), budget=0.5
+    )
+    recorder._meter.every_step = recorder.clock.cadence = 3
+    seen: dict[str, list[int]] = {name: [] for name in recorder}
+    for step in range(100):
+        before = {name: recorder.samples(name) for name in recorder}
+        for name in recorder:
+            recorder.push(name, float(step))
+            if recorder.samples(name) > before[name]:
+                seen[name].append(step)
+        recorder._meter.drop()
+        recorder.step()
+    assert seen == {"all": list(range(0, 100, 3)), "tenth": [0, 30, 60, 90], "once": [7]}
+
+
+def test_every_kind_of_monitor_keeps_to_the_cadence() -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    recorder = Recorder(
+        out=ForwardMonitor(Count()),
+        back=BackwardMonitor(Count()),
+        value=ParameterMonitor(Count()),
+        grad=ParameterGradientMonitor(Count()),
+        update=ParameterUpdateMonitor(Count()),
+        loss=CallMonitor(Count()),
+        budget=0.9,
+    )
+    recorder.modules(layer).attach(optimizer)
+    recorder._meter.every_step = recorder.clock.cadence = 5
+    recorder._meter._choose = lambda: None  # type: ignore[method-assign]
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = layer(torch.randn(5, 3)).square().mean()
+        loss.backward()
+        recorder.push("loss", loss)
+        optimizer.step()
+    assert set(recorder.iter_samples()) == {4}
+    assert {row.steps for row in recorder.report().rows} == {"one in 5 of these for the budget"}
+    assert repr(recorder).endswith("6 subrecorders, one in 5 of the steps for a budget of 90 %")
+
+
+@pytest.mark.parametrize("budget", [0, 0.0, -0.1, 1, 1.0, 3, float("nan"), float("inf"), "0.03", True, [0.1], CallMonitor(Count())])
+def test_what_is_no_share_is_refused(budget: Any) -> None:
+    with pytest.raises(ValueError, match=r"budget is the share of the steps' time that recording may take, above 0 and below 1"):
+        Recorder(CallMonitor(Count()), budget=budget)
+
+
+def test_a_budget_without_steps_is_told_of_once() -> None:
+    layer = nn.Linear(3, 2)
+    recorder = Recorder(ForwardMonitor(Count()), budget=0.03).modules(layer)
+    with torch.no_grad():
+        for _ in range(2 * overhead.PATIENCE):
+            layer(torch.ones(1, 3))
+    for _ in range(overhead.PATIENCE - 1):
+        layer(torch.ones(1, 3))
+    with pytest.warns(RecordingWarning, match=r"300 forwards with gradients on, and not one step .* recorder\.attach\(optimizer\)"):
+        layer(torch.ones(1, 3))
+    layer(torch.ones(1, 3))  # a second warning would be an error
+    assert recorder.report().rows[0].reason.startswith("the clock stands at step 0 still")
+
+
+def test_a_clock_that_advances_is_not_told_of() -> None:
+    layer = nn.Linear(3, 2)
+    recorder = Recorder(ForwardMonitor(Count()), budget=0.03).modules(layer).step()
+    for _ in range(overhead.PATIENCE + 1):
+        layer(torch.ones(1, 3))
+    assert recorder.samples(0) == overhead.PATIENCE + 1
+
+
+def test_a_pickled_recorder_keeps_budget_and_cadence(time: Time) -> None:
+    kept = Recorder(loss=CallMonitor(Count()), budget=0.03)
+    kept._meter.every_step = 4
+    kept.clock.cadence = 4
+    kept.step()
+    copy = pickle.loads(pickle.dumps(kept))
+    assert copy.overhead().budget == 0.03
+    assert copy.overhead().every_step == copy.clock.cadence == 4
+    assert copy.overhead().steps == 0
+    for _ in range(8):
+        copy.push("loss", 1.0)
+        copy.step()
+    assert copy.samples("loss") == 2
+
+
+def test_a_forgotten_recorder_goes_on_within_its_budget(time: Time) -> None:
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.03).modules(layer)
+    clock, monitor = recorder.clock, recorder[0]
+    del recorder
+    for _ in range(400):
+        layer(torch.ones(1))
+        time.spend(0.9)
+        clock.advance()
+    assert clock.cadence == 4
+    assert monitor.samples < 150
+
+
+# Inside torch.compile
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("budget", [None, 0.03])
+def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: Time, budget: float | None) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorder = Recorder(
+        out=ForwardMonitor(Count()),
+        inp=ForwardInputMonitor(Sum()),
+        back=BackwardMonitor(Sum()),
+        state=StateMonitor(Last(), "training"),
+        silent=ForwardMonitor(Count(), train_update=False),
+        loss=CallMonitor(Count(), op_=time.costing(0.1)),
+        budget=budget,
+    )
+    recorder.modules(model).attach(optimizer)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    recorded, cadences = 0, set()
+    for step in range(100):
+        if step in (30, 60):
+            recorder._meter._window = overhead._Window()
+            recorder._meter.every_step = 3 if budget and step == 30 else recorder._meter.every_step
+        optimizer.zero_grad()
+        loss = compiled(torch.randn(5, 3)).square().mean()
+        loss.backward()
+        before = recorder.samples("loss")
+        recorder.push("loss", loss.detach())
+        recorded += recorder.samples("loss") - before
+        time.spend(0.9)
+        optimizer.step()
+        cadences.add(recorder.clock.cadence)
+    assert counters["stats"]["unique_graphs"] == (1 if budget is None else 2)
+    assert not counters["graph_break"]
+    assert recorder.samples("out/0") == recorder.samples("back/0") == recorded
+    assert cadences == ({1} if budget is None else {1, 3, 4})
+    assert "what compiled graphs compute for it in their own kernels" in recorder.overhead().note
+
+
+def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(3, 2)
+    recorder = Recorder(ForwardMonitor(Sum())).modules(layer)
+    take = ForwardMonitor.take
+
+    def slow(self: Any, *args: Any) -> None:
+        time.spend(2.0)
+        take(self, *args)
+
+    monkeypatch.setattr(ForwardMonitor, "take", slow)
+    compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
+    for _ in range(5):
+        compiled(torch.ones(1, 3))
+        time.spend(2.0)
+        recorder.step()
+    assert recorder.overhead().share == 0.5
+    assert recorder.samples(0) == 5
