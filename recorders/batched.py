@@ -118,7 +118,7 @@ class Row(Waiting):
         counts = self.batch.now[1]
         return counts[self.index] if counts else 0
 
-    def takes(self, x: Tensor, *rest: Tensor) -> bool:
+    def takes(self, x: Tensor) -> bool:
         """Alone, none."""
         return False
 

@@ -205,8 +205,8 @@ class Capture(ABC):
         alone = self._gathers and len(tensors) == len(paths) > 0
         with self._lock:
             waiting = self._held.waiting.get(paths) if alone else None
-            if waiting is not None and waiting.takes(*tensors):
-                if waiting.add(*tensors):
+            if waiting is not None and waiting.takes_all(tensors):
+                if waiting.add_all(tensors):
                     self._settled()
                 return
             held = self._settled()
@@ -243,8 +243,8 @@ class Capture(ABC):
         try:
             with self._lock:
                 waiting = self._held.waiting.get((layout,))
-                if waiting is not None and waiting.takes(*packs):
-                    if waiting.add(*packs):
+                if waiting is not None and waiting.takes_all(packs):
+                    if waiting.add_all(packs):
                         self._settled()
                     return
                 held = self._settled()

@@ -37,7 +37,20 @@ class Waiting:
         count: how many wait; one that is not counted is not there.
     """
 
-    __slots__ = ("__weakref__", "_buffers", "_device", "_dtype", "_rest", "_shape", "_slots", "count", "paths", "room", "size")
+    __slots__ = (
+        "__weakref__",
+        "_buffers",
+        "_device",
+        "_dtype",
+        "_others",
+        "_rest",
+        "_shape",
+        "_slots",
+        "count",
+        "paths",
+        "room",
+        "size",
+    )
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor], size: int) -> None:
         first = tensors[0]
@@ -45,7 +58,8 @@ class Waiting:
         self._shape, self._dtype, self._device = first.shape, first.dtype, first.device
         self._rest = [(x.shape, x.dtype, x.device) for x in tensors[1:]]
         self._buffers: list[Tensor] = []
-        self._slots: list[tuple[Tensor, ...]] = []
+        self._slots: tuple[Tensor, ...] = ()
+        self._others: list[tuple[Tensor, ...]] = []
         _places.add(self)
         self.room = _room(size)
 
@@ -54,35 +68,42 @@ class Waiting:
         """By what it is found."""
         return self.paths
 
-    def takes(self, x: Tensor, *rest: Tensor) -> bool:
-        """Whether these are of the shapes, dtypes and devices that wait here."""
-        if x.shape != self._shape or x.dtype is not self._dtype or x.device != self._device:
-            return False
-        return not self._rest or [(x.shape, x.dtype, x.device) for x in rest] == self._rest
+    def takes(self, x: Tensor) -> bool:
+        """Whether this one is of the shape, dtype and device that wait here."""
+        return x.shape == self._shape and x.dtype is self._dtype and x.device == self._device
 
-    def add(self, x: Tensor, *rest: Tensor) -> bool:
-        """Copies one observation; returns whether these are enough."""
+    def takes_all(self, tensors: Sequence[Tensor]) -> bool:
+        """The same for all tensors of an observation."""
+        return self.takes(tensors[0]) and [(x.shape, x.dtype, x.device) for x in tensors[1:]] == self._rest
+
+    def add(self, x: Tensor) -> bool:
+        """Copies an observation of one tensor; returns whether these are enough."""
+        count = self.count
         if not self._slots:
             self._allocate()
-        slots = self._slots[self.count]
-        slots[0].copy_(x)
-        if rest:
-            for slot, other in zip(slots[1:], rest, strict=True):
-                slot.copy_(other)
-        self.count += 1
-        return self.count >= self.room
+        self._slots[count].copy_(x)
+        self.count = count + 1
+        return count + 1 >= self.room
+
+    def add_all(self, tensors: Sequence[Tensor]) -> bool:
+        """Copies all tensors of one observation; returns whether these are enough."""
+        if not self._slots:
+            self._allocate()
+        for slots, x in zip(self._others, tensors[1:], strict=True):
+            slots[self.count].copy_(x)
+        return self.add(tensors[0])
 
     def _allocate(self) -> None:
         kinds = [(self._shape, self._dtype, self._device), *self._rest]
         self._buffers = [torch.empty((self.room, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
-        self._slots = list(zip(*(buffer.unbind() for buffer in self._buffers), strict=True))
+        self._slots, *self._others = (buffer.unbind() for buffer in self._buffers)
 
     def emptied(self) -> Waiting:
         """Where the next ones wait: in the same buffers, or in smaller ones where more monitors share what there is by now."""
         other = copy.copy(self)
         other.count, other.room = 0, _room(self.size)
         if other.room != self.room:
-            other._buffers, other._slots = [], []
+            other._buffers, other._slots, other._others = [], (), []
         _places.add(other)
         return other
 
@@ -95,7 +116,7 @@ class Waiting:
 
     def shown(self, position: int) -> Any:
         """One observation, for messages."""
-        return self._slots[position]
+        return [buffer[position] for buffer in self._buffers]
 
 
 class Lifts(Waiting):

@@ -165,5 +165,5 @@ def usual(tensor: Tensor) -> bool:
         or functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or functorch.is_legacy_batchedtensor(tensor)
-        or torch._C._get_dispatch_mode(_PROXY) is not None
+        or torch._C._len_torch_dispatch_stack()
     )
