@@ -1,6 +1,6 @@
 """The algebra: pure online statistics over tensors."""
 
-from reducers.basic import Count, Max, Mean, Min, Norm, Sum
+from reducers.basic import Count, Extremes, Max, Mean, Min, Norm, Sum
 from reducers.cell import Cell
 from reducers.combine import Postmap, Premap, Product
 from reducers.core import Reducer, Result, State, Statistic
@@ -71,6 +71,7 @@ __all__ = [
     "DistinctCount",
     "EmptyStateError",
     "EveryNth",
+    "Extremes",
     "First",
     "FirstNonfinite",
     "Fold",

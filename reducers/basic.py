@@ -9,11 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core import State, Statistic
+from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError
 from reducers.numeric import (
     comparable,
     count_of,
+    extremes,
     finite,
     magnitude,
     nan_where_infinite,
@@ -23,9 +24,9 @@ from reducers.numeric import (
     total,
     widen,
 )
-from reducers.sweep import sum_squares
+from reducers.sweep import all_finite, ends, sum_squares, sums
 
-__all__ = ["Count", "Max", "Mean", "Min", "Norm", "Sum"]
+__all__ = ["Count", "Extremes", "Max", "Mean", "Min", "Norm", "Sum"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Count(Statistic):
     """
 
     elementwise: ClassVar[bool] = True
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"count": count_of(x, None, axes)} if all_finite(x) else super().observe(x, axes)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"count": count_of(x, finite(x)[1], axes)}
@@ -68,6 +72,10 @@ class Sum(Statistic):
 
     elementwise: ClassVar[bool] = True
 
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        added = sums(x, axes, exact=True)
+        return super().observe(x, axes) if added is None else {"sum": added}
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"sum": total(x, axes, "Sum")[2].squeeze(axes)}
 
@@ -82,7 +90,9 @@ class Sum(Statistic):
 class Mean(Statistic):
     """Arithmetic mean of the finite elements, weighted by count across batches, so a smaller last batch is no special case.
 
-    The state holds the sum, in float64 and exact for integers, and the count.
+    The state holds the sum, in float64 and exact for integers, and the count. Big float32, float16 and bfloat16 observations on
+    the CPU are added in float32, pairwise, a million elements at a time, and then in float64: the mean is off by less than 1e-6 of
+    the mean magnitude of the elements, measured at most 4e-7. `Mean().premap(torch.Tensor.double)` adds in float64 throughout.
 
     Returns:
         float64 or complex128, in the shape of the kept axes; NaN where nothing finite was seen.
@@ -96,6 +106,10 @@ class Mean(Statistic):
 
     elementwise: ClassVar[bool] = True
     interpolation: ClassVar[str] = "linear"
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        added = sums(x, axes)
+        return super().observe(x, axes) if added is None else {"count": count_of(x, None, axes), "sum": added}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         _, mask, added = total(x, axes, "Mean")
@@ -127,6 +141,9 @@ class Min(Statistic):
 
     elementwise: ClassVar[bool] = True
 
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return ends(x, axes, "min") or super().observe(x, axes)
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"min": reduce_finite(comparable(x, "Min"), lambda part: part.amin(dim=axes), torch.inf)[2]}
 
@@ -156,6 +173,9 @@ class Max(Statistic):
 
     elementwise: ClassVar[bool] = True
 
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return ends(x, axes, "max") or super().observe(x, axes)
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"max": reduce_finite(comparable(x, "Max"), lambda part: part.amax(dim=axes), -torch.inf)[2]}
 
@@ -164,6 +184,44 @@ class Max(Statistic):
 
     def read(self, state: State) -> Tensor:
         return nan_where_infinite(state["max"])
+
+
+@dataclass(frozen=True)
+class Extremes(Statistic):
+    """Smallest and largest finite element, in one pass where there is a kernel for both.
+
+    Returns:
+        `min` and `max`: the dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the
+        kept axes; for floats NaN where nothing finite was seen.
+
+    Raises:
+        DTypeError: complex numbers, which have no order, or uint64.
+
+    >>> import torch
+    >>> extremes = Extremes("b c -> c")
+    >>> result = extremes.compute(extremes.update({}, torch.tensor([[1.0, float("nan")], [-2.0, 3.0]])))
+    >>> result["min"], result["max"]
+    (tensor([-2.,  3.]), tensor([1., 3.]))
+    """
+
+    elementwise: ClassVar[bool] = True
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return ends(x, axes, "min", "max") or super().observe(x, axes)
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        x, mask = finite(comparable(x, "Extremes"))
+        if mask is None:
+            low, high = extremes(x, axes)
+            return {"min": low, "max": high}
+        low, high = (torch.where(mask, x, fill) for fill in (torch.inf, -torch.inf))
+        return {"min": low.amin(dim=axes), "max": high.amax(dim=axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {"min": torch.minimum(a["min"], b["min"]), "max": torch.maximum(a["max"], b["max"])}
+
+    def read(self, state: State) -> Result:
+        return {name: nan_where_infinite(state[name]) for name in ("min", "max")}
 
 
 @dataclass(frozen=True)
@@ -201,8 +259,18 @@ class Norm(Statistic):
             raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        power = sum_squares(x, axes) if self.p == 2 else None
+        power = self._swept(x, axes)
         return super().observe(x, axes) if power is None else {"count": count_of(x, None, axes), "power": power}
+
+    def _swept(self, x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
+        if self.p == 2:
+            return sum_squares(x, axes)
+        if self.p == 1:
+            return sums(x, axes, magnitudes=True)
+        if self.p == math.inf and x.is_floating_point():  # an int8 has no magnitude 128
+            both = ends(x, axes, "min", "max")
+            return None if both is None else torch.maximum(-both["min"], both["max"]).double()
+        return None
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         wide = real_or_complex(widen(x, "Norm"))

@@ -8,9 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.chunks import pieces
 from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError
 from reducers.numeric import count_of, finite, real
+from reducers.sweep import count_beyond
 
 __all__ = ["Activity", "Sparsity"]
 
@@ -56,8 +58,13 @@ class Activity(Statistic):
     def divisible(self) -> bool:
         return not self.death
 
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return self._with_deaths(_observe_active(x, axes, self.eps))
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        state = _lift_active(x, axes, self.eps)
+        return self._with_deaths(_lift_active(x, axes, self.eps))
+
+    def _with_deaths(self, state: State) -> State:
         if self.death:
             seen, dead = _seen_and_dead(state)
             units = seen.sum()
@@ -108,6 +115,9 @@ class Sparsity(Statistic):
         super().__post_init__()
         _check_eps(self.eps, "Sparsity")
 
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return _observe_active(x, axes, self.eps)
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return _lift_active(x, axes, self.eps)
 
@@ -122,6 +132,17 @@ class Sparsity(Statistic):
 def _check_eps(eps: float, who: str) -> None:
     if not isinstance(eps, (int, float)) or not eps >= 0:
         raise ArgumentError(f"{who} takes eps from 0 up and got {eps!r}")
+
+
+def _observe_active(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
+    """The same of an observation however big, without temporaries of its size."""
+    active = count_beyond(x, axes, eps)
+    if active is not None:
+        return {"count": count_of(x, None, axes), "active": active}
+    first, *others = (_lift_active(part, axes, eps) for part in pieces(x, axes))
+    for other in others:
+        first = {key: value.add_(other[key]) for key, value in first.items()}
+    return {key: value.contiguous() for key, value in first.items()}
 
 
 def _lift_active(x: Tensor, axes: tuple[int, ...], eps: float) -> State:

@@ -54,6 +54,7 @@ from reducers import (
     Difference,
     DistinctCount,
     EveryNth,
+    Extremes,
     First,
     FirstNonfinite,
     Fold,
@@ -150,6 +151,10 @@ def units(function: Callable[[Array], Any], keep: tuple[int, ...] = ()) -> Calla
 
 def _or_nan(function: Callable[[Array], Any]) -> Callable[[Array], Any]:
     return lambda x: function(x) if len(x) else np.nan
+
+
+def _ends(keep: tuple[int, ...] = ()) -> Callable[[Observations], Any]:
+    return units(lambda x: {"min": _or_nan(np.min)(x), "max": _or_nan(np.max)(x)}, keep)
 
 
 def _moments(x: Array, correction: float = 1) -> dict[str, Any]:
@@ -379,6 +384,8 @@ CASES = (
     Case(Mean("b c h -> (c h)"), lambda xs: units(_mean, (1, 2))(xs).reshape(-1), trailing=(2, 3)),
     Case(Min("b c -> c"), units(_or_nan(np.min), (1,))),
     Case(Max("b ... -> ..."), units(_or_nan(np.max), (1, 2)), trailing=(2, 3)),
+    Case(Extremes(), _ends()),
+    Case(Extremes("b c h -> h c"), _ends((2, 1)), trailing=(3, 2)),
     Case(Norm(), units(_norm(2)), dtypes=REAL + COMPLEX),
     Case(Norm("b c -> c", p=1, normalize=True), units(_norm(1, True), (1,))),
     Case(Norm(p=0), units(_norm(0))),

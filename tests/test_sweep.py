@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import reducers.sweep
-from reducers import Moments, Norm, Summary
-from reducers.sweep import BIG, sum_squares, sweep
+from reducers import Activity, Count, Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
+from reducers.sweep import BIG, count_beyond, ends, sum_squares, sums, sweep
 
 SIZE = 1 << 16
 
@@ -97,6 +97,180 @@ def test_norms_are_as_exact_and_know_what_is_zero(scale: float) -> None:
     exact = torch.linalg.vector_norm(x.double(), dim=0)
     torch.testing.assert_close(norm.compute(norm.update({}, x)), exact, rtol=1e-7, atol=0)
     assert (sum_squares(x, (0,)) is None) == (scale != 1)
+
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SINGLE: tuple[Reducer, ...] = (
+    Count(),
+    Sum(),
+    Mean(),
+    Min(),
+    Max(),
+    Extremes(),
+    Norm(),
+    Norm(p=1),
+    Norm(p=float("inf")),
+    Activity(),
+    Activity("... ->", eps=0.5, death=True),
+    Sparsity("b c -> c"),
+    Min("b c -> c"),
+    Norm("b c -> c"),
+    Norm("b c -> c", p=1),
+    Extremes("b c -> c"),
+)
+
+
+def turned(x: Tensor, how: str) -> Tensor:
+    """The same numbers, laid out in memory in another way."""
+    return {
+        "contiguous": lambda: x,
+        "turned": lambda: x.t().contiguous().t(),
+        "every other": lambda: x.repeat_interleave(2, 0)[::2],
+    }[how]()
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (0,)], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "half precision"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sums_are_off_by_less_than_a_millionth_of_the_magnitudes(kind: str, axes: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = drawn(kind).to(dtype)
+    x = torch.where(x.isfinite(), x, 0)  # of the heavy tails float16 holds no more
+    wide = x.double()
+    bound = 1e-6 * wide.abs().sum(axes)
+    for found, exact in (
+        (sums(x, axes), wide.sum(axes)),
+        (sums(x, axes, magnitudes=True), wide.abs().sum(axes)),
+    ):
+        assert found is not None
+        assert ((found - exact).abs() <= bound).all()
+    exactly = sums(x, axes, exact=True)
+    assert exactly is not None
+    torch.testing.assert_close(exactly, wide.sum(axes), rtol=0, atol=1e-9 * bound.max().item())
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7, 1.1, 1.3, 1.7, 1.9, 1e4])
+def test_equal_numbers_whose_rounding_adds_up_stay_below_a_millionth(value: float) -> None:
+    x = torch.full((1 << 20, 3), value)
+    exact = x[0, 0].double().item()
+    for pattern in ("... ->", "b c -> c"):
+        for reducer in (Mean(pattern), Norm(pattern, normalize=True), Norm(pattern, p=1, normalize=True)):
+            found = torch.as_tensor(reducer.compute(reducer.update({}, x)))
+            assert (found / exact - 1).abs().max().item() < 1e-6
+    for axes in ((0, 1), (0,)):
+        squares = sum_squares(x, axes)
+        assert squares is not None
+        assert (squares * squares.numel() / x.numel() / exact**2 - 1).abs().max().item() < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(8192, 3, 49), (8192, 3, 7, 14), (512, 3, 1024)], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("value", [0.3, 0.7, 1 / 3, 1.7])
+def test_runs_of_memory_are_added_pairwise_too(shape: tuple[int, ...], last: bool, value: float) -> None:
+    signs = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    x = torch.where(signs, value, -value)
+    if last:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    gapped = torch.full((*shape[:-1], 2 * shape[-1]), value)[..., ::2]
+    every, kept = tuple(range(x.ndim)), (0, *range(2, x.ndim))
+    for axes in (every, kept):
+        swept = sweep(x, axes)
+        assert swept is not None
+        wide, count = x.double(), x.numel() // swept["m2"].numel()
+        exact = wide.var(axes, correction=0) * count
+        assert (swept["m2"] / exact - 1).abs().max().item() < 1e-6
+        assert (swept["mean"] - wide.mean(axes)).abs().max().item() < 1e-6 * value
+        for y in (x.abs(), gapped):
+            added, squares = sums(y, axes), sum_squares(y, axes)
+            assert added is not None
+            assert squares is not None
+            one = y.double().max().item()
+            assert (added / count / one - 1).abs().max().item() < 1e-6
+            assert (squares / count / one**2 - 1).abs().max().item() < 1e-6
+
+
+@pytest.mark.parametrize("how", ["contiguous", "turned", "every other"])
+@pytest.mark.parametrize("axes", [(0, 1), (0,), (1,)], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.int32, torch.int8, torch.bool])
+def test_extremes_of_all_layouts_are_exact(
+    dtype: torch.dtype, axes: tuple[int, ...], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducers.sweep, "_FOLDED", SIZE)
+    x = turned(torch.randn(SIZE + 7, 5, generator=torch.Generator().manual_seed(0)).mul(9).to(dtype), how)
+    found = ends(x, axes, "min", "max")
+    assert found is not None
+    assert found["min"].equal(x.amin(axes))
+    assert found["max"].equal(x.amax(axes))
+    for name, value in found.items():
+        alone = ends(x, axes, name)
+        assert alone is not None
+        assert alone[name].equal(value)
+        assert value.dtype == dtype
+        assert value.is_contiguous()
+
+
+@pytest.mark.parametrize("how", ["contiguous", "turned", "every other"])
+@pytest.mark.parametrize("axes", [(0, 1), (0,), (1,)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_counts_and_squares_of_all_layouts_are_exact(dtype: torch.dtype, axes: tuple[int, ...], how: str) -> None:
+    x = turned(torch.randn(1 << 18, 7, generator=torch.Generator().manual_seed(0)).relu().to(dtype), how)
+    counted, squares = count_beyond(x, axes, 1e-8), sum_squares(x, axes)
+    assert counted is not None
+    assert counted.dtype == torch.int64
+    assert counted.equal((x > 0).sum(axes))
+    torch.testing.assert_close(squares, x.double().square().sum(axes), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("step", [-1e-9, 0.0, 1e-9])
+def test_what_counts_as_zero_is_told_as_exactly_as_in_float64(dtype: torch.dtype, step: float) -> None:
+    x = torch.full((BIG,), 0.5, dtype=dtype)
+    counted = count_beyond(x, (0,), 0.5 + step)
+    assert counted is not None
+    assert counted.item() == (BIG if step < 0 else 0)
+
+
+@pytest.mark.parametrize("hole", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("reducer", SINGLE, ids=str)
+def test_holes_in_big_observations_are_kept_out(reducer: Reducer, hole: float) -> None:
+    x = torch.randn(1 << 17, 3, generator=torch.Generator().manual_seed(0)).relu()
+    x[1234, 1] = hole
+    rest = torch.cat((x[:1234], x[1235:]))
+    holed = reducer.merge(reducer.update({}, x[1234:1235]), reducer.update({}, rest))
+    whole = reducer.update({}, x)
+    for key in whole.keys() - {"deaths", "observations"}:
+        torch.testing.assert_close(whole[key], holed[key], rtol=2e-6, atol=0)
+
+
+def test_death_is_told_of_an_observation_and_not_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1 << 18, 4)
+    x[0, 0] = x[-1, 1] = 1.0  # alive in one part only
+    for hole in (0.0, torch.nan):
+        x[5, 3] = hole
+        state = Activity("b c -> c", death=True).update({}, x)
+        assert state["deaths"].item() == 0.5
+        assert state["observations"].item() == 1
+        assert state["active"].tolist() == [1, 1, 0, 0]
+
+
+def most_at_once(reducer: Reducer, x: Tensor) -> int:
+    """The most bytes beyond `x` that one update holds."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        reducer.update({}, x)
+    held = most = 0
+    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("hole", [0.0, torch.nan])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("reducer", SINGLE, ids=str)
+def test_no_more_than_8_mb_are_held_beside_an_observation(reducer: Reducer, dtype: torch.dtype, hole: float) -> None:
+    x = torch.ones((1 << 20, 12), dtype=dtype)
+    x[77, 7] = hole
+    assert 0 < most_at_once(reducer, x) <= 8e6
 
 
 def test_no_temporary_is_as_big_as_the_observation() -> None:
