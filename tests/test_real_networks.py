@@ -25,6 +25,7 @@ from recorders import (
     Recorder,
 )
 from reducers import Count, Max, Mean, Min, Product
+from reducers.sweep import BIG
 
 STEPS = 2
 COMPILERS_OWN = "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"  # where a graph goes on after a break
@@ -42,6 +43,9 @@ KINDS = {
 }
 
 
+ACTIVATIONS, PARAMETERS = [*KINDS][:4], [*KINDS][4:]
+
+
 @dataclass(frozen=True)
 class Way:
     """How a network is trained."""
@@ -51,6 +55,7 @@ class Way:
     autocast: bool = False
     compiled: bool = False
     layers: int = 2
+    steps: int = STEPS
     groups: tuple[str, ...] = tuple(KINDS)
 
     def by_hand(self, name: str) -> Way:
@@ -63,7 +68,7 @@ class Way:
         """How close the numbers are, 0 for the same bits; compilers and reentrant checkpoints add in another order."""
         if not self.compiled and self.reentrant is not True:
             return 0.0
-        return 5e-2 if self.autocast else 1e-4  # in bfloat16, which has 8 bits
+        return 2e-2 if self.autocast else 1e-4  # in bfloat16, which has 8 bits
 
 
 WAYS = {
@@ -74,16 +79,6 @@ WAYS = {
     "autocast": Way(autocast=True),
     "autocast, checkpointed": Way(autocast=True, reentrant=False),
 }
-
-
-@dataclass
-class Trained:
-    """What a training leaves behind."""
-
-    losses: list[Tensor]
-    weights: dict[str, Tensor]
-    recorder: Recorder | None
-    graphs: int
 
 
 @dataclass
@@ -100,6 +95,17 @@ class ByHand:
         kept[3] += numbers.double().sum()
 
 
+@dataclass
+class Trained:
+    """What a training leaves behind."""
+
+    losses: list[Tensor]
+    weights: dict[str, Tensor]
+    recorder: Recorder | None
+    graphs: int
+    hand: ByHand
+
+
 def tensors(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield ".".join(path), value
@@ -113,6 +119,29 @@ def given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if len(args) + len(kwargs) == 1:
         return args[0] if args else next(iter(kwargs.values()))
     return args if not kwargs else {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+
+
+class Owned:
+    """The parameters of a network, looked at before and after each step."""
+
+    def __init__(self, net: nn.Module, hand: ByHand) -> None:
+        self.hand = hand
+        self.all = [
+            (key, leaf, value)
+            for key, module in net.named_modules()
+            for leaf, value in module._parameters.items()
+            if value is not None
+        ]
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        earlier = [parameter.detach().clone() for _, _, parameter in self.all]
+        optimizer.step()
+        for (module, leaf, parameter), old in zip(self.all, earlier, strict=True):
+            self.hand.see("value", module, leaf, parameter)
+            self.hand.see("update", module, leaf, parameter.detach() - old)
+            if parameter.grad is not None:
+                self.hand.see("grad", module, leaf, parameter.grad)
+                self.hand.see("kept", module, leaf, optimizer.state[parameter]["exp_avg"])
 
 
 def loss_of(call: Callable[..., Any], inputs: dict[str, Tensor], way: Way) -> Tensor:
@@ -134,20 +163,20 @@ def train(name: str, way: Way, recorded: bool) -> Trained:
     with torch._dynamo.config.patch(wrap_top_frame=True):  # the hooks of the net itself are in its graph
         call = torch.compile(net, backend="aot_eager") if way.compiled else net
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    losses = []
-    for _ in range(STEPS):
+    owned, losses = Owned(net, ByHand()), []
+    for _ in range(way.steps):
         optimizer.zero_grad()
         for samples in range(3, 3 + way.micro_batches):
             loss = loss_of(call, network.feed(samples), way)
             loss.backward()
             losses.append(loss.detach())
-        optimizer.step()
-    return Trained(losses, net.state_dict(), recorder, counters["stats"]["unique_graphs"])
+        owned.step(optimizer)
+    return Trained(losses, net.state_dict(), recorder, counters["stats"]["unique_graphs"], owned.hand)
 
 
 @functools.cache
 def by_hand(name: str, way: Way) -> ByHand:
-    """The same training, with plain hooks, `torch.autograd.grad`, and the parameters before and after each step."""
+    """Activations and their gradients in the same training, by plain hooks and `torch.autograd.grad`."""
     torch.manual_seed(0)
     network, hand = NETWORKS[name], ByHand()
     net = network.make(inplace=False, layers=way.layers).train()
@@ -173,11 +202,8 @@ def by_hand(name: str, way: Way) -> ByHand:
     for module in modules.values():
         module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(after)
-    owned = [
-        (key, leaf, value) for key, module in modules.items() for leaf, value in module._parameters.items() if value is not None
-    ]
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(STEPS):
+    for _ in range(way.steps):
         optimizer.zero_grad()
         for samples in range(3, 3 + way.micro_batches):
             forward = True
@@ -189,14 +215,7 @@ def by_hand(name: str, way: Way) -> ByHand:
                     hand.see(group, module, leaf, gradient)
             awaited.clear()
             loss.backward()
-        earlier = [parameter.detach().clone() for _, _, parameter in owned]
         optimizer.step()
-        for (module, leaf, parameter), old in zip(owned, earlier, strict=True):
-            hand.see("value", module, leaf, parameter)
-            hand.see("update", module, leaf, parameter.detach() - old)
-            if parameter.grad is not None:
-                hand.see("grad", module, leaf, parameter.grad)
-                hand.see("kept", module, leaf, optimizer.state[parameter]["exp_avg"])
     return hand
 
 
@@ -214,7 +233,8 @@ def check_numbers(recorder: Recorder, hand: ByHand, rtol: float, leave_out: tupl
         assert result["n"] == n, key
         for found, wanted in ((result["low"], low), (result["top"], top)):
             torch.testing.assert_close(found, wanted, check_dtype=not rtol, msg=lambda m, key=key: f"{key}: {m}", **tolerance)
-        bound = (rtol or 1e-12) * max(abs(float(low)), abs(float(top)))
+        promised = 1e-12 if n < BIG else 1e-6
+        bound = (rtol or promised) * max(abs(float(low)), abs(float(top)))
         assert abs(float(result["mean"]) - float(total) / n) <= bound, key
 
 
@@ -228,7 +248,9 @@ def check(name: str, way: Way, leave_out: tuple[object, ...] = ()) -> None:
     if way.compiled and name == "mixtral":  # its graph breaks by itself: what is returned there is partial, as the report tells
         told = [row.name for row in recorded.recorder.report().rows if "a compiled graph returned it" in row.reason]
         leave_out = (*leave_out, *((key.partition("/")[0], key.partition("/")[2]) for key in told))
-    check_numbers(recorded.recorder, by_hand(name, way.by_hand(name)), way.rtol, (*leave_out, *KINDS.keys() - way.groups))
+    leave_out = (*leave_out, *KINDS.keys() - way.groups)
+    check_numbers(recorded.recorder, bare.hand, 0.0, (*leave_out, *ACTIVATIONS))  # of the very training, compiled as it is
+    check_numbers(recorded.recorder, by_hand(name, way.by_hand(name)), way.rtol, (*leave_out, *PARAMETERS))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -278,8 +300,9 @@ COMPILED = {
     "compiled": Way(micro_batches=1, compiled=True),
     "compiled, accumulated": Way(compiled=True),
     "compiled, checkpointed": Way(micro_batches=1, reentrant=False, compiled=True),
-    "compiled, autocast": Way(micro_batches=1, autocast=True, compiled=True),
-    "compiled, accumulated, checkpointed, autocast": Way(reentrant=False, autocast=True, compiled=True),
+    # one step: from the second on networks differ, where Adam makes a whole step of what bfloat16 rounds differently
+    "compiled, autocast": Way(micro_batches=1, autocast=True, compiled=True, steps=1),
+    "compiled, accumulated, checkpointed, autocast": Way(reentrant=False, autocast=True, compiled=True, steps=1),
 }
 IN_SECONDS = {("unet", way) for way in COMPILED} | {("lstm", "compiled"), ("gru", [*COMPILED][-1])}
 
