@@ -229,8 +229,7 @@ class Meter:
         """A step has ended; returns the cadence from now on."""
         self._advanced = True
         sample, self._sample = self._sample, None
-        if sample is not None:
-            seconds = sample.end()
+        if sample is not None and (seconds := sample.end()) is not None:
             sums = self._window.busy if sample.busy else self._window.idle
             sums.steps += 1
             sums.total += seconds

@@ -46,6 +46,7 @@ class Sample:
 
     def __init__(self, busy: bool) -> None:
         self.busy, self.open = busy, True
+        self._started: float | None = None
         self.seconds = Seconds()
         self.pairs: list[tuple[Any, Any]] = []
         self._mark = _event_maker()
@@ -64,11 +65,11 @@ class Sample:
             for moment in MOMENTS:
                 if hasattr(monitor, moment):
                     self._stand_in(monitor, moment, self._timed_moment(name, monitor, moment))
-        self.started = perf_counter()
+        self._started = perf_counter()
 
-    def end(self) -> float:
-        """Seconds that the step took."""
-        seconds = perf_counter() - self.started
+    def end(self) -> float | None:
+        """Seconds that the step took; None where its beginning was interrupted."""
+        seconds = None if self._started is None else perf_counter() - self._started
         self.close()
         return seconds
 

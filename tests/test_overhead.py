@@ -273,6 +273,32 @@ def test_an_error_in_a_timed_hook_is_the_one_of_that_hook(time: Time) -> None:
     assert recorder.overhead().seconds == 1.0
 
 
+def test_an_interruption_while_a_measured_step_begins_or_ends_leaves_nothing_behind(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(1.0))).modules(layer)
+    for owner, attr in ((stopwatch, "_hook_of"), (stopwatch.Sample, "_timed_method"), (stopwatch.Sample, "close")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attr, interrupted)
+            layer(torch.ones(1))
+            with pytest.raises(KeyboardInterrupt):
+                recorder.step()
+    for _ in range(4):
+        layer(torch.ones(1))
+        recorder.step()
+    assert recorder.samples(0) == 7
+    assert recorder.overhead().seconds == 1.0
+    recorder._meter.drop()
+    assert "take" not in vars(recorder[0])
+    hook = next(iter(layer._forward_hooks.values()))
+    assert isinstance(hook, Hook)
+    assert hook.run == hook.call
+
+
 def test_without_a_step_nothing_is_measured_and_the_remedy_is_told() -> None:
     recorder = Recorder(loss=CallMonitor(Count()))
     recorder.push("loss", 1.0)
