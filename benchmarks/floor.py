@@ -33,6 +33,7 @@ from reducers import (
     Difference,
     DistinctCount,
     EveryNth,
+    Extremes,
     First,
     FirstNonfinite,
     Fold,
@@ -65,6 +66,7 @@ from reducers import (
     WeightedMoments,
     Window,
 )
+from reducers.fused import Fused
 
 LAYOUTS = {
     "per tensor": ((64, 128, 768), "... ->", None),
@@ -79,11 +81,13 @@ Row = dict[str, Any]
 
 def patterned(pattern: str) -> dict[str, Reducer]:
     """Those that keep what a pattern says."""
-    kinds = (Count, Sum, Mean, Min, Max, Norm, Moments, Summary, Activity, Sparsity, FirstNonfinite, TopK, BottomK)
+    kinds = (Count, Sum, Mean, Min, Max, Extremes, Norm, Moments, Summary, Activity, Sparsity, FirstNonfinite, TopK, BottomK)
     return {
         **{kind.__name__: kind(pattern) for kind in kinds},
         "Moments(order=4)": Moments(pattern, order=4),
         "Quantile": Quantile(pattern, low=1e-6, high=1e6),
+        "Moments, fused": Fused(Moments(pattern)),
+        "Summary, fused": Fused(Summary(pattern)),
         "Histogram": Histogram(pattern, bins=100, low=-3.0, high=3.0),
         "EMA": EMA(pattern, alpha=0.1),
         "Product(Moments, Min, Max)": Product(moments=Moments(pattern), low=Min(pattern), high=Max(pattern)),

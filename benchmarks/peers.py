@@ -15,7 +15,7 @@ from measure import alternate, versions, write
 from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Monitor, ParameterGradientMonitor, Recorder
-from reducers import Activity, Max, Mean, Min, Moments, Norm, Product, Quantile, Reducer, Summary
+from reducers import Activity, Extremes, Mean, Moments, Norm, Quantile, Reducer, Summary
 
 Put: TypeAlias = Callable[[nn.Module], Any]
 """Puts something on a module, and returns what must be kept alive."""
@@ -137,7 +137,7 @@ def feature_ranges(x: Tensor) -> Tensor:
 
 
 def ends(pattern: str = "... ->") -> Reducer:
-    return Product(low=Min(pattern), high=Max(pattern))
+    return Extremes(pattern)
 
 
 def zero() -> Tensor:

@@ -168,7 +168,7 @@ class Inspector:
 
     def _attach(self, index: int, lens: Lens, net: nn.Module) -> None:
         if lens.monitors:
-            recorder = Recorder(budget=None, **_paced(lens.monitors, self.every_step)).modules(
+            recorder = Recorder(fuse=False, budget=None, **_paced(lens.monitors, self.every_step)).modules(
                 net, where=lambda name, module: is_unit(name, module, self.depth) and lens.where(name, module)
             )
             for monitor in recorder.values():

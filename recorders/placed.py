@@ -32,9 +32,11 @@ class Placed(Mapping[str, Monitor]):
         monitor: Monitor | MonitorConstructor | None = None,
         /,
         *,
+        fuse: bool = False,
         budget: float | None = None,
         **monitors: Monitor | MonitorConstructor,
     ) -> None:
+        self._fuse = fuse
         self._meter = Meter(check_budget(budget))
         if (monitor is None) == (not monitors):
             raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
@@ -179,9 +181,11 @@ class Placed(Mapping[str, Monitor]):
         return self
 
     def _enlist(self, name: str, monitor: Monitor) -> None:
-        """Gives a monitor its name and the clock, which switches all of them where there is a budget."""
+        """Gives a monitor its name, the clock, which switches all of them where there is a budget, and the compiler."""
         monitor.name, monitor.gated = name, monitor.gated or self._meter.budget is not None
         monitor.clock = self._clock
+        if self._fuse:
+            monitor.fuse()
 
     def _watch(self) -> None:
         """A net was selected from."""

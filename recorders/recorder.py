@@ -31,6 +31,9 @@ class Recorder(Placed):
 
     Args:
         monitor: the one kind of monitor to put on every module selected; subrecorders are named as the modules are.
+        fuse: reduce big observations, from 8,192 elements on, through `torch.compile`, in one pass. It pays off for reducers made
+            of several and tensors of some MB; the first observation of a kind takes seconds. Where nothing can be compiled
+            there is one warning, and all is as without it. Inside compiled nets lifts are part of the graph anyway.
         budget: the share of the steps' time that recording may take, such as 0.03. Where it takes more, one step in 2, 3, 4, ... of
             those that a monitor chooses is recorded: forwards, gradients, updates and pushes alike, so that counts are of
             recorded steps. The cost is measured again all the time, and the cadence follows; `overhead().every_step` is

@@ -88,7 +88,8 @@ def _lift(reducer: Reducer, method: str) -> Callable[[Tensor], State | None] | N
             if not isinstance(error, (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)):
                 raise
             _broken.append(error)
-            warnings.warn(f"updates are not fused: {type(error).__name__}: {str(error).splitlines()[0]}", RuntimeWarning, stacklevel=2)
+            told = f"updates are not fused: {type(error).__name__}: {str(error).splitlines()[0]}"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
             return None
         return state
 
