@@ -10,17 +10,21 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from recorders.clock import Chosen, Clock, Phase
 from recorders.compiled import hand_over, unpacked
 from recorders.errors import MonitorError, OperandError, RecordingWarning
 from recorders.held import Held, place, place_of_lifts, settled
-from recorders.operands import NoAutocast, NoInference, detached, leaves, recomputing, shapes, tracing, transient, usual
+from recorders.operands import NoAutocast, NoInference, detached, graph_task, leaves, recomputing, shapes, tracing, transient, usual
 from reducers import Reducer, State
 
 __all__ = ["Capture", "OnError", "capturing"]
 
 OnError = Literal["raise", "warn", "disable"]
+
+
+_LONE = ("",)
 
 
 class _Own(threading.local):
@@ -65,6 +69,7 @@ class Capture(ABC):
     _held: Held
     _engine: Reducer
     _gathers: bool
+    _open: bool
     _plain: bool
     _graph_name: str
     _eligible: dict[object, int]
@@ -187,15 +192,22 @@ class Capture(ABC):
             return
         self._bind(inputs)
 
-    def _waits(self, x: object, path: str = "") -> bool:
-        """The short way, which most hooks on small layers go: whether `x` is an observation that now waits for others like it."""
-        if torch.compiler.is_compiling() or type(x) is not Tensor or not self._plain:
+    def _quick(self, x: object) -> bool:
+        """The way of most hooks on small layers: whether every gate is open, and `x` now waits for others like it."""
+        if not self._open or not self.active or self._asleep or _own.working or graph_task() != -1 or not self._waits(x):
+            return False
+        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        return True
+
+    def _waits(self, x: object) -> bool:
+        """Whether `x`, which passed the gates, is an observation that now waits for others like it."""
+        if type(x) is not Tensor or is_compiling() or not self._plain:
             return False
         with self._lock:
-            waiting = self._held.waiting.get((path,))
+            waiting = self._held.waiting.get(_LONE)
             if waiting is None or not usual(x) or not waiting.takes(x):
                 return False
-            if waiting.add(x.data):
+            if waiting.add(x.data if x.requires_grad else x):
                 self._settled()
             return True
 

@@ -38,11 +38,13 @@ class Hook:
 
     Attributes:
         call: what is called, and traced into graphs, which guard that it stays the same.
-        run: what is called outside of graphs: the same, or for a while a timed version of it.
+        usual: what is called outside of graphs: the same, or what is quicker there.
+        run: that one, or for a while a timed version of it.
     """
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self.call = self.run = call
+    def __init__(self, call: Callable[..., None], run: Callable[..., None] | None = None) -> None:
+        self.call = call
+        self.run = self.usual = run or call
 
     def __call__(self, *args: Any) -> None:
         if is_compiling():

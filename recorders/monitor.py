@@ -112,6 +112,7 @@ class Monitor(Capture, Past):
         self._engine = self.reducer
         self._gathers = self.reducer.gathers
         self._plain = self._gathers and filter_ is None and map_ is None and op_ is None and type(self)._default is Capture._default
+        self._open = self._plain and train_update and eval_update and condition is None and every == 1
         self.compiled = False
         self._graph_name = enrol(self)
         self._merged = 0

@@ -31,11 +31,15 @@ class ForwardMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        return [module.register_forward_hook(Hook(self._after), prepend=self.prepend, with_kwargs=True)]
+        return [module.register_forward_hook(Hook(self._after, self._run_after), prepend=self.prepend, with_kwargs=True)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._passed_by() and self._due(module, self._training(module)) and not self._waits(output):
             self._record(module, output, pack(args, kwargs))
+
+    def _run_after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self._quick(output):
+            self._after(module, args, kwargs, output)
 
 
 class ForwardInputMonitor(Monitor):
@@ -51,7 +55,7 @@ class ForwardInputMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        return [module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend, with_kwargs=True)]
+        return [module.register_forward_pre_hook(Hook(self._before, self._run_before), prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._passed_by() or not self._due(module, self._training(module)):
@@ -59,6 +63,10 @@ class ForwardInputMonitor(Monitor):
         inputs = pack(args, kwargs)
         if not self._waits(inputs):
             self._record(module, inputs)
+
+    def _run_before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._quick(pack(args, kwargs)):
+            self._before(module, args, kwargs)
 
 
 class CallMonitor(Monitor):

@@ -16,6 +16,7 @@ __all__ = [
     "NoInference",
     "as_operand",
     "detached",
+    "graph_task",
     "leaves",
     "mapped",
     "pack",
@@ -30,6 +31,15 @@ __all__ = [
 # them on again. Contexts written in Python can be interrupted while they end, and then leave a mode as it was inside.
 NoInference = torch._C._InferenceMode
 NoAutocast = torch._C._DisableAutocast
+
+# by names of their own, which are found faster: a hook asks all of them
+graph_task = torch._C._current_graph_task_id
+_inference = torch.is_inference_mode_enabled
+_autocast = torch._C._is_any_autocast_enabled
+_dispatched = torch._C._len_torch_dispatch_stack
+_functorch = torch._C._functorch.peek_interpreter_stack
+_legacy = torch._C._functorch.is_legacy_batchedtensor
+_traced = torch._C._get_tracing_state
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
@@ -158,12 +168,6 @@ def _shape(path: str, tensor: Tensor) -> str:
 
 def usual(tensor: Tensor) -> bool:
     """Whether `tensor`, which is no subclass and not on the meta device, holds numbers, and no mode is on that would reach them."""
-    functorch = torch._C._functorch
     return not (
-        torch.is_inference_mode_enabled()
-        or torch._C._is_any_autocast_enabled()
-        or functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or functorch.is_legacy_batchedtensor(tensor)
-        or torch._C._len_torch_dispatch_stack()
+        _inference() or _autocast() or _dispatched() or _legacy(tensor) or _functorch() is not None or _traced() is not None
     )

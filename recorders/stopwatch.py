@@ -58,7 +58,7 @@ class Sample:
             for handle in [*monitor._handles, *getattr(monitor, "_hooked", {}).values()]:
                 hook = _hook_of(handle)
                 if hook is not None:
-                    self._stand_in(hook, "run", self._timed(name, hook.call))
+                    self._stand_in(hook, "run", self._timed(name, hook.usual))
             for entrance in ENTRANCES:
                 if hasattr(monitor, entrance):
                     self._stand_in(monitor, entrance, self._timed_method(name, monitor, entrance))
@@ -79,7 +79,7 @@ class Sample:
         for ref, attr in self._undo:
             owner = ref()
             if isinstance(owner, Hook):
-                owner.run = owner.call
+                owner.run = owner.usual
             elif owner is not None:
                 vars(owner).pop(attr, None)
 

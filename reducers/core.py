@@ -259,9 +259,10 @@ def observation(reducer: Reducer, xs: tuple[Any, ...]) -> Tensor:
 
 def follow(state: State, device: torch.device) -> State:
     """`state` on `device`; the very same where it is there already."""
-    if all(value.device == device for value in state.values()):
-        return state
-    return {key: value.to(device) for key, value in state.items()}
+    for value in state.values():
+        if value.device != device:
+            return {key: value.to(device) for key, value in state.items()}
+    return state
 
 
 def unshared(result: Result, state: State) -> Result:

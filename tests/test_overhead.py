@@ -149,11 +149,11 @@ def test_hooks_are_as_they_were_in_steps_that_are_not_measured() -> None:
     assert all(set(vars(monitor)) > untouched[name] for name, monitor in recorder.items())
     hooks = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, Hook)]
     assert hooks
-    assert all(hook.run != hook.call for hook in hooks)
+    assert all(hook.run != hook.usual for hook in hooks)
     train(model, optimizer, overhead.FIRST + overhead.WINDOW)
     assert recorder._meter._sample is None
     assert {name: set(vars(monitor)) for name, monitor in recorder.items()} == untouched
-    assert all(hook.run == hook.call for hook in hooks)
+    assert all(hook.run == hook.usual for hook in hooks)
 
 
 def test_every_kind_of_monitor_is_timed(time: Time) -> None:
@@ -296,7 +296,7 @@ def test_an_interruption_while_a_measured_step_begins_or_ends_leaves_nothing_beh
     assert "take" not in vars(recorder[0])
     hook = next(iter(layer._forward_hooks.values()))
     assert isinstance(hook, Hook)
-    assert hook.run == hook.call
+    assert hook.run == hook.usual
 
 
 def test_without_a_step_nothing_is_measured_and_the_remedy_is_told() -> None:
