@@ -123,7 +123,7 @@ def peak(reducer: str, layout: str, size: int) -> float:
     if reducer == PLAIN:
         layer.register_forward_hook(lambda module, inputs, output: held.append(plain(output, pattern)))
     held: list[Any] = [] if reducer == PLAIN else [Recorder(ForwardMonitor(REDUCERS[reducer](pattern))).modules(layer)]
-    layer(x[:1])  # what is loaded once
+    layer(x[:16])  # what is loaded once, by all threads
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # free memory that the allocator holds would hide what is asked for
     before = resident()

@@ -154,7 +154,7 @@ class GradientMonitor(Monitor):
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
         if gradient is None:
             self._skip(INSIDE)
-        elif self.registered and self._due(self.module, sighting.training, path):
+        elif self.registered and self._due(self.module, sighting.training, path) and (path or not self._waits(gradient)):
             self._record(self.module, gradient, *seen, path=path)
 
     def _observed(self, path: str, gradient: Tensor) -> None:

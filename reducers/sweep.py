@@ -235,10 +235,11 @@ def _sums(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Sums of the distances from the centre and of their squares, in float64; with `ends` minimum, maximum and zeros."""
     found: list[Tensor] = []
-    low = high = None
+    low = high = room = None
     for part in parts:
         piece = part.float()
-        distance = piece - centre
+        room = _room(room, piece, torch.float32)
+        distance = torch.sub(piece, centre, out=room)
         sums = [_added(distance, axes, runs), _added(distance.mul_(distance), axes, runs)]
         if ends:
             least, greatest = extremes(piece, axes)
