@@ -17,6 +17,7 @@ from reducers import (
     CKA,
     Covariance,
     CrossCovariance,
+    Mean,
     MinibatchCKA,
     Moments,
     Norm,
@@ -164,9 +165,26 @@ def of_moments(table: Table, name: str) -> None:
         return worst(lambda got: abs(float((got[key].item() - exact[key]) / size)), Moments(order=4), (x,))
 
     for key in ("mean", "var"):
-        table.add(f"Moments: {key}", name, error(key), promised(name), "longdouble")
+        table.add(f"Moments(order=4): {key}", name, error(key), promised(name), "longdouble")
     for key in ("skewness", "kurtosis"):
         table.add(f"Moments(order=4): {key}", name, error(key), promised(name), "longdouble, absolute below 1")
+
+
+def at_once(table: Table, name: str) -> None:
+    """Big float32 observations, which are summed in float32 about their centre, in eager mode; and as a compiler is given them."""
+    x = samples(name, (1 << 12, 512))
+    exact = wide(x)
+    mean, var = exact.mean(), ((exact - exact.mean()) ** 2).sum() / (exact.size - 1)
+    lifts = {"": Moments().update, ", compiled": torch.compile(Moments().update, backend="aot_eager")}
+    for how, update in lifts.items():
+        got = Moments().compute(update({}, x))
+        off = abs(got["mean"].item() - mean) / np.sqrt(var)
+        table.add(f"Moments of 2 million at once{how}: mean", name, float(off), 1e-6, "longdouble; in standard deviations")
+        table.add(f"Moments of 2 million at once{how}: var", name, relative(got["var"], var), 1e-6, "longdouble")
+    for reducer, known in ((Mean(), mean), (Norm(), np.sqrt((exact**2).sum()))):
+        got = reducer.compute(reducer.update({}, x))
+        size = np.abs(exact).mean() if isinstance(reducer, Mean) else known
+        table.add(f"{type(reducer).__name__} of 2 million at once", name, float(abs(got.item() - known) / size), 1e-6, "longdouble")
 
 
 def of_pairs(table: Table, name: str) -> None:
@@ -235,6 +253,7 @@ def main() -> None:
     table = Table()
     for name in DATA:
         of_moments(table, name)
+        at_once(table, name)
         of_pairs(table, name)
     of_parts(table)
     of_spectra(table)

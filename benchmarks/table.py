@@ -17,12 +17,12 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "images" / "costs.png"
 INK, OURS_COLOR, OTHERS_COLOR = "#333333", "#D55E00", "#5B6770"
-REDUCERS = ("Mean", "Max", "Norm", "Moments", "Summary", "Quantile")
+REDUCERS = ("Mean", "Max", "Norm", "Moments", "Summary", "Summary, fused", "Quantile")
 
 
 def figures() -> str:
     """What was measured of speed and memory, for the README."""
-    makers = (_floor, _hooks, _compiled, _memory, _growth, _storage, _sync)
+    makers = (_floor, _hooks, _compiled, _parameters, _memory, _growth, _storage, _sync)
     lines = _table(("what", "figure"), [row for make in makers for row in make()])
     machine = next(result for name in ("floor", "hooks", "peers") if (result := _result(name)))["machine"]
     note = "Multiples are of `x.sum()` of the same tensor in the same run."
@@ -73,6 +73,16 @@ def _compiled() -> Found:
             label = f"`{row['mode']}` of all {row['leaf modules']} leaf modules of a {row['network']}, {row['what']}"
             by.setdefault((label,), {})[row["execution"]] = f"{row['x bare']:.2f}x {row['execution']}{graphs}"
     return [(f"{label}, of the bare one", ", ".join(parts.values())) for (label,), parts in by.items()]
+
+
+def _parameters() -> Found:
+    found: Found = []
+    rows = _result("parameters").get("rows", [])
+    for work in ("norms of all gradients", "Summary of all gradients", "norms of all updates, with their snapshot"):
+        each = [f"{row['x clip']:.1f}x for {row['parameters']}" for row in rows if row["what"] == work]
+        if each:
+            found.append((f"{work}, a step, of `clip_grad_norm_`", ", ".join(each)))
+    return found
 
 
 def _memory() -> Found:

@@ -178,16 +178,17 @@ def place(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Waiting | None:
         if type(x) is not Tensor or x.layout is not torch.strided:
             return None
         size += x.numel() * x.itemsize
-    return _worthwhile(Waiting(paths, tensors, size))
+    return _roomy(Waiting(paths, tensors, size)) if 0 < size <= SMALL else None
 
 
 def place_of_lifts(layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> Waiting | None:
     """The same for observations that a graph lifted."""
-    return _worthwhile(Lifts(layout, packs, paths))
+    lifts = Lifts(layout, packs, paths)
+    return _roomy(lifts) if 0 < lifts.size <= SMALL else None
 
 
-def _worthwhile(waiting: Waiting) -> Waiting | None:
-    return waiting if 0 < waiting.size <= SMALL and waiting.room > 1 else None
+def _roomy(waiting: Waiting) -> Waiting | None:
+    return waiting if waiting.room > 1 else None
 
 
 def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, Any]]]:

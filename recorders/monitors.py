@@ -31,7 +31,8 @@ class ForwardMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        return [module.register_forward_hook(Hook(self._after, self._run_after if self._open else None), prepend=self.prepend, with_kwargs=True)]
+        hook = Hook(self._after, self._run_after if self._open else None)
+        return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._passed_by() and self._due(module, self._training(module)) and not self._waits(output):
@@ -55,7 +56,8 @@ class ForwardInputMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        return [module.register_forward_pre_hook(Hook(self._before, self._run_before if self._open else None), prepend=self.prepend, with_kwargs=True)]
+        hook = Hook(self._before, self._run_before if self._open else None)
+        return [module.register_forward_pre_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._passed_by() or not self._due(module, self._training(module)):
