@@ -187,6 +187,16 @@ def at_once(table: Table, name: str) -> None:
         table.add(f"{type(reducer).__name__} of 2 million at once", name, float(abs(got.item() - known) / size), 1e-6, "longdouble")
 
 
+def of_norms(table: Table) -> None:
+    """Long vectors of equal numbers, which are rounded in one direction: ours against the float32 norm of PyTorch."""
+    x = torch.full((1 << 24,), 0.1)
+    known = np.sqrt(np.longdouble(x.numel())) * np.longdouble(x[0].item())
+    got = {"Norm": Norm().compute(Norm().update({}, x)), "torch.linalg.vector_norm, for comparison": torch.linalg.vector_norm(x)}
+    for what, value in got.items():
+        bound = 1e-6 if what == "Norm" else 1.0
+        table.add(what, "16 million times 0.1", float(abs(value.item() - known) / known), bound, "construction")
+
+
 def of_pairs(table: Table, name: str) -> None:
     both = samples(name, (ROWS, 9))
     both[:, 1:] += both[:, :-1] - both[:, :-1].mean()
@@ -255,6 +265,7 @@ def main() -> None:
         of_moments(table, name)
         at_once(table, name)
         of_pairs(table, name)
+    of_norms(table)
     of_parts(table)
     of_spectra(table)
     what = "largest relative error over one pass and left, right and balanced merges of 7 and of 1,000 parts of 20,000 rows"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import spread, write
+from measure import alternate, spread, write
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, Recorder
@@ -107,6 +107,25 @@ def attaching() -> dict[str, float]:
     return {"attach_10000_s": attach, "detach_10000_s": detach}
 
 
+def parts() -> list[dict[str, Any]]:
+    """What an update costs beside the one read of the tensor, in microseconds: it is the same for a tensor of any size."""
+    x, mean, layer = torch.randn(16, 1024), Mean(), nn.Identity()
+    monitor = ForwardMonitor(mean, layer)
+    state = mean.update({}, x)
+    works: dict[str, Callable[[], Any]] = {
+        "the read itself, `x.sum()` of 64 KB": x.sum,
+        "`Mean.update`: layout, lift, check that all is finite, merge": lambda: mean.update(state, x),
+        "`ForwardMonitor(Mean())`: gates, modes kept off, one assignment": lambda: layer(x),
+    }
+    found, before = [], 0.0
+    for what, time_ in alternate(works, seconds=0.5, rounds=20_000).items():
+        found.append({"what": what, "us": time_["median"] * 1e3, "us beyond the row before": time_["median"] * 1e3 - before})
+        before = time_["median"] * 1e3
+        print(f"{what:70} {before:7.2f} us")
+    del monitor
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     bare, empty = "bare Linear(64, 64)", "empty hook"
@@ -118,7 +137,9 @@ def main() -> None:
     puts.update({name: recording(make) for name, make in GRADIENTS.items()})
     found += rows(empty, bare, {name: Rig(put, backward=True) for name, put in puts.items()})
     what = "8x64 float32 through Linear(64, 64), one thread; forwards without gradients; amortised over a round with its reading"
-    write("hooks", rows=found, **attaching(), calls_a_round=CALLS, what=what)
+    with torch.no_grad():
+        shares = parts()
+    write("hooks", rows=found, parts=shares, **attaching(), calls_a_round=CALLS, what=what)
 
 
 if __name__ == "__main__":

@@ -151,6 +151,12 @@ def _peers() -> list[str]:
     ]
 
 
+def parts() -> str:
+    """Where the time of an update goes that is not the read of the tensor."""
+    rows = [(row["what"], f"{row['us']:.1f} us", f"{row['us beyond the row before']:.1f} us") for row in _result("hooks")["parts"]]
+    return "\n".join(_table(("up to and with", "in all", "more than the row before"), rows))
+
+
 def draw(path: Path) -> None:
     """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
     from matplotlib.figure import Figure
@@ -224,6 +230,7 @@ def accuracy() -> str:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": figures},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
+    ROOT / "docs" / "speed.md": {"parts": parts},
 }
 
 
