@@ -1,4 +1,4 @@
-"""Monitor: a reducer bound to one place of one module. Recipe, hooks on and off, results."""
+"""Monitor: a reducer bound to one place of one module. Recipe, hooks on and off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -15,10 +14,9 @@ from recorders.capture import Capture, OnError
 from recorders.clock import Clock, Phase, Steps, as_steps
 from recorders.compiled import enrol
 from recorders.constructor import MonitorConstructor, spelled_out
-from recorders.errors import MergeError, TargetError
+from recorders.errors import TargetError
 from recorders.held import EMPTY, Held
-from recorders.past import Past
-from recorders.recording import Subrecording
+from recorders.results import Results
 from reducers import Reducer, State
 from reducers.core import check_reducer
 from reducers.fused import Fused
@@ -26,7 +24,7 @@ from reducers.fused import Fused
 __all__ = ["Monitor"]
 
 
-class Monitor(Capture, Past):
+class Monitor(Results):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
     Operands pass, in order: the gates (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
@@ -236,78 +234,6 @@ class Monitor(Capture, Past):
         for handle in handles:
             handle.remove()
 
-    def peek(self) -> Any:
-        """The result so far: of the lone tensor, or by leaf path for nested operands; None where nothing was recorded."""
-        return self.snapshot().peek()
-
-    @property
-    def samples(self) -> int:
-        """How many observations were recorded: calls that passed the gates and the filter."""
-        return self._merged + self._held.samples
-
-    @property
-    def states(self) -> dict[str, State]:
-        """One State per tensor leaf, keyed by path ("" for a lone tensor)."""
-        return dict(self._settled().states)
-
-    @property
-    def state(self) -> State:
-        """All states as one flat State, keys `path/key` (plain `key` for a lone tensor)."""
-        return {
-            f"{path}/{key}" if path else key: value
-            for path, state in self._settled().states.items()
-            for key, value in state.items()
-        }
-
-    def snapshot(self) -> Subrecording:
-        """What was recorded so far, without hooks."""
-        with self._lock:
-            states, samples = self.states, self.samples
-        return Subrecording(
-            self.reducer,
-            states,
-            samples,
-            monitor=type(self).__name__,
-            attr=_text(self.attr),
-            module=self._module_class,
-            functions=self._functions,
-        )
-
-    def clear(self) -> None:
-        """Forgets what was recorded; hooks stay as they are."""
-        with self._lock:
-            self._held, self._merged, self._eligible, self._functions = EMPTY, 0, {}, ()
-            self.tally, self.last_error = {}, None
-
-    def check_merge(self, other: Subrecording) -> Subrecording:
-        """Both together, with nothing changed.
-
-        Raises:
-            MergeError: the reducers or the states do not fit.
-        """
-        theirs = replace(other, reducer=self.reducer) if other.reducer is None else other
-        try:
-            return Subrecording(self.reducer, self.states).merge(theirs)
-        except Exception as error:
-            raise MergeError(f"{self.describe()}: {error}") from error
-
-    def merge(self, other: Monitor | Subrecording) -> Monitor:
-        """Adds what another monitor, or a loaded subrecording, recorded; returns the monitor itself.
-
-        Raises:
-            MergeError: the reducers or the states do not fit; nothing has changed then.
-        """
-        theirs = other.snapshot() if isinstance(other, Monitor) else other
-        with self._lock:
-            merged = dict(self.check_merge(theirs).states)
-            self._held, self._merged = Held(merged, self._held.counts, {}), self._merged + theirs.samples
-        return self
-
-    def apply(self, function: Callable[[Any, int], Any]) -> Monitor:
-        """From now on `peek` and `save` show `function(result, samples)`; states stay mergeable. Returns the monitor itself."""
-        self._functions = (*self._functions, function)
-        return self
-
     def describe(self, module: nn.Module | None = None) -> str:
         """Monitor, name and module, for messages."""
         target = module if module is not None else self.module
@@ -335,10 +261,6 @@ class Monitor(Capture, Past):
         """Raises `TargetError` where `module` has not what is to be watched."""
         if not self.applies(module):
             raise TargetError(f"{self.describe(module)}: there is nothing on it for this monitor to watch")
-
-
-def _text(attr: Any) -> str | None:
-    return attr if attr is None or isinstance(attr, str) else ", ".join(attr)
 
 
 def _rebuild(

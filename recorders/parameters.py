@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,13 @@ from recorders.constructor import Hook
 from recorders.errors import TargetError
 from recorders.monitor import Monitor
 from recorders.recording import Subrecording
+from recorders.results import Results
 from recorders.steps import StepHandle
 from reducers import Reducer
 from reducers.stacked import stacks
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["OptimizerStateMonitor", "ParameterGradientMonitor", "ParameterMonitor", "ParameterUpdateMonitor"]
 
@@ -45,7 +49,7 @@ class _ParameterMonitor(Monitor):
             Batch.left += 1
             super().clear()
 
-    def merge(self, other: Monitor | Subrecording) -> Monitor:
+    def merge(self, other: Results | Subrecording) -> Self:
         with LOCK:
             Batch.left += 1
             return super().merge(other)
