@@ -26,14 +26,14 @@ def pieces(x: Tensor, axes: tuple[int, ...], size: int | None = None) -> Sequenc
     return parts if enough else [piece for part in parts for piece in pieces(part, axes, size)]
 
 
-def pieces_beside(x: Tensor, beside: Tensor, axes: tuple[int, ...]) -> Sequence[tuple[Tensor, Tensor]]:
+def pieces_beside(x: Tensor, beside: Tensor, axes: tuple[int, ...], size: int | None = None) -> Sequence[tuple[Tensor, Tensor]]:
     """The `pieces` of `x`, each with the same part of a tensor of its shape."""
-    cut = _cut(x, axes, CHUNK)
+    cut = _cut(x, axes, size or CHUNK)
     if cut is None:
         return ((x, beside),)
     axis, length, enough = cut
     parts = list(zip(torch.split(x, length, dim=axis), torch.split(beside, length, dim=axis), strict=True))
-    return parts if enough else [piece for part in parts for piece in pieces_beside(*part, axes)]
+    return parts if enough else [piece for part in parts for piece in pieces_beside(*part, axes, size)]
 
 
 def _cut(x: Tensor, axes: tuple[int, ...], size: int) -> tuple[int, int, bool] | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from reducers.axes import arrange, arrange_all, validate
 from reducers.chunks import CHUNK, pieces, pieces_beside
 from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchError
+from reducers.masks import shown, shows
 from reducers.numeric import able_to_hold_nan, count_along
 from reducers.together import alike, join_stacked, stack
 
@@ -211,8 +212,12 @@ class Statistic(Reducer):
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = follow(state, x.device)
+        if self.elementwise and self.divisible and shows(x, mask, axes):
+            seen = [self.observe(part, rest) for part, rest in shown(x, mask, axes) if part.numel()]
+            if seen:
+                return self.merge_all([state, *seen])
         parts = pieces_beside(x, mask, axes) if self.divisible else ((x, mask),)
-        lifted = [self.lift_masked(part, shown, axes) for part, shown in parts]
+        lifted = [self.lift_masked(*part, axes) for part in parts]
         return self.merge_all([state, *({key: value.contiguous() for key, value in one.items()} for one in lifted)])
 
     def merge(self, a: State, b: State) -> State:

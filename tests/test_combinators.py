@@ -191,7 +191,7 @@ def test_exemplars_of_what_the_mask_shows_keep_their_places() -> None:
 
 def test_big_tensors_are_taken_in_pieces() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, beside = torch.randn(700, 5, 100, generator=generator), torch.rand(700, 5, generator=generator)
+    x, beside = torch.randn(700, 5, 100, generator=generator).double(), torch.rand(700, 5, generator=generator)
     for pattern in ("... ->", "b t d -> d", "b t d -> t"):
         masked, plain = Masked(Summary(pattern)), Summary(pattern)
         nan = torch.where((beside > 0.5).unsqueeze(-1), x, math.nan)
