@@ -164,6 +164,8 @@ def never_looks(reducer: Reducer, xs: Stream) -> None:
     there = run(reducer, [x.to("meta") for x in xs])
     merged = reducer.merge(there, there)
     flat(reducer.compute(merged))
+    reducer.update_all(there, torch.stack([x.to("meta") for x in xs if x.shape == xs[0].shape and x.dtype == xs[0].dtype]))
+    flat(reducer.compute(reducer.merge_all([there] * 5)))
     here = run(reducer, xs)
     assert {key: (value.shape, value.dtype) for key, value in there.items()} == {
         key: (value.shape, value.dtype) for key, value in here.items()
