@@ -203,13 +203,16 @@ class Capture(ABC):
         """Whether `x`, which passed the gates, is an observation that now waits for others like it."""
         if type(x) is not Tensor or is_compiling() or not self._plain:
             return False
-        with self._lock:
-            waiting = self._held.waiting.get(_LONE)
-            if waiting is None or not usual(x) or not waiting.takes(x):
-                return False
-            if waiting.add(x.data if x.requires_grad else x):
-                self._settled()
-            return True
+        try:
+            with self._lock:
+                waiting = self._held.waiting.get(_LONE)
+                if waiting is None or not usual(x) or not waiting.takes(x):
+                    return False
+                if waiting.add(x.data if x.requires_grad else x):
+                    self._settled()
+        except Exception as error:
+            self._fail(error, None, (x,))
+        return True
 
     def _bind(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         """One observation: it waits for others like it, or new states are bound, at once."""
@@ -303,6 +306,8 @@ class Capture(ABC):
         return any(map(transient, tensors)) and not self._skip("not a real tensor (meta, fake, vmap or grad)")
 
     def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
+        if self.on_error == "raise" and isinstance(error, MonitorError):
+            raise error  # told already
         seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
         message = f"{self.describe(module)}: {type(error).__name__}: {error}{seen}"
         first = self.last_error is None

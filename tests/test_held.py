@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import recorders.held
-from recorders import BackwardMonitor, ForwardMonitor, Monitor, Recorder, RecordingWarning
+from recorders import BackwardMonitor, ForwardMonitor, Monitor, MonitorError, Recorder, RecordingWarning
 from recorders.held import ENOUGH, MOST, SMALL, Waiting
 from reducers import EMA, Collect, Last, Mean, Moments, Product, State, Statistic, Summary
 
@@ -91,6 +91,27 @@ def test_one_that_cannot_be_reduced_is_left_out_alone() -> None:
     with pytest.warns(RecordingWarning, match=r"ForwardMonitor on Identity: ValueError: negative; operands: 0: \(2,\) float32"):
         assert monitor.peek() == 12
     assert (monitor.samples, monitor.tally["errors"]) == (3, 1)
+
+
+def test_where_it_is_to_be_raised_it_is_raised_once_when_it_is_reduced_and_the_others_stay() -> None:
+    monitor = ForwardMonitor(Picky(), layer := nn.Identity(), on_error="raise")
+    for value in (1.0, -1.0, 2.0):
+        layer(torch.full((2,), value))
+    with pytest.raises(MonitorError, match=r"^ForwardMonitor on Identity: ValueError: negative; operands: 0: \(2,\) float32$"):
+        layer(torch.ones(3))  # of another shape, before which the others are reduced
+    assert (monitor.samples, monitor.peek()) == (2, 6)
+
+
+def test_no_room_to_wait_in_costs_the_observation_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Waiting) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Waiting, "_allocate", fails)
+    monitor = ForwardMonitor(Mean(), layer := nn.Identity())
+    layer(torch.ones(2))
+    with pytest.warns(RecordingWarning, match="out of memory"):
+        layer(torch.ones(2))
+    assert (monitor.samples, monitor.tally["errors"]) == (1, 1)
 
 
 def test_observations_with_several_tensors_wait_together() -> None:
