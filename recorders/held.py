@@ -20,8 +20,8 @@ from reducers import Reducer, State
 __all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
 
 SMALL = 1 << 14  # bytes of an observation that waits
-ENOUGH = 1 << 17  # bytes that are reduced together
-MOST = 64  # observations: more make none of them any cheaper
+ENOUGH = 3 << 16  # bytes that are reduced together
+MOST = 96  # observations: more make none of them any cheaper
 TOGETHER = 1 << 25  # bytes that all monitors of the process share for this
 
 _places: WeakSet[Waiting] = WeakSet()
@@ -208,8 +208,8 @@ def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, A
                     _count(counts, waiting.paths, 1)
                 except Exception as error:
                     failed.append((error, waiting.shown(position)))
-    places = {paths: waiting.emptied() for paths, waiting in held.waiting.items()}
-    return Held(states, counts, {paths: waiting for paths, waiting in places.items() if waiting.room > 1}), failed
+    places = {key: waiting.emptied() for key, waiting in held.waiting.items()}
+    return Held(states, counts, {key: waiting for key, waiting in places.items() if waiting.room > 1}), failed
 
 
 def _room(size: int) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Meter", "Overhead", "check_budget"]
 
-APART = 31  # steps from one that is measured to the next; odd, for what waits is reduced every 64th time or so
+APART = 31  # steps from one that is measured to the next; odd, for what waits is reduced every 96th time or so
 FIRST, WINDOW = 8, 64  # measured steps after which the cadence is chosen: at first, which may only lower it, and later
 SPAN = 8 * WINDOW  # steps, from where on a window is shorter where records are far apart
 SLACK = 0.85  # of the budget, that a higher cadence must keep within: nothing flutters between two

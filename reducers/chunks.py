@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["CHUNK", "pieces", "pieces_beside"]
+__all__ = ["BIG", "CHUNK", "PIECE", "pieces", "pieces_beside"]
 
+BIG = 1 << 13  # elements of an observation from which less than float64 throughout pays off
+PIECE = 1 << 19  # elements: 2 MiB in float32
 CHUNK = 1 << 16  # elements: 512 KiB in float64, the dtype sums are taken in
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reducers.axes import arrange, arrange_all, validate
-from reducers.chunks import CHUNK, pieces, pieces_beside
+from reducers.chunks import BIG, CHUNK, pieces, pieces_beside
 from reducers.errors import EmptyStateError, ReducerTypeError, StateMismatchError
 from reducers.masks import shown, shows
 from reducers.numeric import able_to_hold_nan, count_along
@@ -197,7 +197,8 @@ class Statistic(Reducer):
         if not self.gathers or xs.numel() == 0:
             return super().update_all(state, xs)
         x, axes = arrange_all(xs.detach(), self.pattern)
-        return self.merge(follow(state, x.device), self.observe(x, axes))
+        small = xs[0].numel() < BIG  # then in float64, as each by itself: how they were grouped shows in no digit but the last
+        return self.merge(follow(state, x.device), Statistic.observe(self, x, axes) if small else self.observe(x, axes))
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """The state of one observation however big: the lift, or the lifts of its parts together, in tensors of their own."""

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reducers.chunks import BIG
 from reducers.core import Reducer, Result, State, follow
-from reducers.sweep import BIG
 
 __all__ = ["Fused"]
 
 _RECOMPILES = 64  # shapes vary in one graph; numbers of axes, dtypes and memory layouts do not
+_NO_COMPILER = (torch._dynamo.exc.BackendCompilerFailed, torch._inductor.exc.InductorError)
 _broken: list[Exception] = []
 
 
@@ -24,8 +25,8 @@ _broken: list[Exception] = []
 class Fused(Reducer):
     """A reducer whose big observations are lifted by a compiled function; its states and results are the reducer's own.
 
-    The first observation of a number of axes and dtype compiles, which takes seconds. Where that fails, say without a C++ compiler,
-    there is one warning, and updates go on without.
+    The first observation of a number of axes and dtype compiles, which takes seconds. Where there is nothing to compile with, such
+    as a C++ compiler, there is one warning, and all updates go on without; where a reducer cannot be compiled, its own do.
 
     >>> import torch
     >>> from reducers import Mean
@@ -64,13 +65,12 @@ class Fused(Reducer):
         x = xs[0]
         if len(xs) != 1 or x.numel() < BIG or x.layout is not torch.strided or torch.compiler.is_compiling():
             return None
-        lift = _lift(self.reducer, method)
-        lifted = None if lift is None else lift(x.detach())
+        lifted = _lift(self.reducer, method)(x.detach())
         return lifted and self.reducer.merge(follow(state, x.device), lifted)
 
 
 @lru_cache(maxsize=1024)
-def _lift(reducer: Reducer, method: str) -> Callable[[Tensor], State | None] | None:
+def _lift(reducer: Reducer, method: str) -> Callable[[Tensor], State | None]:
     def lift(x: Tensor) -> State:
         found: State = getattr(reducer, method)({}, x)
         return found
@@ -78,19 +78,26 @@ def _lift(reducer: Reducer, method: str) -> Callable[[Tensor], State | None] | N
     lift.__code__ = lift.__code__.replace()  # a compiler keeps its graphs by code object, and only so many for each
     compiled: Any = torch.compile(lift, dynamic=True)
 
+    unfit: list[Exception] = []
+
     def guarded(x: Tensor) -> State | None:
-        if _broken:
+        if _broken or unfit:
             return None
         try:
             with torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
                 state: State = compiled(x)
-        except Exception as error:
-            if not isinstance(error, (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)):
-                raise
+        except _NO_COMPILER as error:
             _broken.append(error)
-            told = f"updates are not fused: {type(error).__name__}: {str(error).splitlines()[0]}"
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            _tell("updates are not fused", error)
+            return None
+        except torch._dynamo.exc.TorchDynamoException as error:  # of this reducer: without the compiler it says what is wrong
+            unfit.append(error)
+            _tell(f"{reducer!r} is not fused", error)
             return None
         return state
 
     return guarded
+
+
+def _tell(what: str, error: Exception) -> None:
+    warnings.warn(f"{what}: {type(error).__name__}: {str(error).splitlines()[0]}", RuntimeWarning, stacklevel=3)

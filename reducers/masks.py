@@ -7,12 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from reducers.chunks import pieces_beside
+from reducers.chunks import BIG, PIECE, pieces_beside
 
 __all__ = ["shown", "shows"]
-
-BIG = 1 << 13  # elements from which it is worth it
-PIECE = 1 << 19  # elements that are taken out of a big tensor at once
 
 
 def shows(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> bool:

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from reducers.core import Result, State, Statistic
 from reducers.errors import ArgumentError, DTypeError
-from reducers.numeric import comparable, count_of, extremes, magnitude, nan_where_infinite, negligible, real, square_sum, total
+from reducers.numeric import (
+    comparable,
+    count_of,
+    extremes,
+    magnitude,
+    nan_where_infinite,
+    negligible,
+    real,
+    square_sum,
+    total,
+)
 from reducers.sweep import sweep
 from reducers.traced import one_loop
 
@@ -91,7 +101,7 @@ class Moments(Statistic):
     batches merge about their centres (Chan, Golub and LeVeque 1983 for the second, Pebay 2008, "Formulas for robust, one-pass
     parallel computation of covariances and arbitrary-order statistical moments", for the third and fourth power), all in float64,
     so that in any merge tree relative errors stay within `1e-12 + 10 eps |mean| / std`, eps = 2.2e-16 (of shapes below 1, absolute
-    errors). Where the CPU has more than 8,192 elements of float32 or less at once, it sums them in float32 about their centre, five
+    errors). On the CPU, observations of more than 8,192 elements in float32 or less are summed in float32 about their centre, five
     times as fast: the variance is good to 1e-6 of itself then, the mean to 1e-6 of the standard deviation, whatever the mean is;
     `Moments().premap(torch.Tensor.double)` has all digits.
 

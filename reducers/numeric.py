@@ -10,6 +10,7 @@ from torch import Tensor
 from reducers.errors import DTypeError
 
 __all__ = [
+    "NARROW",
     "able_to_hold_nan",
     "comparable",
     "count_along",
@@ -28,6 +29,8 @@ __all__ = [
     "wide_float",
     "widen",
 ]
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)  # floats that are summed in wider ones, or about a centre
 
 
 def real(x: Tensor) -> Tensor:

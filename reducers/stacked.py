@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
-from reducers.chunks import CHUNK
+from reducers.chunks import BIG, CHUNK
 from reducers.combine import Postmap, Product
 from reducers.core import Reducer, State, Statistic
 from reducers.errors import StateMismatchError
-from reducers.sweep import BIG
 
 __all__ = ["lift_stacked", "numbers", "stacks"]
 

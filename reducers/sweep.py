@@ -9,21 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.chunks import CHUNK, pieces
-from reducers.numeric import count_along, extremes
+from reducers.chunks import BIG, CHUNK, PIECE, pieces
+from reducers.numeric import NARROW, count_along, extremes
 
-__all__ = ["BIG", "all_finite", "count_beyond", "ends", "sum_squares", "sums", "sweep"]
-
-BIG = 1 << 13  # elements from which a sweep is faster than float64 throughout
-PIECE = 1 << 19  # elements: 2 MiB in float32
+__all__ = ["all_finite", "count_beyond", "ends", "sum_squares", "sums", "sweep"]
 
 _SUMMED = 1 << 22  # elements that lie side by side and are added in float32, where nothing has to be copied for it
 _FOLDED = 1 << 18  # elements that later ones are folded onto: with them they stay in the cache
 _ADDED = 16  # how many numbers are added one after another in float32
 _ROW = 256  # elements of which `vector_norm` adds one in eight after another
 
-_SWEEPABLE = (torch.float32, torch.bfloat16, torch.float16)
-_ORDERED = (*_SWEEPABLE, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
+_ORDERED = (*NARROW, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 _ENDS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "min": (torch.minimum, torch.amin),
     "max": (torch.maximum, torch.amax),
@@ -72,7 +68,7 @@ def sums(x: Tensor, axes: tuple[int, ...], *, exact: bool = False, magnitudes: b
 
     Pieces of narrower floats are added in float32 unless `exact`, pairwise: errors are below 1e-6 of the sum of the magnitudes.
     """
-    if not _big(x, BIG) or x.dtype not in (*_SWEEPABLE, torch.float64):
+    if not _big(x, BIG) or x.dtype not in (*NARROW, torch.float64):
         return None
     dtype = torch.float64 if exact or x.dtype is torch.float64 else torch.float32
     copied = magnitudes or dtype is not x.dtype
@@ -153,7 +149,7 @@ def _big(x: Tensor, size: int) -> bool:
 
 
 def _sweepable(x: Tensor) -> bool:
-    return _big(x, BIG) and x.dtype in _SWEEPABLE
+    return _big(x, BIG) and x.dtype in NARROW
 
 
 def _plus(found: Tensor | None, value: Tensor) -> Tensor:
@@ -234,7 +230,7 @@ def _sums(
     parts: Sequence[Tensor], axes: tuple[int, ...], runs: list[list[int]], centre: Tensor, ends: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Sums of the distances from the centre and of their squares, in float64; with `ends` minimum, maximum and zeros."""
-    found: list[Tensor] = []
+    found: list[Tensor | None] = [None] * (3 if ends else 2)
     low = high = room = None
     for part in parts:
         piece = part.float()
@@ -246,10 +242,9 @@ def _sums(
             low = least if low is None else torch.minimum(low, least)
             high = greatest if high is None else torch.maximum(high, greatest)
             sums.append(torch.eq(piece, 0, out=distance).sum(dim=axes))  # of floats, for those are added several times as fast
-        found = (
-            [total.add_(value) for total, value in zip(found, sums, strict=True)] if found else [value.double() for value in sums]
-        )
+        found = [_plus(total, value) for total, value in zip(found, sums, strict=True)]
+    first, second, *zeros = (total for total in found if total is not None)
     if low is None or high is None:
-        return found[0], found[1], {}
+        return first, second, {}
     dtype = parts[0].dtype
-    return found[0], found[1], {"min": low.to(dtype), "max": high.to(dtype), "zeros": found[2].to(torch.int64)}
+    return first, second, {"min": low.to(dtype), "max": high.to(dtype), "zeros": zeros[0].to(torch.int64)}

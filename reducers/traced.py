@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reducers.numeric import count_along
+from reducers.numeric import NARROW, count_along
 
 __all__ = ["one_loop"]
 
-_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 _LONGEST = 1 << 14  # elements of a row: so many are counted in float32, exactly
 
 
@@ -25,7 +24,7 @@ def one_loop(x: Tensor, axes: tuple[int, ...], *, ends: bool = False) -> dict[st
         kept axes; None where the dtype, the device or the length of the rows is not for it.
     """
     inner = _inner(x, axes)
-    if inner is None or x.dtype not in _TAKEN or x.device.type == "mps":
+    if inner is None or x.dtype not in NARROW or x.device.type == "mps":
         return None
     outer = tuple(axis for axis in axes if axis not in inner)
     wide = x.float()

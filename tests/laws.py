@@ -97,15 +97,21 @@ def split_invariant(reducer: Reducer, xs: Stream) -> None:
 def together(reducer: Reducer, xs: Stream) -> None:
     """Observations of one shape reduced together, and states merged together, are those taken one after another."""
     alike = [x for x in xs if x.shape == xs[0].shape and x.dtype == xs[0].dtype] * 3
-    agree(reducer, reducer.update_all(run(reducer, xs), torch.stack(alike)), run(reducer, alike, run(reducer, xs)))
+    stacked = torch.stack(alike)
+    made = reducer.update_all(run(reducer, xs), stacked)
+    assert stacked.untyped_storage().data_ptr() not in {value.untyped_storage().data_ptr() for value in made.values()}
+    agree(reducer, made, run(reducer, alike, run(reducer, xs)))
     parts = [*lifts(reducer, xs), {}, *lifts(reducer, alike)]
     agree(reducer, reducer.merge_all(parts), reduce(reducer.merge, parts))
     assert reducer.merge_all([]) == {}
     parts = [part for part in lifts(reducer, alike) if part]
     if parts and len({tuple((key, value.shape) for key, value in part.items()) for part in parts}) == 1:
-        stacked = {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
+        rows = {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
         before = run(reducer, xs)
-        agree(reducer, reducer.merge_stacked(before, stacked), reduce(reducer.merge, parts, before))
+        merged = reducer.merge_stacked(before, rows)
+        shared = {value.untyped_storage().data_ptr() for value in rows.values()}
+        assert not shared & {value.untyped_storage().data_ptr() for value in merged.values()}
+        agree(reducer, merged, reduce(reducer.merge, parts, before))
 
 
 def commutative(reducer: Reducer, xs: Stream, order: Sequence[int]) -> None:

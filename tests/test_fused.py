@@ -12,9 +12,9 @@ from torch import nn
 
 import reducers.fused
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
-from reducers import Activity, Last, Max, Mean, Moments, Norm, Product, Reducer, Summary
+from reducers import Activity, Last, Max, Mean, Moments, Norm, PatternError, Product, Reducer, Summary
+from reducers.chunks import BIG
 from reducers.fused import Fused
-from reducers.sweep import BIG
 from reducers.traced import one_loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")  # of the compiler, about the machine
@@ -84,6 +84,14 @@ def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> N
     copied = pickle.loads(pickle.dumps(recorder))["out/0"]
     assert copied._engine == Fused(copied.reducer)
     assert copied.peek()["count"].equal(recorder["out/0"].peek()["count"])
+
+
+def test_a_mistake_in_one_reducer_is_told_as_without_fusing_and_leaves_the_others_fused() -> None:
+    x = drawn(BIG)
+    with pytest.raises(PatternError, match="needs 2 axes, got 1"):
+        Fused(Max("b c -> c")).update({}, x)
+    assert not reducers.fused._broken
+    assert Fused(Mean()).compute(Fused(Mean()).update({}, x)).item() == pytest.approx(x.double().mean().item(), abs=1e-9)
 
 
 def test_where_nothing_can_be_compiled_there_is_one_warning_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

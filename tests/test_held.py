@@ -24,9 +24,9 @@ class Counted(Mean):
 
     observed: ClassVar[list[int]] = []
 
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         self.observed.append(x.numel())
-        return super().observe(x, axes)
+        return super().lift(x, axes)
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,21 @@ def test_whoever_looks_sees_all_of_them_at_any_moment() -> None:
         if call % 17 == 0:
             laws.close(monitor.peek(), statistics.compute(state), rtol=1e-12, atol=1e-12)
     laws.close(monitor.peek(), statistics.compute(state), rtol=1e-12, atol=1e-12)
+
+
+def test_a_thousand_parts_merged_are_one_pass_to_twelve_digits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole = ForwardMonitor(Summary(), one := nn.Identity())
+    merged = ForwardMonitor(Summary())
+    for part in range(1_000):
+        own = ForwardMonitor(Summary(), layer := nn.Identity())
+        for call in range(3):
+            x = torch.randn(10_000 if part % 100 == call else 500, generator=generator) + 100  # some big, most small
+            one(x)
+            layer(x)
+        merged.merge(own)
+    assert merged.samples == whole.samples == 3_000
+    laws.close(merged.peek(), whole.peek(), rtol=1e-12, atol=0)
 
 
 def test_the_first_of_a_shape_is_reduced_at_once_so_that_mistakes_show_where_they_are_made() -> None:

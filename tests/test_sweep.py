@@ -8,7 +8,8 @@ from torch import Tensor
 
 import reducers.sweep
 from reducers import Activity, Count, Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
-from reducers.sweep import BIG, count_beyond, ends, sum_squares, sums, sweep
+from reducers.chunks import BIG
+from reducers.sweep import count_beyond, ends, sum_squares, sums, sweep
 
 SIZE = 1 << 16
 
