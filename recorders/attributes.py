@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from recorders.constructor import Hook
+from recorders.context import NoInference
 from recorders.errors import TargetError
 from recorders.frames import forward_frame, keep, kept
 from recorders.monitor import Monitor
@@ -116,8 +116,8 @@ class StateMonitor(_AttributeMonitor):
 
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.as_prehook:
-            return [module.register_forward_pre_hook(Hook(self._see), prepend=self.prepend)]
-        return [module.register_forward_hook(Hook(self._see), prepend=self.prepend)]
+            return [module.register_forward_pre_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
+        return [module.register_forward_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
 
     def _see(self, module: nn.Module, *_: Any) -> None:
         if not self._passed_by() and self._due(module, self._training(module)):
@@ -127,6 +127,10 @@ class StateMonitor(_AttributeMonitor):
                 self._fail(error, module, ())
                 return
             self._record(module, *operands)
+
+    def _trace_see(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
+        if self._wanted_in_graph(module):
+            self._trace(receiver, module, *[self._read(module, name) for name in self._names])
 
     def _default(self, *operands: Any) -> Any:
         if isinstance(self._attr, str):
@@ -154,39 +158,30 @@ class DifferenceMonitor(_AttributeMonitor):
         if not isinstance(attr, str):
             raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
         self._place = f"before of monitor {id(self)}"  # where in the frame of a call its value before is kept, and gone with it
-        self._traced: list[Any] = []  # values before, of the calls under way while a graph is traced
+        self._befores: list[Any] = []  # of the calls under way while a graph is traced, on a twin
         super().__init__(reducer, attr, module, **options)
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        before = module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend)
-        return [before, module.register_forward_hook(Hook(self._after), prepend=self.prepend, always_call=True)]
+        before = module.register_forward_pre_hook(self._hook(self._before, "_trace_before"), prepend=self.prepend)
+        after = self._hook(self._after, "_trace_after")
+        return [before, module.register_forward_hook(after, prepend=self.prepend, always_call=True)]
 
     def _before(self, module: nn.Module, *_: Any) -> None:
         if tracing():
             return
-        compiling = torch.compiler.is_compiling()
-        handled = None if compiling else sys.exc_info()[1]
-        value: Any = None
-        try:
-            value = self._read(module, self._attr) if self._awake() else _NOT_DUE  # type: ignore[arg-type]
-            value = value.detach().clone() if isinstance(value, Tensor) else value
-        except Exception as error:  # a property may raise anything
-            self._fail(error, module, ())
-            if not compiling:
+        value: Any = _NOT_DUE
+        handled = sys.exc_info()[1]
+        if self.active and self._on:
+            try:
+                value = self._read(module, self._attr)  # type: ignore[arg-type]
+            except Exception as error:  # a property may raise anything
+                self._fail(error, module, ())
                 return
-            value = _NOT_DUE
-        if compiling:
-            self._traced.append(value)
-        else:
-            keep(forward_frame(), self._place, (value, handled))
+            with NoInference(False), torch.no_grad():
+                value = value.detach().clone() if isinstance(value, Tensor) else value
+        keep(forward_frame(), self._place, (value, handled))
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            if self._traced:
-                before = self._traced.pop()
-                if before is not _NOT_DUE and self._due(module, self._training(module)):
-                    self._record(module, self._read(module, self._attr), before)  # type: ignore[arg-type]
-            return
+    def _after(self, module: nn.Module, *_: Any) -> None:
         frame = forward_frame()
         found = kept(frame, self._place)
         if found is None:  # put on in the middle of a call, or something failed before the value was read
@@ -205,17 +200,40 @@ class DifferenceMonitor(_AttributeMonitor):
                 return
             self._record(module, after, before)
 
+    def _trace_before(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
+        if tracing():
+            return
+        if self._awake_in_graph():
+            value = self._read(module, self._attr)  # type: ignore[arg-type]
+            self._befores.append(value.detach().clone() if isinstance(value, Tensor) else value)
+        else:
+            self._befores.append(_NOT_DUE)
+
+    def _trace_after(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
+        if self._befores:
+            before = self._befores.pop()
+            if before is not _NOT_DUE and self._wanted_in_graph(module):
+                self._trace(receiver, module, self._read(module, self._attr), before)  # type: ignore[arg-type]
+
     def _mapped(self, operands: tuple[Any, ...]) -> Any:
         after, before = operands
         if self.filter_ is None and after is None and before is None:
             self._skip("operand was None")
             return None
-        if isinstance(after, Tensor) and before is None:
-            operands = after, torch.zeros_like(after)
-        elif isinstance(before, Tensor) and after is None:
-            operands = torch.zeros_like(before), before
-        return super()._mapped(operands)
+        return super()._mapped(_with_zeros(after, before))
 
     def _default(self, *operands: Any) -> Any:
-        after, before = (x if x.is_floating_point() or x.is_complex() else x.long() for x in operands)  # 1 - 2 is no uint8
+        after, before = _with_zeros(*operands)
+        if after is None and before is None:
+            return None
+        after, before = (x if x.is_floating_point() or x.is_complex() else x.long() for x in (after, before))  # 1 - 2 is no uint8
         return after - before
+
+
+def _with_zeros(after: Any, before: Any) -> tuple[Any, Any]:
+    """Both, with zeros for one that is None beside a tensor."""
+    if isinstance(after, Tensor) and before is None:
+        return after, torch.zeros_like(after)
+    if isinstance(before, Tensor) and after is None:
+        return torch.zeros_like(before), before
+    return after, before

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from recorders.capture import _own
+from recorders.context import as_monitor
 from recorders.held import Held, Waiting
-from recorders.operands import NoAutocast, NoInference, tracing
+from recorders.operands import tracing
 from reducers import Reducer, State, StateMismatchError
 from reducers.stacked import lift_stacked, numbers
 
@@ -180,19 +180,18 @@ class Together:
         """Reduces all that was gathered."""
         if not self._groups and not self._copies[0]:
             return
-        outer, _own.working = _own.working, True
-        try:
-            with LOCK, NoInference(False), NoAutocast():
-                torch._C._set_grad_enabled(False)  # until NoInference ends
-                if self._copies[0]:
-                    torch._foreach_copy_(*self._copies)
-                self._subtract()
-                failed = [group for group in self._groups.values() if not _observe(group, self._left)]
-        finally:
-            _own.working = outer
+        failed = as_monitor(self._record_all)
         for group in failed:  # alone, each tells what is wrong with it, and the others are recorded
             for monitor, module, path, operands, _row in group:
                 monitor._record(module, *operands, path=path)
+
+    def _record_all(self) -> list[list[_Seen]]:
+        """Returns the groups that could not be reduced together."""
+        with LOCK:
+            if self._copies[0]:
+                torch._foreach_copy_(*self._copies)
+            self._subtract()
+            return [group for group in self._groups.values() if not _observe(group, self._left)]
 
     def _subtract(self) -> None:
         befores, afters = [], []

@@ -13,32 +13,30 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from recorders.clock import Chosen, Clock, Phase
-from recorders.compiled import hand_over, unpacked
+from recorders.compiled import emit_call, emit_leaves, unpacked
+from recorders.context import as_monitor, capturing
 from recorders.errors import MonitorError, OperandError, RecordingWarning
 from recorders.held import Held, place, place_of_lifts, settled
-from recorders.operands import NoAutocast, NoInference, detached, graph_task, leaves, recomputing, shapes, tracing, transient, usual
+from recorders.operands import (
+    detached,
+    graph_task,
+    leaves,
+    plain,
+    recomputing,
+    shapes,
+    symbolic,
+    tracing,
+    transient,
+    usual,
+)
 from reducers import Reducer, State
 
-__all__ = ["Capture", "OnError", "capturing"]
+__all__ = ["Capture", "OnError"]
 
 OnError = Literal["raise", "warn", "disable"]
 
 
 _LONE = ("",)
-
-
-class _Own(threading.local):
-    """Whether this thread is at work for a monitor: what its callables and reducers call is none of the user's program."""
-
-    working = False
-
-
-_own = _Own()
-
-
-def capturing() -> bool:
-    """Whether this thread is at work for a monitor."""
-    return _own.working
 
 
 class Capture(ABC):
@@ -66,16 +64,23 @@ class Capture(ABC):
     tally: dict[str, int]
     last_error: str | None
     compiled: bool
+    receiver: Tensor
+    twin_key: str
+    bare: bool
+    _on: bool
     _held: Held
     _engine: Reducer
     _gathers: bool
     _open: bool
     _plain: bool
-    _graph_name: str
     _eligible: dict[object, int]
-    _asleep: list[Any]
     _clock: Clock | None
     _lock: threading.RLock
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module | None:
+        """The module the monitor sits on."""
 
     @abstractmethod
     def describe(self, module: nn.Module | None = None) -> str:
@@ -90,18 +95,14 @@ class Capture(ABC):
         return operands[0]
 
     def _skip(self, reason: str) -> bool:
-        if torch.compiler.is_compiling():  # a counter in Python would compile the graph anew at every call
-            return False
         self.tally[reason] = self.tally.get(reason, 0) + 1
         return False
 
     def _passed_by(self) -> bool:
         """Whether this forward is none of the user's own, or was seen before."""
-        if torch.compiler.is_compiling():
-            return tracing()
         if recomputing():
             return not self._skip("recomputed by checkpointing")
-        return _own.working and not self._skip("called by a monitor")
+        return capturing() and not self._skip("called by a monitor")
 
     def switch(self, active: bool, error: Exception | None) -> None:
         """Records from now on or not; `error` is what asking `steps` raised."""
@@ -109,11 +110,25 @@ class Capture(ABC):
         if error is not None:
             self._fail(error, None, ())
 
-    def _awake(self) -> bool:
-        """Whether to record in this step; inside a graph, which must not differ for each monitor, whether any of its clock does."""
-        if torch.compiler.is_compiling():
-            return self._clock is None or not self.gated or self._clock.busy
-        return self.active and not self._asleep
+    def _wanted_in_graph(self, module: nn.Module | None) -> bool:
+        """Whether a graph that is being traced records this: asked of a twin. All other gates are asked when the graph runs.
+
+        Of the steps a graph knows no more than whether any monitor of the clock records in them: there are two graphs.
+        """
+        wanted = self.train_update if self._training(module) else self.eval_update
+        return wanted and self._awake_in_graph() and not tracing()
+
+    def _awake_in_graph(self) -> bool:
+        return not self.gated or self._clock is None or self._clock.busy
+
+    def _trace(self, receiver: Tensor, module: nn.Module | None, *operands: Any, path: str = "") -> None:
+        """One observation in a graph that is being traced: asked of a twin, for the monitor whose `receiver` it is."""
+        if self.bare:
+            found = list(leaves(self._default(*operands), path))
+            if found:
+                emit_leaves(receiver, self.twin_key, [leaf for leaf, _ in found], [tensor for _, tensor in found], path)
+                return
+        emit_call(receiver, operands, path)
 
     def _training(self, module: nn.Module | None) -> bool:
         """Whether what `module` does now counts as training."""
@@ -122,15 +137,17 @@ class Capture(ABC):
     def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
         """The gates, in order: train/eval, steps, condition, every (counted apart for each stream of observations)."""
         wanted = self.train_update if training else self.eval_update
-        if torch.compiler.is_compiling():
-            return wanted and self._awake() and (self.condition is None or self.condition())
-        if self._asleep:
+        if not self._on:
             return False
         self.tally["calls"] = self.tally.get("calls", 0) + 1
         if not wanted:
             if self.phase == "grad":
                 return self._skip("not recorded with gradients on" if training else "not recorded with gradients off")
             return self._skip("not recorded in train mode" if training else "not recorded in eval mode")
+        return self._due_now(module, stream)
+
+    def _due_now(self, module: nn.Module | None, stream: object) -> bool:
+        """The gates that inside a compiled graph are asked when it runs: all but train/eval."""
         if not self.active:
             return self._skip("not in its steps")
         if self.condition is not None:
@@ -140,10 +157,6 @@ class Capture(ABC):
             except Exception as error:
                 self._fail(error, module, ())
                 return False
-        return self._counted(stream)
-
-    def _counted(self, stream: object) -> bool:
-        """The last gate."""
         if self.every == 1:
             return True
         eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
@@ -155,23 +168,17 @@ class Capture(ABC):
         Args:
             path: of the leaf the operands belong to, where each leaf is observed by itself.
         """
-        if torch.compiler.is_compiling():
-            if not torch.compiler.is_exporting():
-                with torch.no_grad():
-                    self._reduce(operands, path)
-            return
-        outer, _own.working = _own.working, True
+        self._run(module, operands, lambda: self._reduce(operands, path))
+
+    def _run(self, module: nn.Module | None, operands: tuple[Any, ...], reduce: Callable[[], None]) -> None:
+        """Calls `reduce` as what a monitor does: in full precision, without gradients, and its failures told."""
         try:
-            with NoInference(False), NoAutocast():
-                torch._C._set_grad_enabled(False)  # until NoInference ends
-                self._reduce(operands, path)
+            as_monitor(reduce)
         except Exception as error:
             self._fail(error, module, operands)
-        finally:
-            _own.working = outer
 
     def _reduce(self, operands: tuple[Any, ...], path: str) -> None:
-        if self.filter_ is None and self.map_ is None and self.op_ is None:
+        if self.bare:
             inputs = self._mapped(operands)
         elif self._unreal(tensor for operand in operands for _, tensor in leaves(operand)):
             return
@@ -187,14 +194,11 @@ class Capture(ABC):
             inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
         if self.rehearsing:
             self.rehearsed.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
-        if torch.compiler.is_compiling():
-            hand_over(self._graph_name, self.reducer, inputs, path)
-            return
         self._bind(inputs)
 
     def _quick(self, x: object) -> bool:
         """The way of most hooks on small layers: whether every gate is open, and `x` now waits for others like it."""
-        if not self._open or not self.active or self._asleep or _own.working or graph_task() != -1 or not self._waits(x):
+        if not self._open or not self.active or not self._on or capturing() or graph_task() != -1 or not self._waits(x):
             return False
         self.tally["calls"] = self.tally.get("calls", 0) + 1
         return True
@@ -233,41 +237,45 @@ class Capture(ABC):
         held = self._held
         if not held.anything_waits:
             return held
-        outer, _own.working = _own.working, True
-        try:
-            with self._lock, NoInference(False), NoAutocast():
-                torch._C._set_grad_enabled(False)
-                self._held, failed = settled(self._held, self._engine)
-        finally:
-            _own.working = outer
+        with self._lock:
+            self._held, failed = as_monitor(settled, self._held, self._engine)
         for error, item in failed:
             self._fail(error, None, (item,))
         return self._held
 
     def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
-        """What a compiled graph lifted, at the moment it runs: the gate that counts, then the new states, bound at once."""
-        if self._asleep or self._belated():
-            return
+        """What a compiled graph lifted, at the moment it runs: the gates that are left, then the new states, bound at once."""
+        if self._due_in_graph(stream):
+            self._run(None, tuple(packs), lambda: self._take(layout, packs))
+
+    def take_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
+        """The same for what it could not lift."""
+        if self._due_in_graph(stream):
+            self._run(None, (leaves,), lambda: self._bind({path: (plain(tensor),) for path, tensor in leaves.items()}))
+
+    def take_call(self, operands: Callable[[], Any], stream: str) -> None:
+        """The same for operands that callables ask for."""
+        if self._due_in_graph(stream):
+            self._record(self.module, *operands(), path=stream)
+
+    def _due_in_graph(self, stream: str) -> bool:
+        if not self._on or self._belated():
+            return False
         self.compiled = True
         self.tally["calls"] = self.tally.get("calls", 0) + 1
-        if not self.active:  # the graph records for others of the clock
-            self._skip("not in its steps")
-            return
-        if not self._counted(stream):
-            return
-        try:
-            with self._lock:
-                waiting = self._held.waiting.get((layout,))
-                if waiting is not None and waiting.takes_all(packs):
-                    if waiting.add_all(packs):
-                        self._settled()
-                    return
-                held = self._settled()
-                lifted = unpacked(layout, packs)
-                states = {path: self._joined(held.states.get(path, {}), state) for path, state in lifted.items()}
-                self._held = held.after(states, place_of_lifts(layout, packs, tuple(lifted)))
-        except Exception as error:
-            self._fail(error, None, tuple(packs))
+        return self._due_now(None, stream)
+
+    def _take(self, layout: str, packs: list[Tensor]) -> None:
+        with self._lock:
+            waiting = self._held.waiting.get((layout,))
+            if waiting is not None and waiting.takes_all(packs):
+                if waiting.add_all(packs):
+                    self._settled()
+                return
+            held = self._settled()
+            lifted = unpacked(layout, packs)
+            states = {path: self._joined(held.states.get(path, {}), state) for path, state in lifted.items()}
+            self._held = held.after(states, place_of_lifts(layout, packs, tuple(lifted)))
 
     def _joined(self, state: State, lifted: State) -> State:
         """The graph reuses the memory of what it hands over."""
@@ -283,7 +291,7 @@ class Capture(ABC):
             mapped = self.map_(*operands)
             if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
                 raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
-            found = {"": tuple(x.detach() for x in mapped)}
+            found = {"": tuple(plain(x) for x in mapped)}
         else:
             value = self._default(*operands) if self.op_ is None else self.op_(*operands)
             if value is None:
@@ -291,15 +299,18 @@ class Capture(ABC):
                 return None
             there = {"": value} if isinstance(value, Tensor) else dict(leaves(value))
             if not there:
+                if symbolic(value):
+                    self._skip("traced (torch.fx)")
+                    return None
                 raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
             if self._unreal(there.values()):
                 return None
-            found = {path: (tensor.detach(),) for path, tensor in there.items()}
+            found = {path: (plain(tensor),) for path, tensor in there.items()}
         return found
 
     def _unreal(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these tensors hold no numbers of this moment; then they are not recorded, and counted."""
-        if self.rehearsing or torch.compiler.is_compiling():
+        if self.rehearsing:
             return False
         if tracing():
             return not self._skip("traced (torch.jit.trace or make_fx)")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.compiled import enrol
+from recorders.compiled import new_receiver
 from recorders.constructor import Hook
 from recorders.errors import MonitorError
 from recorders.operands import recomputing, tracing
@@ -76,8 +76,7 @@ class Clock:
         busy: whether this step is one of any monitor with `steps` or `every_step`, or with a budget.
         cadence: of the steps that each monitor chooses, one in so many is recorded: 1, but where there is a budget.
         micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on, once
-            an optimizer is attached, or with a budget. Where the net's own call is in a compiled graph it is counted as the graph
-            runs: a `condition`, which is asked before, finds the micro-batch before. May be set by hand.
+            an optimizer is attached, or with a budget. May be set by hand.
 
     >>> clock = Clock()
     >>> clock.advance()
@@ -95,7 +94,7 @@ class Clock:
         self._meter: Meter | None = None
         self.busy, self.cadence = False, 1
         self._lock = threading.RLock()
-        self._graph_name = enrol(self)
+        self._receiver = new_receiver(self)
 
     @property
     def step(self) -> int:
@@ -185,7 +184,7 @@ class Clock:
     def count(self, net: nn.Module) -> Any:
         """Takes the forwards of `net` for micro-batches; returns the handle that ends it, None where it takes no hooks."""
         try:
-            return net.register_forward_pre_hook(Hook(self._forward))
+            return net.register_forward_pre_hook(Hook(self._forward, _trace_forward, self._receiver))
         except RuntimeError:  # of torch.jit.script
             return None
 
@@ -209,10 +208,7 @@ class Clock:
                 gate.monitors.discard(monitor)
 
     def _forward(self, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            if torch.is_grad_enabled() and not tracing():
-                torch.ops.torch_recorders.take(self._graph_name, "", "", [])
-        elif torch.is_grad_enabled() and not tracing():
+        if torch.is_grad_enabled() and not tracing():
             self.take("", [], "")
 
     def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
@@ -229,6 +225,11 @@ class Clock:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _at, (self._step,)
+
+
+def _trace_forward(receiver: Tensor, *_: Any) -> None:
+    if torch.is_grad_enabled() and not tracing():
+        torch.ops.torch_recorders.take(receiver, "", "", [])
 
 
 def as_steps(steps: Steps | None) -> Chosen:

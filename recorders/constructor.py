@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.compiler import is_compiling
 
+from recorders.context import outside_modes
+from recorders.errors import MonitorError
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -36,21 +38,42 @@ class MonitorConstructor:
 class Hook:
     """What is put into a module. A copied or unpickled model carries a no-op in its place, made of the standard library alone.
 
+    It runs outside of the user's modes, and nothing that goes wrong in it reaches the user, but a `MonitorError`: that one is asked
+    for by `on_error="raise"`.
+
+    Args:
+        run: what is called outside of graphs.
+        trace: what is called while a graph is traced, with `receiver` before the other arguments; nothing if None.
+        receiver: see `recorders.compiled`.
+        fail: told of what went wrong, and the module.
+
     Attributes:
-        call: what is called, and traced into graphs, which guard that it stays the same.
-        usual: what is called outside of graphs: the same, or what is quicker there.
+        usual: what is called outside of graphs.
         run: that one, or for a while a timed version of it.
     """
 
-    def __init__(self, call: Callable[..., None], run: Callable[..., None] | None = None) -> None:
-        self.call = call
-        self.run = self.usual = run or call
+    def __init__(
+        self,
+        run: Callable[..., None],
+        trace: Callable[..., None] | None = None,
+        receiver: Tensor | None = None,
+        fail: Callable[[Exception, Any], None] | None = None,
+    ) -> None:
+        self.run = self.usual = run
+        self.trace, self.receiver, self.fail = trace, receiver, fail
 
     def __call__(self, *args: Any) -> None:
         if is_compiling():
-            self.call(*args)
-        else:
-            self.run(*args)
+            if self.trace is not None:
+                self.trace(self.receiver, *args)
+            return
+        try:
+            outside_modes(self.run, *args)
+        except MonitorError:
+            raise
+        except Exception as error:
+            if self.fail is not None:
+                self.fail(error, args[0] if args else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo.comptime import ComptimeContext, comptime
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders.capture import capturing
-from recorders.compiled import hand_over
-from recorders.constructor import Hook
+from recorders.compiled import emit_call, emit_leaves, find_receiver, find_twin
+from recorders.context import capturing, outside_modes
 from recorders.monitor import Monitor
-from recorders.operands import leaves, pack, tracing
+from recorders.operands import leaves, pack, symbolic, tracing
 from reducers import Reducer
 
 __all__ = ["BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
@@ -36,16 +33,14 @@ class GradientMonitor(Monitor):
     """Gradients with respect to activations, by hooks on the tensors themselves.
 
     A hook on a tensor sees the total gradient of that tensor, from all its uses. Unlike `register_full_backward_hook` it survives
-    in-place operations on the output and nested outputs. It is traced into the backward graph of `torch.compile`, unless there is a
-    `filter_`, which looks at numbers, or the tensor is a leaf: then the monitor breaks the graph once.
+    in-place operations on the output and nested outputs. It is traced into the backward graph of `torch.compile`, unless the tensor
+    is a leaf: then the monitor breaks the graph once.
     """
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Any) -> None:
         self._watched: Any = WeakIdKeyDictionary()
-        self._traced: Any = WeakIdKeyDictionary()
-        self.seen = self.partial = False
+        self._seen = self.partial = False
         super().__init__(reducer, module, **options)
-        _monitors[self._graph_name] = self
 
     def deregister(self) -> Monitor:
         for sighting in self._watched.values():
@@ -53,86 +48,56 @@ class GradientMonitor(Monitor):
         self._watched = WeakIdKeyDictionary()
         return super().deregister()
 
-    def _watch(self, module: nn.Module, value: Any) -> None:
-        if tracing():
-            return
-        if not self._awake():  # a graph in which nothing is recorded has no hooks on tensors
-            self._skip("not in its steps")
-            return
-        if not torch.compiler.is_compiling():
-            self._watch_eagerly(module, value)
-        elif self.filter_ is not None or any(tensor.is_leaf and tensor.requires_grad for _, tensor in leaves(value)):
-            self._watch_uncompiled(module, value)
-        else:
-            self._watch_traced(module, value)
+    @property
+    def seen(self) -> bool:
+        """Whether its module was called, or that of a monitor made alike, in a graph that both share."""
+        return self._seen or (isinstance(self._shared_twin, GradientMonitor) and self._shared_twin._seen)
 
-    def _watch_traced(self, module: nn.Module, value: Any) -> None:
-        self._see()
-        if not torch.is_grad_enabled() or not self._due(module, self._training(module)):
+    def _trace_watch(self, receiver: Tensor, module: nn.Module, value: Any) -> None:
+        if tracing() or not self._awake_in_graph():  # a graph in which nothing is recorded has no hooks on tensors
             return
-        for path, tensor in leaves(value):
-            if tensor.requires_grad:
-                self._watch_traced_leaf(path, tensor)
+        self._see()
+        found = [(path, tensor) for path, tensor in leaves(value) if tensor.requires_grad]
+        if any(tensor.is_leaf for _, tensor in found):
+            _watch_uncompiled(receiver, module, value)
+        elif torch.is_grad_enabled() and self._wanted_in_graph(module):
+            for path, tensor in found:
+                origin = _origin(tensor, receiver)
+                if origin == "made here":
+                    _hook_in_graph(tensor, receiver, self.twin_key, path)
+                elif origin == "given":
+                    _hook_given(tensor, receiver, path, () if self.bare else (tensor.detach().clone(),))
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _see(self) -> bool:
         """While the graph is traced: within checkpointing a graph may change no attribute."""
-        self.seen = True
+        self._seen = True
         return True
-
-    def _watch_traced_leaf(self, path: str, tensor: Tensor) -> None:
-        asks = self.map_ is not None or self.op_ is not None
-        origin = _origin(tensor, self._graph_name)
-        if origin == "made here" and not asks:
-            _hook_in_graph(tensor, self._graph_name, path)
-        elif origin != "hooked":
-            seen = (tensor.detach().clone(),) if asks else ()
-
-            def arrive(gradient: Tensor) -> None:
-                self._record(None, gradient, *seen, path=path)
-
-            _hook(tensor, arrive)
-
-    def _first_sight(self, tensor: Tensor) -> bool:
-        """Whether a tensor of the tracing is new here, as in eager mode; what is remembered goes with the tracing."""
-        version = tensor._version
-        if self._traced.get(tensor) == version:
-            return False
-        self._traced[tensor] = version
-        return True
-
-    def _watch_in_graph(self, path: str, tensor: Tensor) -> None:
-        if not self._first_sight(tensor):
-            return
-
-        def arrive(gradient: Tensor) -> None:
-            try:
-                hand_over(self._graph_name, self.reducer, {path: (gradient.detach(),)}, path)
-            except Exception:  # a reducer that looks at numbers: it gets them when the graph runs
-                torch.ops.torch_recorders.observe(self._graph_name, path, gradient.detach())
-
-        _hook(tensor, arrive)
 
     def _belated(self) -> bool:  # a backward is where checkpointing recomputes, and where gradients come from
-        return not self.registered
+        return False
 
-    @torch.compiler.disable(reason="a leaf outlives the graph, and a filter looks at numbers")  # type: ignore[no-untyped-call, untyped-decorator]
-    def _watch_uncompiled(self, module: nn.Module, value: Any) -> None:
-        self._watch_eagerly(module, value)
-
-    def _watch_eagerly(self, module: nn.Module, value: Any) -> None:
+    def _watch(self, module: nn.Module, value: Any) -> None:
+        if tracing() or not self._on:
+            return
+        if not self.active:
+            self._skip("not in its steps")
+            return
         if capturing():
             self._skip("called by a monitor")
             return
-        self.seen = True
+        self._seen = True
         if not torch.is_grad_enabled():
             self._skip("no gradient will come (no_grad)")
             return
-        for path, tensor in leaves(value):
+        found = list(leaves(value))
+        for path, tensor in found:
             if tensor.requires_grad:
                 self._watch_leaf(module, path, tensor)
             else:
                 self._skip("no gradient will come (frozen or not floating point)")
+        if not found:
+            self._skip("traced (torch.fx)" if symbolic(value) else "there is no tensor in it")
 
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
@@ -141,12 +106,12 @@ class GradientMonitor(Monitor):
             known.training = self._training(module)
             return
         # A clone: an in-place operation after this module would change what a view shows by the time the gradient arrives.
-        seen = () if self.map_ is None and self.op_ is None and self.filter_ is None else (tensor.detach().clone(),)
+        seen = () if self.bare else (tensor.detach().clone(),)
         sighting = _Sighting(self._training(module), version, None)
         self.partial = self.partial or _used_inside(tensor)
 
         def arrive(gradient: Tensor | None) -> None:  # holds no module: one that keeps its output would need the cycle collector
-            self._arrived(gradient, seen, sighting, path)
+            outside_modes(self._arrived, gradient, seen, sighting, path)
 
         sighting.handle = _hook(tensor, arrive)
         self._watched[tensor] = sighting
@@ -154,14 +119,13 @@ class GradientMonitor(Monitor):
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
         if gradient is None:
             self._skip(INSIDE)
-        elif self.registered and self._due(self.module, sighting.training, path) and (path or not self._waits(gradient)):
+        elif self._due(self.module, sighting.training, path) and (path or not self._waits(gradient)):
             self._record(self.module, gradient, *seen, path=path)
 
-    def _observed(self, path: str, gradient: Tensor) -> None:
-        """What a graph could not lift. Its mode was asked before."""
-        if self.registered and self._due(None, self.train_update, path):
-            self.compiled = True
-            self._record(None, gradient.clone(), path=path)  # the graph reuses the memory of what it hands over
+    def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
+        """The gradient of what a graph was given. Its mode was asked when the graph was traced."""
+        if self._due_in_graph(path):
+            self._record(self.module, gradient, *seen, path=path)
 
 
 class BackwardMonitor(GradientMonitor):
@@ -180,10 +144,13 @@ class BackwardMonitor(GradientMonitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        return [module.register_forward_hook(Hook(self._after), prepend=self.prepend)]
+        return [module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._watch(module, output)
+    def _after(self, module: nn.Module, *args: Any) -> None:
+        self._watch(module, args[-1])
+
+    def _trace_after(self, receiver: Tensor, module: nn.Module, *args: Any) -> None:
+        self._trace_watch(receiver, module, args[-1])
 
 
 class BackwardInputMonitor(GradientMonitor):
@@ -202,10 +169,14 @@ class BackwardInputMonitor(GradientMonitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        return [module.register_forward_pre_hook(Hook(self._before), prepend=self.prepend, with_kwargs=True)]
+        hook = self._hook(self._before, "_trace_before")
+        return [module.register_forward_pre_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._watch(module, pack(args, kwargs))
+    def _before(self, module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> None:
+        self._watch(module, pack(args, kwargs[0] if kwargs else {}))
+
+    def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> None:
+        self._trace_watch(receiver, module, pack(args, kwargs[0] if kwargs else {}))
 
 
 def _used_inside(tensor: Tensor) -> bool:
@@ -218,36 +189,61 @@ def _hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
     return tensor.register_hook(function)  # type: ignore[no-untyped-call]
 
 
-_monitors: WeakValueDictionary[str, GradientMonitor] = WeakValueDictionary()
+@torch.compiler.disable(reason="a leaf outlives the graph")  # type: ignore[no-untyped-call, untyped-decorator]
+def _watch_uncompiled(receiver: Tensor, module: nn.Module, value: Any) -> None:
+    monitor = find_receiver(receiver)
+    if monitor is not None:
+        monitor._watch(module, value)
 
 
-def _hook_in_graph(tensor: Tensor, name: str, path: str) -> None:
+def _hook_given(tensor: Tensor, receiver: Tensor, path: str, seen: tuple[Tensor, ...]) -> None:
+    """While a graph is traced: it was given this tensor, so the hook goes on outside of the graph, whenever the graph has run."""
+
+    def arrive(gradient: Tensor) -> None:
+        outside_modes(_arrived_at_graph, receiver, gradient, seen, path)
+
+    _hook(tensor, arrive)
+
+
+def _arrived_at_graph(receiver: Tensor, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
+    monitor = find_receiver(receiver)
+    if monitor is not None:
+        monitor._arrived_at_graph(gradient, seen, path)
+
+
+def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str) -> None:
     """A node of the user's graph. It runs where the graph with its backward is traced, behind the compiler's front end.
 
     A hook that the front end traces takes some times as long to compile. Objects that were changed in the graph before it lose what
     is changed after it (torch 2.13), so that graphs with a key-value cache would break.
     """
-    monitor = _monitors.get(name)
-    if monitor is not None and tensor.requires_grad:
-        monitor._watch_in_graph(path, tensor)
+    twin = find_twin(key)
+    if twin is None or not tensor.requires_grad or not _first_sight(tensor, receiver):
+        return
+    seen = () if twin.bare else (tensor.detach().clone(),)
+
+    def arrive(gradient: Tensor) -> None:
+        if seen:
+            outside_modes(emit_call, receiver, (gradient.detach(), *seen), path)
+        else:
+            emit_leaves(receiver, key, [path], [gradient], path)
+
+    _hook(tensor, arrive)
 
 
 torch.fx.has_side_effect(_hook_in_graph)  # it returns nothing, and would be removed
 torch.compiler.allow_in_graph(_hook_in_graph)  # type: ignore[no-untyped-call]
 
-
-def _observe(name: str, path: str, gradient: Tensor) -> None:
-    """A node of the user's backward: what cannot be lifted in a graph is recorded as in eager mode."""
-    monitor = _monitors.get(name)
-    if monitor is not None:
-        monitor._observed(path, gradient)
+_sighted: Any = WeakIdKeyDictionary()
 
 
-_library: Any = torch.library.Library("torch_recorders", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("observe(str name, str path, Tensor gradient) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
-_library.impl("observe", _observe, "CompositeExplicitAutograd")
-_library._register_fake("observe", lambda *_: None)
-_register_effectful_op(torch.ops.torch_recorders.observe.default, _EffectType.ORDERED)  # as `take`, which it stands in for
+def _first_sight(tensor: Tensor, receiver: Tensor) -> bool:
+    """Whether a tensor of the tracing is new to this receiver, as in eager mode; what is remembered goes with the tracing."""
+    versions = _sighted.setdefault(tensor, WeakIdKeyDictionary())
+    if versions.get(receiver) == tensor._version:
+        return False
+    versions[receiver] = tensor._version
+    return True
 
 
 class _Told:
@@ -265,13 +261,13 @@ def _in_reach(node: torch.fx.Node, context: ComptimeContext) -> bool:
 
 
 def _ask(context: ComptimeContext) -> None:
-    tensor, name = context.get_local("tensor"), context.get_local("name").as_python_constant()
+    tensor, receiver = context.get_local("tensor"), context.get_local("receiver")
     node: Any = tensor.as_proxy().node  # type: ignore[union-attr]
-    fake: Any = tensor.as_fake()
-    monitor = _monitors[name]
-    made = node.op != "placeholder" and _in_reach(node, context)
-    in_graph = made and monitor.map_ is monitor.op_ is None  # told apart there
-    _Told.origin = "hooked" if not in_graph and not monitor._first_sight(fake) else "made here" if made else "given"
+    if node.op != "placeholder" and _in_reach(node, context):
+        _Told.origin = "made here"
+    else:
+        fake: Any = tensor.as_fake()
+        _Told.origin = "given" if _first_sight(fake, receiver.as_fake()) else "hooked"  # type: ignore[arg-type]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -279,8 +275,8 @@ def _told() -> str:
     return _Told.origin
 
 
-def _origin(tensor: Tensor, name: str) -> str:
-    """While a graph is traced: "made here", "given" where it has other uses outside, or "hooked" already by the monitor `name`."""
+def _origin(tensor: Tensor, receiver: Tensor) -> str:
+    """While a graph is traced: "made here", "given" if it has other uses outside, or "hooked" already for this receiver."""
     comptime(_ask)
     origin: str = _told()
     return origin

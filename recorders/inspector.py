@@ -181,7 +181,7 @@ class Inspector:
         if lens.loss_fn is not None:
             # Weakly: a loss module outlives the inspector, and must not keep it.
             push = weakref.WeakMethod(self._push_loss_of)
-            hook = Hook(lambda module, args, loss: (push() or _ignore)(loss))
+            hook = Hook(lambda *args: (push() or _ignore)(args[-1]), lambda *args: (push() or _ignore)(args[-1]))
             self._loss_hooks.append(lens.loss_fn.register_forward_hook(hook))
 
     def detach(self) -> Inspector:

@@ -6,14 +6,16 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
+from weakref import WeakSet, WeakValueDictionary
 
 from torch import Tensor, nn
 
 from recorders.capture import Capture, OnError
 from recorders.clock import Clock, Phase, Steps, as_steps
-from recorders.compiled import enrol
-from recorders.constructor import MonitorConstructor, spelled_out
+from recorders.compiled import new_receiver, new_twin_key
+from recorders.constructor import Hook, MonitorConstructor, spelled_out
 from recorders.errors import TargetError
 from recorders.held import EMPTY, Held
 from recorders.results import Results
@@ -22,6 +24,8 @@ from reducers.core import check_reducer
 from reducers.fused import Fused
 
 __all__ = ["Monitor"]
+
+_twins: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
 class Monitor(Results):
@@ -109,16 +113,20 @@ class Monitor(Results):
         self._held = EMPTY
         self._engine = self.reducer
         self._gathers = self.reducer.gathers
-        self._plain = self._gathers and filter_ is None and map_ is None and op_ is None and type(self)._default is Capture._default
+        self.bare = filter_ is None and map_ is None and op_ is None
+        self._plain = self._gathers and self.bare and type(self)._default is Capture._default
         self._open = self._plain and train_update and eval_update and condition is None and every == 1
         self.compiled = False
-        self._graph_name = enrol(self)
+        self.receiver, self.twin_key = new_receiver(self), ""
+        self._on = True
         self._merged = 0
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
         self._eligible: dict[object, int] = {}
         self._lock = threading.RLock()  # a signal handler may save in the middle of an update
         self._handles: list[Any] = []
-        self._asleep: list[Any] = []
+        self._hooks: WeakSet[Hook] = WeakSet()
+        self._suspended: list[Any] = []
+        self._shared_twin: Monitor | None = None
         self._module: weakref.ref[nn.Module] | None = None
         self._module_class = ""
         self.active, self.gated = True, self.steps is not None or every_step != 1
@@ -167,6 +175,8 @@ class Monitor(Results):
         self._clock = clock
         if self.gated:
             clock.gate(self)
+        for hook in self._hooks:  # their twin knew the clock before
+            hook.trace = hook.trace and getattr(self._twin(), hook.trace.__name__)
 
     @property
     def attr(self) -> Any:
@@ -194,8 +204,8 @@ class Monitor(Results):
             raise TargetError(
                 f"{self.describe()} needs a torch.nn.Module to sit on and got {'none' if target is None else repr(target)}"
             )
-        if target is self.module and (self.registered or self._asleep):
-            self._handles, self._asleep = self._handles or self._asleep, []
+        if target is self.module and (self.registered or self._suspended):
+            self._handles, self._suspended, self._on = self._handles or self._suspended, [], True
             return self
         self._check(target)
         self.deregister()
@@ -207,6 +217,7 @@ class Monitor(Results):
         except RuntimeError as error:  # modules of torch.jit.script take no hooks
             kind = type(target).__name__
             raise TargetError(f"{self.describe(target)}: {error}; leave it out of the selection with exclude={kind}") from error
+        self._on = True
         return self
 
     def _wind(self) -> None:
@@ -220,19 +231,48 @@ class Monitor(Results):
         Hooks that are part of a compiled graph stay in the module and record nothing: the compiler keeps no guard on hooks that are
         gone, and might run a graph made without them once they are back.
         """
-        handles, self._handles = self._handles, []
+        handles, self._handles, self._on = self._handles, [], False
         if self.compiled:
-            self._asleep = handles or self._asleep
+            self._suspended = handles or self._suspended
             return self
         for handle in handles:
             handle.remove()
         return self
 
     def _unhook(self) -> None:
-        """Takes hooks that sleep in another module's graphs off for good."""
-        handles, self._asleep = self._asleep, []
+        """Takes hooks that are suspended in another module's graphs off for good."""
+        handles, self._suspended = self._suspended, []
         for handle in handles:
             handle.remove()
+
+    def _hook(self, run: Callable[..., None], trace: str | None = None) -> Hook:
+        """A hook that calls `run`; in a graph that is being traced, the method `trace` of the twin."""
+        traced = None if trace is None else getattr(self._twin(), trace)
+        hook = Hook(run, traced, self.receiver, self._hook_failed)
+        self._hooks.add(hook)
+        return hook
+
+    def _twin(self) -> Monitor:
+        """What graphs know of this monitor: one monitor, that sits nowhere, for all that are made alike.
+
+        The compiler guards all that it looks at, so that monitors with twins of their own would cost a graph each.
+        """
+        recipe = self.constructor
+        clock = self._clock if self.gated else None
+        key = recipe, self.attr, self.gated, id(clock)
+        with suppress(TypeError):  # an argument has no hash
+            found: Monitor | None = _twins.get(key)
+            if found is not None:
+                self._shared_twin = found
+                return found
+        twin = self._shared_twin = recipe(self.attr)
+        twin.gated, twin._clock, twin.twin_key = self.gated, clock, new_twin_key(twin)
+        with suppress(TypeError):
+            _twins[key] = twin
+        return twin
+
+    def _hook_failed(self, error: Exception, module: Any) -> None:
+        self._fail(error, module if isinstance(module, nn.Module) else None, ())
 
     def describe(self, module: nn.Module | None = None) -> str:
         """Monitor, name and module, for messages."""

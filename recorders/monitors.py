@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from recorders.constructor import Hook
+from recorders.compiled import new_twin_key
+from recorders.context import outside_modes
 from recorders.monitor import Monitor
 from recorders.operands import as_operand, pack
+from reducers import Reducer
 
 __all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor"]
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class ForwardMonitor(Monitor):
@@ -31,16 +36,27 @@ class ForwardMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        hook = Hook(self._after, self._run_after if self._open else None)
+        hook = self._hook(self._after_quickly if self._open else self._after, "_trace_after")
         return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        kwargs, output = split(rest)
         if not self._passed_by() and self._due(module, self._training(module)) and not self._waits(output):
             self._record(module, output, pack(args, kwargs))
 
-    def _run_after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._quick(output):
-            self._after(module, args, kwargs, output)
+    def _after_quickly(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if not self._quick(rest[-1]):
+            self._after(module, args, *rest)
+
+    def _trace_after(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if self._wanted_in_graph(module):
+            kwargs, output = split(rest)
+            self._trace(receiver, module, output, pack(args, kwargs))
+
+
+def split(rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
+    """Keyword arguments and output, as a forward hook gets them; those who move hooks forget that it asked for the former."""
+    return (rest[0], rest[1]) if len(rest) == 2 else ({}, rest[-1])
 
 
 class ForwardInputMonitor(Monitor):
@@ -56,19 +72,23 @@ class ForwardInputMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        hook = Hook(self._before, self._run_before if self._open else None)
+        hook = self._hook(self._before_quickly if self._open else self._before, "_trace_before")
         return [module.register_forward_pre_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
         if self._passed_by() or not self._due(module, self._training(module)):
             return
         inputs = pack(args, kwargs)
         if not self._waits(inputs):
             self._record(module, inputs)
 
-    def _run_before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_quickly(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
         if not self._quick(pack(args, kwargs)):
             self._before(module, args, kwargs)
+
+    def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
+        if self._wanted_in_graph(module):
+            self._trace(receiver, module, pack(args, kwargs))
 
 
 class CallMonitor(Monitor):
@@ -82,18 +102,26 @@ class CallMonitor(Monitor):
     tensor(2., dtype=torch.float64)
     """
 
+    def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Any) -> None:
+        super().__init__(reducer, module, **options)
+        self.twin_key = new_twin_key(self)  # what pushes inside a graph knows the monitor itself
+
+    def deregister(self) -> Monitor:
+        """Takes it off its module; what is pushed is recorded all the same. Returns the monitor itself."""
+        super().deregister()
+        self._on = True
+        return self
+
     def push(self, *values: Any) -> None:
         """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
         if torch.compiler.is_compiling():
-            self._push(*values)
+            if self._wanted_in_graph(self.module):
+                self._trace(self.receiver, None, *map(_numbers, values))
         else:
-            self._pushed(*values)
+            outside_modes(self._pushed, *values)
 
     def _pushed(self, *values: Any) -> None:
         """Outside of graphs, which guard what they call: for a while a timed version may take its place."""
-        self._push(*values)
-
-    def _push(self, *values: Any) -> None:
         module = self.module
         self._wind()
         if self.on_error == "disable" and self.last_error is not None:

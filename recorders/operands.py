@@ -10,27 +10,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from recorders.errors import OperandError
 
 __all__ = [
-    "NoAutocast",
-    "NoInference",
     "as_operand",
     "detached",
     "graph_task",
     "leaves",
     "mapped",
     "pack",
+    "plain",
     "recomputing",
     "shapes",
+    "symbolic",
     "tracing",
     "transient",
     "usual",
 ]
-
-# The user's modes do not reach into a State: with these two, and gradients switched off inside of `NoInference(False)`, which turns
-# them on again. Contexts written in Python can be interrupted while they end, and then leave a mode as it was inside.
-NoInference = torch._C._InferenceMode
-NoAutocast = torch._C._DisableAutocast
 
 # by names of their own, which are found faster: a hook asks all of them
 graph_task = torch._C._current_graph_task_id
@@ -100,6 +98,34 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
                 object.__setattr__(clone, field.name, mapped(getattr(value, field.name), function))
         return clone
     return value
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """`tensor` cut off from the autograd graph, as a reducer takes it: the numbers themselves, in a tensor of no subclass.
+
+    A quantised tensor is dequantised. Of a tensor that is spread over processes it is the part that this one holds, so that nothing
+    is communicated.
+
+    Raises:
+        OperandError: a subclass that keeps its numbers elsewhere than in its own memory.
+    """
+    found = tensor.detach()
+    if type(found) is Tensor:
+        return found.dequantize() if found.is_quantized else found
+    if hasattr(found, "to_local"):
+        return plain(found.to_local())
+    if is_traceable_wrapper_subclass(found) or found.layout is torch.jagged:
+        raise OperandError(
+            f"a {type(found).__name__} keeps its numbers in other tensors: hand one of those over with op_=lambda ...: tensor"
+        )
+    return found.as_subclass(Tensor)
+
+
+def symbolic(value: Any) -> bool:
+    """Whether a program is being written down by `torch.fx`, which hands proxies around in place of tensors."""
+    if isinstance(value, torch.fx.Proxy):
+        return True
+    return any(symbolic(item) for _, item in _items(value))
 
 
 def pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from recorders.compiled import emit_call
 from recorders.constructor import Hook
 from recorders.errors import OperandError, TargetError
 from recorders.monitor import Monitor
+from recorders.operands import plain, tracing
 from reducers import Reducer
 
 __all__ = ["PairMonitor"]
@@ -42,7 +44,7 @@ class PairMonitor(Monitor):
                 f"PairMonitor needs a torch.nn.Module as the other module; got {type(other).__name__}: {other!r:.100}"
             )
         self._other = None if other is None else weakref.ref(other)
-        self._waiting: tuple[bool, Any] | None = None
+        self._waiting: tuple[str, Any] | None = None
         super().__init__(reducer, module, **options)
 
     @property
@@ -56,12 +58,18 @@ class PairMonitor(Monitor):
             raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
         self._waiting = None
         return [
-            module.register_forward_hook(Hook(lambda module, args, output: self._arrive(True, output)), prepend=self.prepend),
-            other.register_forward_hook(Hook(lambda module, args, output: self._arrive(False, output)), prepend=self.prepend),
+            place.register_forward_hook(
+                Hook(partial(self._arrive, side), _TRACE[side], self.receiver, self._hook_failed), prepend=self.prepend
+            )
+            for side, place in (("mine", module), ("other", other))
         ]
 
-    @torch.compiler.disable(reason="an output that waits for another one belongs to no graph")  # type: ignore[no-untyped-call, untyped-decorator]
-    def _arrive(self, mine: bool, output: Any) -> None:
+    def take_call(self, operands: Callable[[], Any], stream: str) -> None:
+        self.compiled = True
+        self._arrive(stream, *operands())
+
+    def _arrive(self, side: str, *args: Any) -> None:
+        output = args[-1]
         module = self.module
         if module is None:  # gone; the other one lives on
             self.deregister()
@@ -69,13 +77,13 @@ class PairMonitor(Monitor):
         if self._passed_by():
             return
         waiting, self._waiting = self._waiting, None
-        if waiting is None or waiting[0] == mine:
+        if waiting is None or waiting[0] == side:
             if waiting is not None:
                 self._skip("called again before its partner was")
-            self._waiting = mine, output.detach().clone() if isinstance(output, Tensor) else output
+            self._waiting = side, output.detach().clone() if isinstance(output, Tensor) else output
             return
         if self._due(module, self._training(module)):
-            self._record(module, *((output, waiting[1]) if mine else (waiting[1], output)))
+            self._record(module, *((output, waiting[1]) if side == "mine" else (waiting[1], output)))
 
     def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
         if self.map_ is not None or self.op_ is not None:
@@ -85,9 +93,22 @@ class PairMonitor(Monitor):
             raise OperandError(f"the two modules returned {kinds}; pick a tensor of each with map_=lambda mine, other: (..., ...)")
         if self._unreal(operands):
             return None
-        return {"": tuple(operand.detach() for operand in operands)}
+        return {"": tuple(plain(operand) for operand in operands)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, (constructor, *rest) = super().__reduce__()
         options = tuple((name, value) for name, value in constructor.options if name != "other")  # a module would be copied too
         return rebuild, (type(constructor)(constructor.kind, constructor.reducer, options), *rest)
+
+
+def _trace_mine(receiver: Tensor, module: nn.Module, *args: Any) -> None:
+    if not tracing():
+        emit_call(receiver, args[-1:], "mine")
+
+
+def _trace_other(receiver: Tensor, module: nn.Module, *args: Any) -> None:
+    if not tracing():
+        emit_call(receiver, args[-1:], "other")
+
+
+_TRACE = {"mine": _trace_mine, "other": _trace_other}

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders.batched import LOCK, Batch, Together, common
-from recorders.constructor import Hook
 from recorders.errors import TargetError
 from recorders.monitor import Monitor
 from recorders.recording import Subrecording
@@ -154,8 +153,13 @@ class ParameterMonitor(_ParameterMonitor):
 
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.when == "call":
-            return [module.register_forward_hook(Hook(self._called), prepend=self.prepend)]
+            return [module.register_forward_hook(self._hook(self._called, "_trace_called"), prepend=self.prepend)]
         return super()._attach(module)
+
+    def _trace_called(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
+        if self._wanted_in_graph(module):
+            for path, parameter in self._parameters(module):
+                self._trace(receiver, module, parameter, path=path)
 
     def _called(self, module: nn.Module, *_: Any) -> None:
         self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module)})
@@ -213,7 +217,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
         if self.when == "step":
             return super()._attach(module)
         self._hook_new(module)
-        return [module.register_forward_pre_hook(Hook(self._hook_new))]
+        return [module.register_forward_pre_hook(self._hook(self._hook_new))]
 
     def deregister(self) -> Monitor:
         for handle in self._hooked.values():
@@ -223,11 +227,9 @@ class ParameterGradientMonitor(_ParameterMonitor):
 
     def _hook_new(self, module: nn.Module, *_: Any) -> None:
         """Before every forward, because parameters get replaced, frozen and thawed."""
-        if torch.compiler.is_compiling():
-            return
         for _path, parameter in self._parameters(module):
             if parameter.requires_grad and parameter not in self._hooked and not is_lazy(parameter):
-                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(Hook(self._accumulated))  # type: ignore[no-untyped-call]
+                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
         module = self.module

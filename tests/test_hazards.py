@@ -31,7 +31,7 @@ from recorders import (
     Recorder,
     StateMonitor,
 )
-from recorders.capture import capturing
+from recorders.context import capturing
 from recorders.operands import recomputing
 from reducers import Collect, Count, Last, Max, Mean, Moments, Product, Sum
 

@@ -1,0 +1,132 @@
+"""Operands as an operator of a compiled graph takes them: tensors, whole numbers, and a text that says how they were nested."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recorders.errors import OperandError
+
+__all__ = ["packed", "unpacked"]
+
+
+def packed(value: Any) -> tuple[str, list[Tensor], list[int]]:
+    """The layout of a nested value, its tensors and its whole numbers. Called while a graph is traced.
+
+    >>> import torch
+    >>> layout, tensors, numbers = packed({"logits": torch.ones(1), "loss": None, "steps": [2, "two"]})
+    >>> unpacked(layout, tensors, numbers)
+    {'logits': tensor([1.]), 'loss': None, 'steps': [2, 'two']}
+    """
+    tensors: list[Tensor] = []
+    numbers: list[int] = []
+    return _layout(value, tensors, numbers), tensors, numbers
+
+
+def _layout(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
+    """A Python literal: a kind, and what it needs. Numbers may vary from call to call, so they are no part of it."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return "('tensor',)"
+    if value is None or isinstance(value, (str, bool)):
+        return f"('constant', {value!r})"
+    if isinstance(value, int):
+        numbers.append(value)
+        return "('number',)"
+    if isinstance(value, float):
+        tensors.append(torch.tensor(value, dtype=torch.float64))
+        return "('float',)"
+    kind = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if is_dataclass(value):
+        items = [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+        return _named("dataclass", name, items, tensors, numbers)
+    if isinstance(value, Mapping):
+        return _named("dict", name, list(value.items()), tensors, numbers)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _named("namedtuple", name, [(field, getattr(value, field)) for field in value._fields], tensors, numbers)
+    if isinstance(value, (tuple, list)):
+        parts = "".join([_layout(item, tensors, numbers) + ", " for item in value])
+        return f"('{'tuple' if isinstance(value, tuple) else 'list'}', [{parts}])"
+    return f"('other', {name!r})"
+
+
+def _named(kind: str, name: str, items: list[tuple[Any, Any]], tensors: list[Tensor], numbers: list[int]) -> str:
+    parts = ""
+    for key, item in items:
+        shown = repr(key) if isinstance(key, (str, int)) else repr(str(key))
+        parts += f"({shown}, {_layout(item, tensors, numbers)}), "
+    return f"({kind!r}, {name!r}, [{parts}])"
+
+
+def unpacked(layout: str, tensors: list[Tensor], numbers: list[int]) -> Any:
+    """The value that was packed; objects that hold no tensors by the field's rules come back as an `Absent`."""
+    return _build(_parsed(layout), iter(tensors), iter(numbers))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(layout: str) -> Any:
+    return ast.literal_eval(layout)
+
+
+def _build(tree: Any, tensors: Iterator[Tensor], numbers: Iterator[int]) -> Any:
+    kind, *rest = tree
+    if kind == "tensor":
+        return next(tensors)
+    if kind == "float":
+        return next(tensors).item()
+    if kind == "number":
+        return next(numbers)
+    if kind == "constant":
+        return rest[0]
+    if kind == "other":
+        return Absent(rest[0])
+    if kind in ("tuple", "list"):
+        items = [_build(item, tensors, numbers) for item in rest[0]]
+        return tuple(items) if kind == "tuple" else items
+    named = {key: _build(item, tensors, numbers) for key, item in rest[1]}
+    cls = _class(rest[0])
+    try:
+        return named if kind == "dict" and cls in (dict, None) else _instance(kind, cls, named)
+    except Exception:  # its own rules forbid to make it anew; its fields are all that a callable needs
+        return SimpleNamespace(**{str(key): value for key, value in named.items()})
+
+
+def _class(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _instance(kind: str, cls: Any, named: dict[Any, Any]) -> Any:
+    if kind == "namedtuple" or (kind == "dataclass" and issubclass(cls, Mapping)):  # such as the outputs of `transformers`
+        return cls(**named)
+    if kind == "dict":
+        return cls(named)
+    instance = object.__new__(cls)
+    for name, value in named.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+class Absent:
+    """Stands for an operand that no graph can hand on, such as a key-value cache; asked for anything, it says so."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, attr: str) -> Any:
+        raise OperandError(
+            f"a compiled graph cannot hand a {self._name} on to filter_, map_ or op_, which asked for its {attr!r}: "
+            "use the tensors beside it, or keep this module out of the graph with torch.compiler.disable"
+        )
