@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,14 +162,12 @@ class DifferenceMonitor(_AttributeMonitor):
 
     def _attach(self, module: nn.Module) -> list[Any]:
         before = module.register_forward_pre_hook(self._hook(self._before, "_trace_before"), prepend=self.prepend)
-        after = self._hook(self._after, "_trace_after")
-        return [before, module.register_forward_hook(after, prepend=self.prepend, always_call=True)]
+        return [before, module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
 
     def _before(self, module: nn.Module, *_: Any) -> None:
         if tracing():
             return
         value: Any = _NOT_DUE
-        handled = sys.exc_info()[1]
         if self.active and self._on:
             try:
                 value = self._read(module, self._attr)  # type: ignore[arg-type]
@@ -179,7 +176,7 @@ class DifferenceMonitor(_AttributeMonitor):
                 return
             with NoInference(False), torch.no_grad():
                 value = value.detach().clone() if isinstance(value, Tensor) else value
-        keep(forward_frame(), self._place, (value, handled))
+        keep(forward_frame(), self._place, (value,))
 
     def _after(self, module: nn.Module, *_: Any) -> None:
         frame = forward_frame()
@@ -187,11 +184,9 @@ class DifferenceMonitor(_AttributeMonitor):
         if found is None:  # put on in the middle of a call, or something failed before the value was read
             return
         keep(frame, self._place, None)
-        before, handled = found
+        (before,) = found
         if before is _NOT_DUE:
             self._skip("not in its steps")
-        elif sys.exc_info()[1] is not handled:  # called all the same after the user's forward raised
-            self._skip("forward raised")
         elif not self._passed_by() and self._due(module, self._training(module)):
             try:
                 after = self._read(module, self._attr)  # type: ignore[arg-type]

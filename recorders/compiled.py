@@ -47,6 +47,8 @@ def new_receiver(receiver: Any) -> Tensor:
     """
     number = next(_numbers)
     _receivers[number] = receiver
+    if not torch._C._len_torch_dispatch_stack() and not torch.is_inference_mode_enabled():
+        return torch.tensor(number, device="cpu")
     with NoInference(False), _disable_current_modes():
         return torch.tensor(number, device="cpu")
 

@@ -19,7 +19,7 @@ from reducers import Reducer
 if TYPE_CHECKING:
     from recorders.monitor import Monitor
 
-__all__ = ["Hook", "MonitorConstructor", "spelled_out"]
+__all__ = ["Hook", "MonitorConstructor", "hook_behind", "spelled_out"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,13 @@ class Hook:
 # A hook that is reached outside a compiled graph (after a graph break, or on the outermost module) runs as it is; compiled by
 # itself, it would be compiled anew for every monitor, up to the limit. Inside a graph it is traced all the same.
 set_code_exec_strategy(Hook.__call__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def hook_behind(handle: Any) -> Hook | None:
+    """The hook that PyTorch gave `handle` for; None if it is gone, or is none of a module or a tensor."""
+    hooks = handle.hooks_dict_ref() if hasattr(handle, "hooks_dict_ref") else None
+    hook = None if hooks is None else hooks.get(handle.id)
+    return hook if isinstance(hook, Hook) else None
 
 
 def spelled_out(cls: type, root: type) -> inspect.Signature:

@@ -42,11 +42,11 @@ def capturing() -> bool:
 
 
 def as_monitor(function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function(*args)` as the work of a monitor, in full precision and without gradients; return what it returns.
+    """Call `function(*args)` as the work of a monitor: outside modes, in full precision, without gradients; return what it returns.
 
     The mark of `capturing` is set in a context of its own, so that it cannot be left behind by an interruption.
     """
-    return copy_context().run(_marked, function, args)
+    return outside_modes(copy_context().run, _marked, function, args)
 
 
 def _marked(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -56,8 +56,8 @@ def _marked(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return function(*args)
 
 
-def outside_modes(call: Callable[..., None], *args: Any) -> None:
-    """Call `call(*args)` with the user's modes off; they are on again afterwards, however it ends.
+def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
+    """Call `call(*args)` with the user's modes off, and return what it returns; they are on again then, however it ends.
 
     Modes of `torch.compile` and other tracing stay. So does the default device, unless other function modes are on too.
 
@@ -75,8 +75,7 @@ def outside_modes(call: Callable[..., None], *args: Any) -> None:
     ones
     """
     if not _count_dispatch() and not _count_function():
-        call(*args)
-        return
+        return call(*args)
     # Both lists are filled, and emptied again, by single calls into C: an asynchronous exception comes before or after them.
     dispatch: list[Any] = [None]
     function: list[Any] = [None]
@@ -86,7 +85,7 @@ def outside_modes(call: Callable[..., None], *args: Any) -> None:
     try:
         dispatch.extend(map(_pop_dispatch, repeat(None, _user_dispatch_modes())))
         function.extend(starmap(_pop_function, repeat((), _user_function_modes())))
-        call(*args)
+        return call(*args)
     finally:
         put_back()
 

@@ -8,14 +8,14 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
 from recorders.capture import Capture, OnError
 from recorders.clock import Clock, Phase, Steps, as_steps
 from recorders.compiled import new_receiver, new_twin_key
-from recorders.constructor import Hook, MonitorConstructor, spelled_out
+from recorders.constructor import Hook, MonitorConstructor, hook_behind, spelled_out
 from recorders.errors import TargetError
 from recorders.held import EMPTY, Held
 from recorders.results import Results
@@ -124,7 +124,6 @@ class Monitor(Results):
         self._eligible: dict[object, int] = {}
         self._lock = threading.RLock()  # a signal handler may save in the middle of an update
         self._handles: list[Any] = []
-        self._hooks: WeakSet[Hook] = WeakSet()
         self._suspended: list[Any] = []
         self._shared_twin: Monitor | None = None
         self._module: weakref.ref[nn.Module] | None = None
@@ -175,8 +174,9 @@ class Monitor(Results):
         self._clock = clock
         if self.gated:
             clock.gate(self)
-        for hook in self._hooks:  # their twin knew the clock before
-            hook.trace = hook.trace and getattr(self._twin(), hook.trace.__name__)
+        for hook in map(hook_behind, [*self._handles, *self._suspended]):  # their twin knew the clock before
+            if hook is not None and hook.trace is not None and self.gated:
+                hook.trace = getattr(self._twin(), hook.trace.__name__)
 
     @property
     def attr(self) -> Any:
@@ -248,9 +248,7 @@ class Monitor(Results):
     def _hook(self, run: Callable[..., None], trace: str | None = None) -> Hook:
         """A hook that calls `run`; in a graph that is being traced, the method `trace` of the twin."""
         traced = None if trace is None else getattr(self._twin(), trace)
-        hook = Hook(run, traced, self.receiver, self._hook_failed)
-        self._hooks.add(hook)
-        return hook
+        return Hook(run, traced, self.receiver, self._hook_failed)
 
     def _twin(self) -> Monitor:
         """What graphs know of this monitor: one monitor, that sits nowhere, for all that are made alike.

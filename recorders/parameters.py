@@ -153,7 +153,7 @@ class ParameterMonitor(_ParameterMonitor):
 
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.when == "call":
-            return [module.register_forward_hook(self._hook(self._called, "_trace_called"), prepend=self.prepend)]
+            return [module.register_forward_hook(self._hook(self._after, "_trace_called"), prepend=self.prepend)]
         return super()._attach(module)
 
     def _trace_called(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
@@ -161,7 +161,11 @@ class ParameterMonitor(_ParameterMonitor):
             for path, parameter in self._parameters(module):
                 self._trace(receiver, module, parameter, path=path)
 
-    def _called(self, module: nn.Module, *_: Any) -> None:
+    def _after(self, module: nn.Module, *_: Any) -> None:
+        if not self._passed_by():
+            self._called(module)
+
+    def _called(self, module: nn.Module) -> None:
         self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module)})
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from recorders.context import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.past import Past
 from reducers import Reducer, Result, State
@@ -50,11 +51,14 @@ class Subrecording(Past):
         results: dict[str, Any] = {}
         for path, state in self.states.items():
             if state:
-                result: Any = self.reducer.compute(state)
-                for function in self.functions:
-                    result = function(result, self.samples)
-                results[path] = result
+                results[path] = outside_modes(self._compute, state)
         return results
+
+    def _compute(self, state: State) -> Any:
+        result: Any = self.reducer.compute(state)  # type: ignore[union-attr]
+        for function in self.functions:
+            result = function(result, self.samples)
+        return result
 
     def peek(self) -> Any:
         """The result: of the lone tensor, or by leaf path where the operand was nested; None where nothing was recorded."""
