@@ -16,9 +16,10 @@ from recorders.monitor import Monitor
 from recorders.operands import leaves, pack, symbolic, tracing
 from reducers import Reducer
 
-__all__ = ["BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
+__all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
 
 
+NO_TENSOR = "there is no tensor in it"
 INSIDE = "all uses are inside its compiled graph, its hook is not"
 
 
@@ -97,7 +98,7 @@ class GradientMonitor(Monitor):
             else:
                 self._skip("no gradient will come (frozen or not floating point)")
         if not found:
-            self._skip("traced (torch.fx)" if symbolic(value) else "there is no tensor in it")
+            self._skip("traced (torch.fx)" if symbolic(value) else NO_TENSOR)
 
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place

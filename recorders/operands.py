@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from recorders.errors import OperandError
 
@@ -114,7 +113,7 @@ def plain(tensor: Tensor) -> Tensor:
         return found.dequantize() if found.is_quantized else found
     if hasattr(found, "to_local"):
         return plain(found.to_local())
-    if is_traceable_wrapper_subclass(found) or found.layout is torch.jagged:
+    if type(found).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise OperandError(
             f"a {type(found).__name__} keeps its numbers in other tensors: hand one of those over with op_=lambda ...: tensor"
         )

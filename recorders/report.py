@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recorders.clock import shown_steps
 from recorders.errors import RecordingWarning
-from recorders.gradients import GradientMonitor
+from recorders.gradients import NO_TENSOR, GradientMonitor
 from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor
 from recorders.operands import leaves, mapped
@@ -100,6 +100,8 @@ def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
     if not monitor.active:
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.tally:
+        if monitor.tally.keys() - {"calls"} == {NO_TENSOR}:
+            return "what it watches holds no tensor: choose another module, or record an attribute of it with StateMonitor"
         return _PARTIAL if partial else "only ever left out"
     if not monitor.registered and not begun:  # at the end of a recording hooks are off, and that is not the reason
         return "its hooks are off"

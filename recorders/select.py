@@ -78,7 +78,7 @@ class Criteria:
             and not (not_types and isinstance(place.module, not_types))
             and not any(_matches(pattern, name) for pattern in not_names for name in place.names)
             and (self.depth is None or _depth(place.name) <= self.depth)
-            and (not self.leaves or not any(True for _ in place.module.children()))
+            and (not self.leaves or _is_leaf(place.module))
             and (self.where is None or self.where(place.name, place.module))
         ]
         if not chosen:
@@ -88,6 +88,16 @@ class Criteria:
     def _given(self) -> str:
         given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
         return "(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    """Whether it has no modules inside, and is called: those that hold the parameters of a quantised layer never are."""
+    inside = [child for child in module.children() if not _only_holds(child)]
+    return not inside and not _only_holds(module)
+
+
+def _only_holds(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("PackedParams") and type(module).__module__.startswith("torch.")
 
 
 def select_modules(net: nn.Module, criteria: Criteria, *, recursive: bool, prefix: str = "") -> list[Place]:

@@ -251,7 +251,7 @@ def _contiguous(state: State, made_of: Tensor) -> State:
 
 
 def observation(reducer: Reducer, xs: tuple[Any, ...]) -> Tensor:
-    """The one tensor in `xs`, detached and dense.
+    """The one tensor in `xs`, detached, dense, dequantised and of no subclass.
 
     Raises:
         ReducerTypeError: there are several, or something else.
@@ -259,6 +259,10 @@ def observation(reducer: Reducer, xs: tuple[Any, ...]) -> Tensor:
     if len(xs) != 1 or not isinstance(xs[0], Tensor):
         raise ReducerTypeError(f"{reducer!r} reduces one tensor at a time; got ({', '.join(type(x).__name__ for x in xs)})")
     x = xs[0].detach()
+    if type(x) is not Tensor and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        x = x.as_subclass(Tensor)  # a state is made of plain tensors
+    if x.is_quantized:
+        return x.dequantize()
     # a traced backward may not ask for the layout
     return x if torch.compiler.is_compiling() or x.layout is torch.strided else x.to_dense()
 
