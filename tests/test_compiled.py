@@ -421,7 +421,12 @@ class Boxed(nn.Module):
 
 def test_objects_that_are_changed_between_modules_keep_their_graph_whole() -> None:
     net = Boxed()
-    recorder = Recorder(out=ForwardMonitor(Moments()), back=BackwardMonitor(Moments())).modules(net)
+    recorder = Recorder(
+        out=ForwardMonitor(Moments()),
+        back=BackwardMonitor(Moments()),
+        op=BackwardMonitor(Moments(), op_=lambda gradient, output: gradient * output),
+        filter=ForwardMonitor(Moments(), filter_=lambda output, inputs: bool(output.isfinite().all())),
+    ).modules(net)
     batches = [torch.randn(2, 3) for _ in range(2)]
     with torch._dynamo.config.patch(wrap_top_frame=True):
         train(torch.compile(net, backend="aot_eager", fullgraph=True), batches)
