@@ -66,7 +66,7 @@ from reducers import (
     WeightedMoments,
     Window,
 )
-from reducers.fused import Fused
+from reducers.combinators.fused import Fused
 
 LAYOUTS = {
     "per tensor": ((64, 128, 768), "... ->", None),

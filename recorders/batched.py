@@ -20,7 +20,7 @@ from recorders.context import as_monitor
 from recorders.held import Held, Waiting
 from recorders.operands import tracing
 from reducers import Reducer, State, StateMismatchError
-from reducers.stacked import lift_stacked, numbers
+from reducers.combinators.stacked import lift_stacked, numbers
 
 __all__ = ["LOCK", "Batch", "Together", "common"]
 

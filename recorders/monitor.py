@@ -20,8 +20,8 @@ from recorders.errors import TargetError
 from recorders.held import EMPTY, Held
 from recorders.results import Results
 from reducers import Reducer, State
-from reducers.core import check_reducer
-from reducers.fused import Fused
+from reducers.combinators.fused import Fused
+from reducers.core.statistic import check_reducer
 
 __all__ = ["Monitor"]
 

@@ -18,7 +18,7 @@ from recorders.recording import Subrecording
 from recorders.results import Results
 from recorders.steps import StepHandle
 from reducers import Reducer
-from reducers.stacked import stacks
+from reducers.combinators.stacked import stacks
 
 if TYPE_CHECKING:
     from typing_extensions import Self

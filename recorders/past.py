@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from reducers import History, NoHistoryError, Result, State
-from reducers.history import history_of
+from reducers.temporal.history import history_of
 
 __all__ = ["Past"]
 

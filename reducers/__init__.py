@@ -1,12 +1,14 @@
 """The algebra: pure online statistics over tensors."""
 
-from reducers.basic import Count, Extremes, Max, Mean, Min, Norm, Sum
-from reducers.cell import Cell
-from reducers.combine import Postmap, Premap, Product
-from reducers.core import Reducer, Result, State, Statistic
-from reducers.counting import CountByValue, DistinctCount, HeavyHitters
-from reducers.counts import Activity, Sparsity
-from reducers.covariance import Covariance, CrossCovariance
+from reducers.combinators.cell import Cell
+from reducers.combinators.groupby import GroupBy
+from reducers.combinators.masked import Masked, Prefilter
+from reducers.combinators.product import Postmap, Premap, Product
+from reducers.core.recipe import from_recipe, to_recipe
+from reducers.core.statistic import Reducer, Result, State, Statistic
+from reducers.distributions.categorical import CountByValue, DistinctCount, HeavyHitters
+from reducers.distributions.histogram import Histogram
+from reducers.distributions.quantile import Quantile
 from reducers.errors import (
     ArgumentError,
     DTypeError,
@@ -18,19 +20,13 @@ from reducers.errors import (
     ReducerTypeError,
     StateMismatchError,
 )
-from reducers.exemplars import Collect, First, Fold, Last
-from reducers.gates import Masked, Prefilter
-from reducers.geometry import Geometry
-from reducers.groups import GroupBy
-from reducers.histogram import Histogram
-from reducers.history import History
-from reducers.matrices import condition_number, singular_values, spectral_norm, stable_rank
-from reducers.moments import Moments, Summary
-from reducers.quantile import Quantile
-from reducers.recipe import from_recipe, to_recipe
-from reducers.reservoir import Reservoir
-from reducers.similarity import CKA, MinibatchCKA
-from reducers.spectrum import (
+from reducers.exemplars.collect import Collect, First, Fold, Last
+from reducers.exemplars.reservoir import Reservoir
+from reducers.exemplars.topk import BottomK, TopK
+from reducers.multivariate.covariance import Covariance, CrossCovariance
+from reducers.multivariate.matrices import condition_number, singular_values, spectral_norm, stable_rank
+from reducers.multivariate.similarity import CKA, MinibatchCKA
+from reducers.multivariate.spectrum import (
     correlation,
     effective_rank,
     eigenvalues,
@@ -38,9 +34,14 @@ from reducers.spectrum import (
     intrinsic_dimension,
     participation_ratio,
 )
-from reducers.temporal import EMA, Difference, FirstNonfinite, TimeSince
-from reducers.topk import BottomK, TopK
-from reducers.traces import (
+from reducers.statistics.activity import Activity, Sparsity
+from reducers.statistics.basic import Count, Extremes, Max, Mean, Min, Norm, Sum
+from reducers.statistics.moments import Moments, Summary
+from reducers.statistics.weighted import WeightedMean, WeightedMoments
+from reducers.temporal.ema import EMA, Difference, FirstNonfinite, TimeSince
+from reducers.temporal.geometry import Geometry
+from reducers.temporal.history import History
+from reducers.temporal.traces import (
     ConditionalCumulativeTrace,
     ConditionalNearestTrace,
     CumulativeTrace,
@@ -48,8 +49,7 @@ from reducers.traces import (
     ScaledCumulativeTrace,
     ScaledNearestTrace,
 )
-from reducers.weighted import WeightedMean, WeightedMoments
-from reducers.window import EveryNth, Window
+from reducers.temporal.window import EveryNth, Window
 
 __all__ = [
     "CKA",

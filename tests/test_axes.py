@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reducers import Mean, PatternError, Sum
-from reducers.axes import arrange
+from reducers.core.patterns import arrange
 
 X4 = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reducers.chunks
+import reducers.kernels.chunks
 from reducers import (
     ArgumentError,
     Cell,
@@ -98,7 +98,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = correlated(101, 3), correlated(101, 2, seed=1)
     x[7, 1] = float("nan")
     whole = Covariance().compute(Covariance().update({}, x)), CrossCovariance().compute(CrossCovariance().update({}, x, y))
-    monkeypatch.setattr(reducers.chunks, "CHUNK", 12)
+    monkeypatch.setattr(reducers.kernels.chunks, "CHUNK", 12)
     laws.close(Covariance().compute(Covariance().update({}, x)), whole[0], rtol=1e-13)
     laws.close(CrossCovariance().compute(CrossCovariance().update({}, x, y)), whole[1], rtol=1e-13)
 

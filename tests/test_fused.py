@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-import reducers.fused
+import reducers.combinators.fused
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Activity, Last, Max, Mean, Moments, Norm, PatternError, Product, Reducer, Summary
-from reducers.chunks import BIG
-from reducers.fused import Fused
-from reducers.traced import one_loop
+from reducers.combinators.fused import Fused
+from reducers.kernels.chunks import BIG
+from reducers.kernels.inductor import one_loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")  # of the compiler, about the machine
 
@@ -67,8 +67,10 @@ def test_rows_that_are_too_long_and_numbers_that_are_too_wide_are_left_to_severa
 
 def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    lift = reducers.fused._lift
-    monkeypatch.setattr(reducers.fused, "_lift", lambda reducer, method: compiled.append(method) or lift(reducer, method))
+    lift = reducers.combinators.fused._lift
+    monkeypatch.setattr(
+        reducers.combinators.fused, "_lift", lambda reducer, method: compiled.append(method) or lift(reducer, method)
+    )
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
     kinds = {"out": ForwardMonitor(Moments("b c -> c")), "grad": BackwardMonitor(Moments())}
     results = []
@@ -90,7 +92,7 @@ def test_a_mistake_in_one_reducer_is_told_as_without_fusing_and_leaves_the_other
     x = drawn(BIG)
     with pytest.raises(PatternError, match="needs 2 axes, got 1"):
         Fused(Max("b c -> c")).update({}, x)
-    assert not reducers.fused._broken
+    assert not reducers.combinators.fused._broken
     assert Fused(Mean()).compute(Fused(Mean()).update({}, x)).item() == pytest.approx(x.double().mean().item(), abs=1e-9)
 
 
@@ -98,9 +100,9 @@ def test_where_nothing_can_be_compiled_there_is_one_warning_and_nothing_is_lost(
     def fails(*_: object, **__: object) -> object:
         raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
 
-    monkeypatch.setattr(reducers.fused, "_broken", [])
+    monkeypatch.setattr(reducers.combinators.fused, "_broken", [])
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
-    reducers.fused._lift.cache_clear()
+    reducers.combinators.fused._lift.cache_clear()
     x = drawn(BIG)
     kinds: list[Reducer] = [Mean(), Max()]
     with pytest.warns(RuntimeWarning, match="updates are not fused: BackendCompilerFailed") as told:
@@ -109,4 +111,4 @@ def test_where_nothing_can_be_compiled_there_is_one_warning_and_nothing_is_lost(
     assert [kind.compute(state) for kind, state in zip(kinds, states, strict=False)] == [
         kind.compute(kind.update({}, x)) for kind in kinds
     ]
-    reducers.fused._lift.cache_clear()
+    reducers.combinators.fused._lift.cache_clear()

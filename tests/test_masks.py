@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import reducers.core
-import reducers.masks
+import reducers.core.statistic
+import reducers.kernels.masks
 from reducers import Count, Masked, Max, Mean, Moments, Norm, Product, Reducer, Sparsity, Sum, Summary
-from reducers.masks import shows
+from reducers.kernels.masks import shows
 
 SHAPE = (6, 40, 64)
 PATTERNS = ("... ->", "b t d -> d", "b t d -> t", "b t d -> b", "b t d -> d t", "b t d -> (t d)")
@@ -36,7 +36,7 @@ def test_what_is_shown_gives_what_nan_in_place_of_the_hidden_gives(
 ) -> None:
     parts: dict[str, Reducer] = {kind.__name__: kind(pattern) for kind in (Count, Sum, Mean, Max, Norm, Moments, Summary, Sparsity)}
     masked = Masked(Product(**parts))
-    monkeypatch.setattr(reducers.masks, "PIECE", 1 << 12)
+    monkeypatch.setattr(reducers.kernels.masks, "PIECE", 1 << 12)
     xs = [torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) + 2 for seed in (2, 3)]
     xs[1][2, 3, :5] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 0.0])
     mask = mask_of(kind)
@@ -48,7 +48,7 @@ def test_what_is_shown_gives_what_nan_in_place_of_the_hidden_gives(
         return masked.compute(state)
 
     quick = taken()
-    monkeypatch.setattr(reducers.core, "shows", lambda *_: False)
+    monkeypatch.setattr(reducers.core.statistic, "shows", lambda *_: False)
     laws.close(quick, taken(), rtol=1e-6, atol=1e-6)
 
 

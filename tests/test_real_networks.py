@@ -25,7 +25,7 @@ from recorders import (
     Recorder,
 )
 from reducers import Count, Max, Mean, Min, Product
-from reducers.chunks import BIG
+from reducers.kernels.chunks import BIG
 
 STEPS = 2
 COMPILERS_OWN = "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"  # where a graph goes on after a break

@@ -12,7 +12,7 @@ from cases import CASES, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reducers.chunks
+import reducers.kernels.chunks
 from reducers import (
     Activity,
     ArgumentError,
@@ -36,7 +36,7 @@ from reducers import (
     Summary,
     TopK,
 )
-from reducers.chunks import pieces
+from reducers.kernels.chunks import pieces
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -92,7 +92,7 @@ def test_pieces_are_views_of_every_element_once(shape: list[int], kept: set[int]
     x = x.permute(*reversed(range(x.ndim))) if turned else x
     axes = tuple(axis for axis in range(x.ndim) if axis not in kept)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducers.chunks, "CHUNK", chunk)
+        patch.setattr(reducers.kernels.chunks, "CHUNK", chunk)
         cut = pieces(x, axes)
     assert sorted(torch.cat([piece.reshape(-1) for piece in cut]).tolist()) == sorted(x.reshape(-1).tolist())
     for piece in cut:
@@ -106,7 +106,7 @@ def test_cutting_big_tensors_changes_nothing(case: Case, monkeypatch: pytest.Mon
     x.view(-1)[5] = float("nan")
     x = of_its_kind(case, x)
     whole = case.reducer.update({}, x)
-    monkeypatch.setattr(reducers.chunks, "CHUNK", 4)
+    monkeypatch.setattr(reducers.kernels.chunks, "CHUNK", 4)
     laws.agree(case.reducer, case.reducer.update({}, x), whole)
 
 

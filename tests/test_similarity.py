@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import reducers.chunks
+import reducers.kernels.chunks
 from reducers import CKA, ArgumentError, Cell, MinibatchCKA, PatternError, StateMismatchError, from_recipe, to_recipe
 
 FORMS = [CKA(), CKA(unbiased=True), MinibatchCKA()]
@@ -181,7 +181,7 @@ def test_batches_too_small_are_skipped_and_counted() -> None:
 def test_wide_features_go_through_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = related(12, 50, 7)
     whole = cka(MinibatchCKA(), (x, y))
-    monkeypatch.setattr(reducers.chunks, "CHUNK", 36)
+    monkeypatch.setattr(reducers.kernels.chunks, "CHUNK", 36)
     assert cka(MinibatchCKA(), (x, y)) == pytest.approx(whole, rel=1e-12)
 
 

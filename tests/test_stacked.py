@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reducers import Activity, Count, Max, Mean, Min, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
-from reducers.stacked import lift_stacked, stacks
+from reducers.combinators.stacked import lift_stacked, stacks
 
 EACH = [
     Count(),

@@ -40,7 +40,7 @@ from recorders.errors import (
 from recorders.recording import Recording, Subrecording
 from recorders.storage import load, save
 from reducers import Count, Mean, Product, Reducer, Statistic, Sum
-from reducers.core import _registry
+from reducers.core.statistic import _registry
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import reducers.sweep
+import reducers.kernels.cpu
 from reducers import Activity, Count, Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
-from reducers.chunks import BIG
-from reducers.sweep import count_beyond, ends, sum_squares, sums, sweep
+from reducers.kernels.chunks import BIG
+from reducers.kernels.cpu import count_beyond, ends, sum_squares, sums, sweep
 
 SIZE = 1 << 16
 
@@ -48,7 +48,7 @@ KINDS = (
 @pytest.mark.parametrize("axes", [(0, 1), (0,)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_are_below_a_millionth(kind: str, axes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reducers.sweep, "PIECE", SIZE)
+    monkeypatch.setattr(reducers.kernels.cpu, "PIECE", SIZE)
     x = drawn(kind)
     swept = sweep(x, axes, ends=True)
     assert swept is not None
@@ -195,7 +195,7 @@ def test_runs_of_memory_are_added_pairwise_too(shape: tuple[int, ...], last: boo
 def test_extremes_of_all_layouts_are_exact(
     dtype: torch.dtype, axes: tuple[int, ...], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reducers.sweep, "_FOLDED", SIZE)
+    monkeypatch.setattr(reducers.kernels.cpu, "_FOLDED", SIZE)
     x = turned(torch.randn(SIZE + 7, 5, generator=torch.Generator().manual_seed(0)).mul(9).to(dtype), how)
     found = ends(x, axes, "min", "max")
     assert found is not None
@@ -278,4 +278,4 @@ def test_no_temporary_is_as_big_as_the_observation() -> None:
     x = torch.randn(1 << 22)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         Summary().update({}, x)
-    assert max(event.cpu_memory_usage for event in profile.events()) <= 4 * reducers.sweep.PIECE
+    assert max(event.cpu_memory_usage for event in profile.events()) <= 4 * reducers.kernels.cpu.PIECE

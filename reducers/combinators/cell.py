@@ -1,0 +1,147 @@
+"""A reducer with its state, as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reducers.core.statistic import Reducer, Result, State, check_reducer, check_states
+from reducers.errors import StateMismatchError
+from reducers.temporal.history import history_of
+
+__all__ = ["Cell"]
+
+_PREFIX = "state/"
+
+
+class Cell(nn.Module):
+    """A reducer together with its state: for those who want `.to()`, `state_dict()` and a place to push things.
+
+    The state is no parameter and no buffer, because its keys and shapes are known only after the first push. It moves with
+    `.to(device)` and never changes its dtype, so `.half()` narrows nothing; `load_state_dict` fills a fresh cell.
+
+    Args:
+        reducer: what reduces; cells may share it, for it holds no numbers.
+
+    Raises:
+        ReducerTypeError: `reducer` is none.
+
+    >>> import torch
+    >>> from reducers import Cell, Mean
+    >>> cell = Cell(Mean())
+    >>> cell.push(torch.tensor([1.0, 2.0]))
+    >>> cell.push(torch.tensor(6.0))
+    >>> cell.peek()
+    tensor(3., dtype=torch.float64)
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        super().__init__()
+        self.reducer = check_reducer(reducer, "Cell")
+        self._state: State = reducer.init()
+        self._shapes: State = {}
+
+    @property
+    def state(self) -> State:
+        """The state, as `reducer` made it; a new dict over the same tensors."""
+        return dict(self._state)
+
+    def push(self, *xs: Tensor) -> None:
+        """Reduces one more observation; keeps no graph.
+
+        Raises:
+            StateMismatchError: the kept shapes changed, also over a `clear(keepshape=True)`.
+        """
+        with torch.no_grad():
+            state = self.reducer.update(self._state, *xs)
+        if self._shapes and state:
+            check_states(self.reducer, self._shapes, state)
+        self._state = state
+
+    def peek(self) -> Result:
+        """The statistic of all that was pushed.
+
+        Raises:
+            EmptyStateError: nothing was pushed.
+        """
+        return self.reducer.compute(self._state)
+
+    def latest(self) -> Result:
+        """The newest result of a `History`.
+
+        Raises:
+            NoHistoryError: the reducer is none.
+            EmptyStateError: nothing was pushed.
+        """
+        return history_of(self.reducer).latest(self._state)
+
+    def view(
+        self,
+        time: float | Tensor,
+        interpolation: str | None = None,
+        *,
+        tolerance: float = 1e-7,
+        time_constant: float | None = None,
+    ) -> Result:
+        """The result at a time before the newest; see `History.view`.
+
+        Raises:
+            NoHistoryError: the reducer is no `History`.
+            EmptyStateError: nothing was pushed.
+            ArgumentError: the time is out of range.
+        """
+        history = history_of(self.reducer)
+        return history.view(self._state, time, interpolation, tolerance=tolerance, time_constant=time_constant)
+
+    def dump(self) -> Result:
+        """All results that a `History` holds, newest first; see `History.dump`.
+
+        Raises:
+            NoHistoryError: the reducer is no `History`.
+            EmptyStateError: nothing was pushed.
+        """
+        return history_of(self.reducer).dump(self._state)
+
+    def clear(self, keepshape: bool = False) -> None:
+        """Forgets what was pushed.
+
+        Args:
+            keepshape: what is pushed next must make a state of the same shapes as before.
+        """
+        if not keepshape:
+            self._shapes = {}
+        elif self._state:
+            self._shapes = {key: value.new_empty(()).expand(value.shape) for key, value in self._state.items()}
+        self._state = self.reducer.init()
+
+    def merge(self, other: Cell) -> None:
+        """Takes in what another cell was pushed, as if it had come after.
+
+        Raises:
+            StateMismatchError: the other cell has another reducer.
+        """
+        if other.reducer != self.reducer:
+            raise StateMismatchError(f"cells of different reducers cannot merge: {self.reducer!r} and {other.reducer!r}")
+        self._state = self.reducer.merge(self._state, other._state)
+
+    def extra_repr(self) -> str:
+        return repr(self.reducer)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Cell:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # what fn does to a dtype is not wanted, so it is asked about the device alone
+        self._state = {
+            key: value.to(fn(torch.empty(0, dtype=value.dtype, device=value.device)).device) for key, value in self._state.items()
+        }
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({f"{prefix}{_PREFIX}{key}": value for key, value in self._state.items()})
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        start = prefix + _PREFIX
+        self._state = {key[len(start) :]: value.clone() for key, value in state_dict.items() if key.startswith(start)}

@@ -1,0 +1,1 @@
+"""What every reducer is."""

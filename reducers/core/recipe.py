@@ -1,0 +1,82 @@
+"""Reducers as plain data and back, through the registry of classes: nothing is imported, evaluated or unpickled."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from reducers.core.statistic import Reducer, _registry
+from reducers.errors import RecipeError, ReducerError
+
+__all__ = ["from_recipe", "to_recipe"]
+
+_DEEPEST = 64
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def to_recipe(reducer: Reducer) -> dict[str, Any]:
+    """The reducer as JSON-ready data.
+
+    Raises:
+        RecipeError: a field holds what data cannot express, such as a function.
+
+    >>> from reducers import Mean
+    >>> to_recipe(Mean("b c -> c"))
+    {'type': 'Mean', 'pattern': 'b c -> c'}
+    """
+    cls = type(reducer)
+    names = [name for name, known in _registry.items() if known is cls]
+    if not names or not is_dataclass(reducer):
+        raise RecipeError(f"{reducer!r} cannot be written as data: make {cls.__name__} a frozen dataclass")
+    return {"type": names[0], **{field.name: _encode(getattr(reducer, field.name), reducer) for field in fields(reducer)}}
+
+
+def _encode(value: Any, owner: Reducer) -> Any:
+    if isinstance(value, Reducer):
+        return to_recipe(value)
+    if isinstance(value, _PLAIN):
+        return value if value == value and value not in (float("inf"), float("-inf")) else {"float": str(value)}
+    if isinstance(value, tuple):
+        return [_encode(item, owner) for item in value]
+    raise RecipeError(
+        f"{type(owner).__name__} holds {value!r}, which cannot be written as data; "
+        "its results are saved all the same, and merge when you pass the reducer to load"
+    )
+
+
+def from_recipe(recipe: object) -> Reducer:
+    """The reducer that `to_recipe` described.
+
+    Raises:
+        RecipeError: the data is malformed, or names a reducer that no imported module defines.
+    """
+    return _build(recipe, 0)
+
+
+def _build(recipe: object, depth: int) -> Reducer:
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("type"), str):
+        raise RecipeError(f"no reducer recipe: {reprlib.repr(recipe)}")
+    name = recipe["type"]
+    cls = _registry.get(name)
+    if cls is None or not is_dataclass(cls):
+        raise RecipeError(f"reducer {name!r:.100} is not defined here: import the module that defines it before loading")
+    unknown = set(recipe) - {field.name for field in fields(cls)} - {"type"}
+    if unknown:
+        raise RecipeError(f"recipe of {name!r} has fields {sorted(map(str, unknown))} that the class does not know")
+    try:
+        return cls.from_fields(**{field: _decode(value, depth + 1) for field, value in recipe.items() if field != "type"})
+    except RecipeError:
+        raise
+    except (ReducerError, KeyError, TypeError, ValueError) as error:
+        raise RecipeError(f"recipe of {name!r} does not fit: {error}") from None
+
+
+def _decode(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise RecipeError(f"a recipe is nested more than {_DEEPEST} deep")
+    if isinstance(value, dict):
+        return float(value["float"]) if set(value) == {"float"} else _build(value, depth)
+    if isinstance(value, list):
+        return tuple(_decode(item, depth + 1) for item in value)
+    return value

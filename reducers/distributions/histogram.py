@@ -1,0 +1,151 @@
+"""Counts of values between fixed edges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from reducers.core.statistic import Result, State, Statistic
+from reducers.errors import ArgumentError
+from reducers.kernels.binning import tally
+from reducers.kernels.precision import comparable, finite, real
+
+__all__ = ["Histogram"]
+
+
+@dataclass(frozen=True)
+class Histogram(Statistic):
+    """Counts between fixed edges; what lies outside and what is NaN is counted too, so that nothing is lost.
+
+    Bins are those of `numpy.histogram`: each holds its lower edge and not its upper one, `edges[i] <= x < edges[i + 1]`, but the
+    last one, which holds both. Elements are compared with the edges in float64, so counts are exact. Give either all edges, or
+    `low`, `high` and how many `bins` of equal width lie between them, which is faster.
+
+    Args:
+        edges: at least two, strictly rising, in the unit of the data.
+        bins: how many bins lie between `low` and `high`.
+        low: first edge, in the unit of the data.
+        high: last edge, in the unit of the data.
+
+    Returns:
+        `counts`: int64, of shape (*kept axes, bins); `edges`: float64, of shape (bins + 1,); `under`, `over` and `nan`: int64, in
+        the shape of the kept axes: how many elements lie below the first edge (-inf too), above the last (inf too), or are NaN.
+
+    Raises:
+        ArgumentError: the edges do not rise or are not finite, or they are given twice or not at all.
+        DTypeError: complex numbers, which have no order, or uint64.
+
+    >>> import torch
+    >>> histogram = Histogram(bins=2, low=0.0, high=2.0)
+    >>> result = histogram.compute(histogram.update({}, torch.tensor([0.0, 1.0, 1.5, 2.0, 2.1, -1.0, float("nan")])))
+    >>> {name: value.tolist() for name, value in result.items()}
+    {'counts': [1, 3], 'edges': [0.0, 1.0, 2.0], 'under': 1, 'over': 1, 'nan': 1}
+    """
+
+    edges: tuple[float, ...] | None = None
+    bins: int | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.edges is not None:
+            if (self.bins, self.low, self.high) != (None, None, None):
+                raise ArgumentError("Histogram takes either edges, or bins with low and high, and got both")
+            if not isinstance(self.edges, tuple) or len(self.edges) < 2 or not all(map(_number, self.edges)):
+                raise ArgumentError(f"Histogram takes a tuple of at least two finite edges and got {self.edges!r}")
+            if not all(low < high for low, high in pairwise(self.edges)):
+                raise ArgumentError(f"Histogram takes edges that rise strictly and got {self.edges!r}")
+        elif not (isinstance(self.bins, int) and self.bins > 0 and _number(self.low) and _number(self.high)):
+            raise ArgumentError(
+                "Histogram takes either edges, or a positive number of bins with finite low and high, "
+                f"and got bins={self.bins!r}, low={self.low!r}, high={self.high!r}"
+            )
+        elif not all(low < high for low, high in pairwise(self._edges)):
+            raise ArgumentError(f"between low={self.low!r} and high={self.high!r} there is no room for {self.bins} bins")
+
+    @property
+    def _edges(self) -> tuple[float, ...]:
+        if self.edges is not None:
+            return tuple(map(float, self.edges))
+        assert self.bins is not None
+        assert self.low is not None
+        assert self.high is not None
+        step = (self.high - self.low) / self.bins
+        return (*(i * step + self.low for i in range(self.bins)), float(self.high))
+
+    @property
+    def divisible(self) -> bool:
+        return False  # a lift is cut inside, where its pieces share one array of counts
+
+    @property
+    def gathers(self) -> bool:
+        return True
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        x = comparable(x, "Histogram")
+        mask = finite(x)[1]
+        if mask is not None:  # NaN counts as infinite at first
+            missing = x.isnan()
+            x = torch.where(missing, torch.inf, x)
+        edges = self._edges
+        narrow = x.dtype.itemsize <= 4 if x.is_floating_point() else x.dtype.itemsize <= 2
+        bounds = _bounds(edges, narrow or x.device.type == "mps").to(x.device, non_blocking=True)
+        spaced = self.edges is None and _spaced(edges, torch.finfo(bounds.dtype).eps)
+        counts = tally(x, axes, len(edges) + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, spaced))
+        nan = torch.zeros_like(counts[..., 0]) if mask is None else missing.sum(dim=axes)
+        counts[..., -1] -= nan
+        return {"counts": torch.cat((counts, nan.unsqueeze(-1)), dim=-1)}
+
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        counts = super().lift_masked(x, mask, axes)["counts"]
+        nan = counts[..., -1] - (~mask).sum(dim=axes)
+        return {"counts": torch.cat((counts[..., :-1], nan.unsqueeze(-1)), dim=-1)}
+
+    def _bin(self, x: Tensor, bounds: Tensor, spaced: bool) -> Tensor:
+        """0 below the first edge, then the bins from 1, then one number above the last edge."""
+        if not spaced:
+            return torch.bucketize(x.contiguous(), bounds, right=True, out_int32=True)
+        assert self.low is not None
+        assert self.high is not None
+        last = bounds.shape[0] - 1
+        index = (x - self.low).mul_(last / (self.high - self.low)).clamp_(0, last - 1).to(torch.int32)
+        # rounding may have put it one bin off; index_select is many times as fast as brackets
+        lower, upper = (side.index_select(0, index.reshape(-1)).reshape(x.shape) for side in (bounds, bounds[1:]))
+        return 1 + index + (x >= upper).int() - (x < lower).int()
+
+    def join(self, a: State, b: State) -> State:
+        return {"counts": a["counts"] + b["counts"]}
+
+    def read(self, state: State) -> Result:
+        counts = state["counts"]
+        return {
+            "counts": counts[..., 1:-2].clone(),
+            "edges": torch.tensor(self._edges, dtype=torch.float64).to(real(counts[:0]).dtype).to(counts.device),
+            "under": counts[..., 0].clone(),
+            "over": counts[..., -2].clone(),
+            "nan": counts[..., -1].clone(),
+        }
+
+
+def _number(value: float | None) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _spaced(edges: tuple[float, ...], eps: float) -> bool:
+    """Whether a bin is so much wider than rounding that its number can be calculated, but for one more or less."""
+    return (edges[-1] - edges[0]) / (len(edges) - 1) > 16 * eps * max(abs(edges[0]), abs(edges[-1]))
+
+
+def _bounds(edges: tuple[float, ...], narrow: bool) -> Tensor:
+    """The least numbers of their dtype that are not below each edge, and above the last one: to compare with is exact."""
+    # the next number above the last edge is the first that is outside
+    exact = torch.tensor((*edges[:-1], math.nextafter(edges[-1], math.inf)), dtype=torch.float64)
+    if not narrow:
+        return exact
+    near = exact.float()
+    return torch.where(near.double() < exact, torch.nextafter(near, torch.full_like(near, torch.inf)), near)

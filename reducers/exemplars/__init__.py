@@ -1,0 +1,1 @@
+"""Observations that are kept."""

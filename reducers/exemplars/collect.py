@@ -1,0 +1,184 @@
+"""Observations themselves: the first, the last, all of them, or all folded into one by a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from reducers.core.statistic import Reducer, State, check_states, follow, observation, require_state
+from reducers.errors import ReducerTypeError, StateMismatchError
+
+__all__ = ["Collect", "First", "Fold", "Last", "keep"]
+
+
+def keep(x: Tensor) -> Tensor:
+    """A contiguous copy of `x` with a storage of its own; lazy conjugations and negations are carried out."""
+    return x.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class First(Reducer):
+    """The first observation, whole; observations without elements do not count.
+
+    Returns:
+        A tensor in the shape and dtype of the first observation.
+
+    >>> import torch
+    >>> first = First()
+    >>> first.compute(first.update(first.update({}, torch.tensor([1, 2])), torch.tensor([3])))
+    tensor([1, 2])
+    """
+
+    ordered: ClassVar[bool] = True
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        x = observation(self, xs)
+        return {"value": keep(x)} if not state and x.numel() else state
+
+    def merge(self, a: State, b: State) -> State:
+        return a or b
+
+    def compute(self, state: State) -> Tensor:
+        require_state(self, state)
+        return state["value"].clone()
+
+
+@dataclass(frozen=True)
+class Last(Reducer):
+    """The last observation, whole; observations without elements do not count.
+
+    Returns:
+        A tensor in the shape and dtype of the last observation.
+
+    >>> import torch
+    >>> last = Last()
+    >>> last.compute(last.update(last.update({}, torch.tensor([1, 2])), torch.tensor([3])))
+    tensor([3])
+    """
+
+    ordered: ClassVar[bool] = True
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        x = observation(self, xs)
+        return {"value": keep(x)} if x.numel() else state
+
+    def merge(self, a: State, b: State) -> State:
+        return b or a
+
+    def compute(self, state: State) -> Tensor:
+        require_state(self, state)
+        return state["value"].clone()
+
+
+@dataclass(frozen=True)
+class Fold(Reducer):
+    """All observations folded into one tensor: `function(function(x1, x2), x3)` and so on; x1 alone is itself.
+
+    Args:
+        function: takes what was folded so far and what comes next, and returns both as one tensor. It must be associative
+            (`f(f(a, b), c) == f(a, f(b, c))`), or what is merged depends on where it was cut, and must not work in place:
+            `torch.add`, not `torch.Tensor.add_`.
+
+    Returns:
+        What the function returned last.
+
+    Raises:
+        ReducerTypeError: `function` cannot be called, or returned something other than a tensor.
+
+    >>> import torch
+    >>> longest = Fold(torch.maximum)
+    >>> longest.compute(longest.update(longest.update({}, torch.tensor([1, 5])), torch.tensor([3, 4])))
+    tensor([3, 5])
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    ordered: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ReducerTypeError(f"Fold needs a function of two tensors, such as torch.add, and got {self.function!r}")
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        x = observation(self, xs)
+        return self.merge(state, {"value": keep(x)}) if x.numel() else state
+
+    def merge(self, a: State, b: State) -> State:
+        if not a or not b:
+            return a or b
+        check_states(self, a, b, shapes=False)
+        folded = self.function(a["value"], follow(b, a["value"].device)["value"])
+        if not isinstance(folded, Tensor):
+            raise ReducerTypeError(f"the function of {self!r} must return a tensor and returned {type(folded).__name__}")
+        return {"value": folded.detach().contiguous()}
+
+    def compute(self, state: State) -> Tensor:
+        require_state(self, state)
+        return state["value"].clone()
+
+
+@dataclass(frozen=True)
+class Collect(Reducer):
+    """All observations, concatenated along their first axis; single numbers (0-d) are stacked.
+
+    Memory grows with what is observed. Blocks of similar length are joined as carries are in a binary counter, so n
+    observations cost O(n log n) of copying and the state holds O(log n) tensors, keyed "0", "1", ... in order of time.
+
+    Returns:
+        A tensor of shape (sum of first axes, ...), in the dtype to which torch promotes those of the observations.
+
+    Raises:
+        StateMismatchError: the axes after the first differ between observations.
+
+    >>> import torch
+    >>> collect = Collect()
+    >>> state = collect.update({}, torch.tensor([1.0, 2.0]))
+    >>> collect.compute(collect.update(state, torch.tensor(3.0)))
+    tensor([1., 2., 3.])
+    """
+
+    ordered: ClassVar[bool] = True
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        x = observation(self, xs)
+        if not x.numel():
+            return state
+        return _keyed(self._append(_blocks(state), x.reshape(1) if x.ndim == 0 else x))
+
+    def merge(self, a: State, b: State) -> State:
+        if not a or not b:
+            return a or b
+        blocks = _blocks(a)
+        for block in _blocks(b):
+            blocks = self._append(blocks, block)
+        return _keyed(blocks)
+
+    def compute(self, state: State) -> Tensor:
+        require_state(self, state)
+        return torch.cat(_blocks(state))
+
+    def _append(self, blocks: list[Tensor], block: Tensor) -> list[Tensor]:
+        if blocks and blocks[-1].shape[1:] != block.shape[1:]:
+            raise StateMismatchError(
+                f"{self!r} holds observations of shape (*, {', '.join(map(str, blocks[-1].shape[1:]))}) and now met "
+                f"{tuple(block.shape)}: only the first axis may differ; record these apart, or flatten them by .premap(torch.ravel)"
+            )
+        rows, start = len(block), len(blocks)
+        while start and len(blocks[start - 1]) < 2 * rows:
+            start -= 1
+            rows += len(blocks[start])
+        carried = [*(earlier.to(block.device) for earlier in blocks[start:]), block]
+        return [*blocks[:start], torch.cat(carried) if len(carried) > 1 else keep(block)]
+
+
+def _blocks(state: State) -> list[Tensor]:
+    # files may list keys in another order than that of time
+    return [state[str(index)] for index in range(len(state))]
+
+
+def _keyed(blocks: list[Tensor]) -> State:
+    return {str(index): block for index, block in enumerate(blocks)}

@@ -1,0 +1,1 @@
+"""How a tensor is reduced fast and exactly."""

@@ -1,0 +1,1 @@
+"""Features together: covariance, similarity, spectra."""

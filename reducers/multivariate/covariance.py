@@ -1,0 +1,281 @@
+"""Covariance between the features of one tensor, or of two: sums of products about centres that merge exactly."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reducers.core.patterns import arrange, rows, validate_features
+from reducers.core.statistic import Reducer, Result, State, Statistic, check_states, follow, observation, require_state, unshared
+from reducers.errors import ArgumentError, DTypeError, PatternError, ReducerTypeError
+from reducers.kernels import chunks
+from reducers.kernels.precision import finite, real, wide_dtype
+
+__all__ = ["Covariance", "CrossCovariance", "PairStatistic", "centred", "finite_rows"]
+
+
+def finite_rows(xs: Sequence[Tensor], who: str) -> tuple[list[Tensor], Tensor | None, State]:
+    """Matrices with the same rows, the rows to keep (None: all), and how many are finite in every matrix and how many not.
+
+    Raises:
+        DTypeError: complex numbers or uint64.
+    """
+    for x in xs:
+        if wide_dtype(x, who).is_complex:
+            raise DTypeError(
+                f"{who} is not defined for {x.dtype}: take real and imaginary parts as features, with .premap(torch.view_as_real) "
+                "and a pattern such as 'b d part -> (d part)'"
+            )
+    checked = [finite(x) for x in xs]
+    masks = [mask.all(dim=1) for _, mask in checked if mask is not None]
+    length = torch.full((), xs[0].shape[0], dtype=torch.int64, device=xs[0].device)
+    if not masks:
+        return [x for x, _ in checked], None, {"count": length, "nonfinite": torch.zeros_like(length)}
+    keep = masks[0] if len(masks) == 1 else masks[0] & masks[-1]
+    count = keep.sum()
+    filled = [torch.where(keep.unsqueeze(1), x, 0) for x, _ in checked]
+    return filled, keep, {"count": count, "nonfinite": length - count}
+
+
+def centred(x: Tensor, mean: Tensor, keep: Tensor | None) -> Tensor:
+    """Rows less their mean, in the dtype of the mean; zeros for rows that are not kept."""
+    distance = real(x) - mean
+    return distance if keep is None else torch.where(keep.unsqueeze(1), distance, 0.0)
+
+
+def centred_sums(xs: Sequence[Tensor], who: str, sums: Callable[..., State]) -> tuple[State, list[Tensor]]:
+    """Counts and what `sums` gives of the finite rows about their means, and these means.
+
+    On the CPU the rows go through in blocks, so that no copy in float64 of the whole is made.
+
+    Args:
+        xs: matrices [n, d], with the same n.
+        sums: takes as many matrices [m, d], and returns sums over the m rows, which are added.
+    """
+    xs, keep, state = finite_rows(xs, who)
+    divisor = real(state["count"].clamp(min=1))
+    means = [x.sum(dim=0, dtype=divisor.dtype) / divisor for x in xs]
+    step = xs[0].shape[0]
+    if xs[0].device.type == "cpu" and not torch.compiler.is_compiling():
+        widest = max(x.shape[1] for x in xs)
+        step = max(chunks.CHUNK // widest, widest)  # so that adding d * d sums costs little beside making them
+    parts = [torch.split(x, step) if step < x.shape[0] else (x,) for x in xs]
+    kept = [None] * len(parts[0]) if keep is None else torch.split(keep, step) if len(parts[0]) > 1 else [keep]
+    for *block, mask in zip(*parts, kept, strict=True):
+        added = sums(*(centred(x, mean, mask) for x, mean in zip(block, means, strict=True)))
+        state.update({key: state[key].add_(value) if key in state else value for key, value in added.items()})
+    return state, means
+
+
+def join_means(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
+    """Mean of both, where `share` of all is in `b`."""
+    return torch.addcmul(a, b - a, share)
+
+
+def _check_correction(correction: float, who: str) -> None:
+    if not isinstance(correction, (int, float)) or not 0 <= correction < math.inf:
+        raise ArgumentError(f"{who} takes a finite correction from 0 up, as torch.cov does, and got {correction!r}")
+
+
+@dataclass(frozen=True)
+class Covariance(Statistic):
+    """Covariance matrix of the features of a tensor: `sum (x - mean)(x - mean)^T / (count - correction)` over its rows.
+
+    A row is what the pattern leaves at one position of the axes it reduces. Rows with a NaN or infinite entry are left out and
+    counted. Every batch is centred on its own mean first, and batches merge about their centres (Chan, Golub and LeVeque 1983, in
+    matrix form), all in float64, so that in any merge tree errors stay within `1e-12 + 10 eps |mean| / std` of the largest
+    variance, eps = 2.2e-16. A batch is laid out as [n, d], which copies it where the features are not the last axis, and costs
+    n d^2 multiplications; the state holds d^2 + d + 2 numbers.
+
+    What is made of it: `.postmap(correlation)`, `eigenvalues`, `explained_variance_ratio`, `effective_rank`,
+    `participation_ratio`, `intrinsic_dimension(0.9)`.
+
+    Args:
+        pattern: keeps one axis, the d features; `"b c h w -> (c h w)"` makes one axis of several.
+        correction: 1 for the covariance of the population a sample was drawn from, 0 for that of the rows themselves.
+
+    Returns:
+        `count` int64, how many rows; `mean` float64 [d], NaN where there were none; `covariance` float64 [d, d], NaN where
+        `count <= correction`; `nonfinite` int64, how many rows were left out.
+
+    Raises:
+        PatternError: the pattern keeps no axis or several.
+        ArgumentError: `correction` is not a finite number from 0 up.
+        DTypeError: complex numbers or uint64.
+
+    >>> import torch
+    >>> covariance = Covariance()
+    >>> state = covariance.update({}, torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+    >>> covariance.compute(covariance.update(state, torch.tensor([[2.0, 5.0], [0.0, float("nan")]])))["covariance"]
+    tensor([[1., 0.],
+            [0., 3.]], dtype=torch.float64)
+    """
+
+    pattern: str = "b ... d -> d"
+    correction: float = 1
+
+    def __post_init__(self) -> None:
+        validate_features(self.pattern)
+        _check_correction(self.correction, "Covariance")
+
+    @property
+    def divisible(self) -> bool:
+        return False  # joining costs d * d, so big tensors go through in blocks of rows, and are joined once
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        state, (mean,) = centred_sums([rows(x, axes)], "Covariance", lambda rest: {"m2": rest.T @ rest})
+        return {**state, "mean": mean}
+
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        state = super().lift_masked(x, mask, axes)  # leaves out each row that is masked anywhere
+        return {**state, "nonfinite": state["nonfinite"] - (~rows(mask, axes)).any(dim=1).sum()}
+
+    def join(self, a: State, b: State) -> State:
+        count = a["count"] + b["count"]
+        share = b["count"] / real(count.clamp(min=1))
+        delta = b["mean"] - a["mean"]
+        return {
+            "count": count,
+            "nonfinite": a["nonfinite"] + b["nonfinite"],
+            "m2": torch.addr(a["m2"] + b["m2"], delta, delta * (share * a["count"])),
+            "mean": join_means(a["mean"], b["mean"], share),
+        }
+
+    def read(self, state: State) -> Result:
+        count = state["count"]
+        freedom = real(count) - self.correction
+        symmetric = (state["m2"] + state["m2"].T) / 2  # matrix products are symmetric but for rounding
+        return {
+            "count": count,
+            "mean": torch.where(count > 0, state["mean"], torch.nan),
+            "covariance": torch.where(freedom > 0, symmetric / freedom, torch.nan),
+            "nonfinite": state["nonfinite"],
+        }
+
+
+@dataclass(frozen=True)
+class PairStatistic(Reducer):
+    """Base of reducers over the rows of two tensors that belong together. Authors write `lift`, `join` and `read`.
+
+    Args:
+        pattern_x: einops pattern of the first tensor, which keeps one axis, its features.
+        pattern_y: the same of the second. Rows are pairs in order of the reduced axes, whose sizes multiply to the same number.
+    """
+
+    pattern_x: str = "b ... d -> d"
+    pattern_y: str = "b ... d -> d"
+
+    def __post_init__(self) -> None:
+        validate_features(self.pattern_x, self.pattern_y)
+
+    @abstractmethod
+    def lift(self, x: Tensor, y: Tensor) -> State:
+        """The state of two matrices [n, p] and [n, q], n not zero."""
+
+    @abstractmethod
+    def join(self, a: State, b: State) -> State:
+        """The state of both; neither is empty."""
+
+    @abstractmethod
+    def read(self, state: State) -> Result:
+        """The statistic of a state that is not empty."""
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        if len(xs) != 2 or not all(isinstance(x, Tensor) for x in xs):
+            raise ReducerTypeError(f"{self!r} reduces two tensors at a time; got ({', '.join(type(x).__name__ for x in xs)})")
+        x, y = (observation(self, (operand,)) for operand in xs)
+        if x.numel() == 0 or y.numel() == 0:
+            return state
+        left, right = rows(*arrange(x, self.pattern_x)), rows(*arrange(y, self.pattern_y))
+        if left.shape[0] != right.shape[0]:
+            raise PatternError(
+                f"{self!r} pairs the rows of two tensors; shape {tuple(x.shape)} has {left.shape[0]} and {tuple(y.shape)} has "
+                f"{right.shape[0]}: reduce axes of the same sizes in both patterns"
+            )
+        lifted = self.lift(left, right.to(left.device))
+        if torch.compiler.is_compiling():  # as in Statistic: compiled, strides are not known
+            lifted = {key: value.contiguous() for key, value in lifted.items()}
+        return self.merge(follow(state, x.device), lifted)
+
+    def merge(self, a: State, b: State) -> State:
+        if not a or not b:
+            return a or b
+        check_states(self, a, b)
+        return self.join(a, follow(b, next(iter(a.values())).device))
+
+    def compute(self, state: State) -> Result:
+        require_state(self, state)
+        return unshared(self.read(state), state)
+
+
+@dataclass(frozen=True)
+class CrossCovariance(PairStatistic):
+    """Covariance of each feature of one tensor with each of another: `sum (x - mean_x)(y - mean_y)^T / (count - correction)`.
+
+    As `Covariance`, for two tensors whose rows belong together, such as the input and the output of a layer
+    (`map_=lambda output, inputs: (inputs, output)` on a monitor) or two layers (`Cell(CrossCovariance()).push(x, y)`). A row with a
+    NaN or infinite entry in either is left out of both. `.postmap(correlation)` gives the correlations. Costs n p q.
+
+    Args:
+        pattern_x: keeps one axis of the first tensor, its p features.
+        pattern_y: keeps one axis of the second, its q features.
+        correction: 1 for the covariance of the population a sample was drawn from, 0 for that of the rows themselves.
+
+    Returns:
+        `count` int64, how many pairs of rows; `mean_x` and `var_x` float64 [p], `mean_y` and `var_y` [q]; `covariance` float64
+        [p, q]; NaN where `count` is 0 (means) or not above `correction`; `nonfinite` int64, how many pairs were left out.
+
+    Raises:
+        PatternError: a pattern keeps no axis or several, or the tensors have different numbers of rows.
+        ArgumentError: `correction` is not a finite number from 0 up.
+        DTypeError: complex numbers or uint64.
+
+    >>> import torch
+    >>> cross = CrossCovariance()
+    >>> x = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> cross.compute(cross.update({}, x, torch.cat((2 * x, -x), dim=1)))["covariance"]
+    tensor([[ 2., -1.]], dtype=torch.float64)
+    """
+
+    correction: float = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_correction(self.correction, "CrossCovariance")
+
+    def lift(self, x: Tensor, y: Tensor) -> State:
+        def sums(x: Tensor, y: Tensor) -> State:
+            return {"m2": x.T @ y, "m2_x": x.square().sum(dim=0), "m2_y": y.square().sum(dim=0)}
+
+        state, (mean_x, mean_y) = centred_sums([x, y], "CrossCovariance", sums)
+        return {**state, "mean_x": mean_x, "mean_y": mean_y}
+
+    def join(self, a: State, b: State) -> State:
+        count = a["count"] + b["count"]
+        share = b["count"] / real(count.clamp(min=1))
+        x, y = (b[key] - a[key] for key in ("mean_x", "mean_y"))
+        weight = share * a["count"]
+        return {
+            "count": count,
+            "nonfinite": a["nonfinite"] + b["nonfinite"],
+            "m2": torch.addr(a["m2"] + b["m2"], x, y * weight),
+            "m2_x": torch.addcmul(a["m2_x"] + b["m2_x"], x.square(), weight),
+            "m2_y": torch.addcmul(a["m2_y"] + b["m2_y"], y.square(), weight),
+            "mean_x": join_means(a["mean_x"], b["mean_x"], share),
+            "mean_y": join_means(a["mean_y"], b["mean_y"], share),
+        }
+
+    def read(self, state: State) -> Result:
+        count = state["count"]
+        freedom = real(count) - self.correction
+        result = {"count": count, "nonfinite": state["nonfinite"]}
+        for key in ("mean_x", "mean_y"):
+            result[key] = torch.where(count > 0, state[key], torch.nan)
+        for key, name in (("m2_x", "var_x"), ("m2_y", "var_y"), ("m2", "covariance")):
+            result[name] = torch.where(freedom > 0, state[key] / freedom, torch.nan)
+        return result

@@ -1,0 +1,195 @@
+"""What is read off a covariance matrix: correlations, the spectrum, and how many dimensions the data fill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+import torch
+from torch import Tensor
+
+from reducers.errors import ArgumentError
+from reducers.kernels.precision import real
+
+__all__ = [
+    "correlation",
+    "effective_rank",
+    "eigenvalues",
+    "explained_variance_ratio",
+    "intrinsic_dimension",
+    "participation_ratio",
+]
+
+Covariances: TypeAlias = Union[Tensor, Mapping[str, Tensor]]
+
+
+def correlation(covariance: Covariances) -> Tensor:
+    """Pearson correlations, `C_ij / sqrt(C_ii C_jj)`.
+
+    Args:
+        covariance: the result of `Covariance` or `CrossCovariance`, or a covariance matrix [d, d].
+
+    Returns:
+        float64 [d, d] (of two tensors [p, q]), in [-1, 1]; NaN where one of the two features is constant.
+
+    Raises:
+        ArgumentError: no square matrix.
+
+    >>> import torch
+    >>> correlation(torch.tensor([[4.0, 3.0], [3.0, 9.0]]))
+    tensor([[1.0000, 0.5000],
+            [0.5000, 1.0000]], dtype=torch.float64)
+    """
+    if isinstance(covariance, Mapping) and "var_x" in covariance:
+        down, across = (_scale(_rounded(covariance[f"var_{name}"], covariance[f"mean_{name}"])) for name in "xy")
+        return (covariance["covariance"] / down.unsqueeze(1) / across).clamp(-1.0, 1.0)
+    matrix = _matrix(covariance)
+    scale = _scale(matrix.diagonal())
+    coefficients = (matrix / scale.unsqueeze(1) / scale).clamp(-1.0, 1.0)
+    itself = torch.eye(len(scale), dtype=torch.bool, device=scale.device)
+    return torch.where(itself & torch.isfinite(coefficients), 1.0, coefficients)
+
+
+def eigenvalues(covariance: Covariances) -> Tensor:
+    """Eigenvalues of a covariance matrix, largest first: the variances along its principal axes.
+
+    Args:
+        covariance: the result of `Covariance`, or a symmetric matrix [d, d] without negative eigenvalues.
+
+    Returns:
+        float64 [d]; what rounding made negative is 0; all NaN where an entry is not finite.
+
+    Raises:
+        ArgumentError: no square matrix.
+
+    >>> import torch
+    >>> eigenvalues(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    tensor([3., 1.], dtype=torch.float64)
+    """
+    matrix = _matrix(covariance)
+    whole = torch.isfinite(matrix).all()
+    values = torch.linalg.eigvalsh(torch.where(whole, matrix, 0.0))  # LAPACK raises on NaN
+    return torch.where(whole, values.flip(0).clamp(min=0.0), torch.nan)
+
+
+def explained_variance_ratio(covariance: Covariances) -> Tensor:
+    """Share of the variance along each principal axis, largest first: `l_i / sum l`.
+
+    Args:
+        covariance: the result of `Covariance`, or a covariance matrix [d, d].
+
+    Returns:
+        float64 [d], with sum 1; NaN where nothing varies or an entry is not finite.
+
+    Raises:
+        ArgumentError: no square matrix.
+
+    >>> import torch
+    >>> explained_variance_ratio(torch.diag(torch.tensor([1.0, 3.0])))
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    values = eigenvalues(covariance)
+    return values / values.sum()
+
+
+def effective_rank(covariance: Covariances) -> Tensor:
+    """Effective rank: `exp(-sum p_i log p_i)` of the shares p of the eigenvalues.
+
+    It is d where all eigenvalues are equal and 1 where all but one are zero. The shares are those of the singular values of the
+    covariance matrix, which are its eigenvalues; of the data matrix they would be the shares of their square roots
+    (Roy and Vetterli 2007, "The effective rank: a measure of effective dimensionality").
+
+    Args:
+        covariance: the result of `Covariance`, or a covariance matrix [d, d].
+
+    Returns:
+        float64, 0-d, in [1, d]; NaN where nothing varies or an entry is not finite.
+
+    Raises:
+        ArgumentError: no square matrix.
+
+    >>> import torch
+    >>> round(effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0]))).item(), 9)
+    2.0
+    """
+    entropy: Tensor = torch.special.entr(explained_variance_ratio(covariance)).sum()
+    return entropy.exp()
+
+
+def participation_ratio(covariance: Covariances) -> Tensor:
+    """Participation ratio, `(sum l_i)^2 / sum l_i^2` = `tr(C)^2 / tr(C^2)`, without any decomposition.
+
+    It is d where all eigenvalues l are equal and 1 where all but one are zero (Gao et al. 2017, "A theory of multineuronal
+    dimensionality, dynamics and measurement").
+
+    Args:
+        covariance: the result of `Covariance`, or a covariance matrix [d, d].
+
+    Returns:
+        float64, 0-d, in [1, d]; NaN where nothing varies or an entry is not finite.
+
+    Raises:
+        ArgumentError: no square matrix.
+
+    >>> import torch
+    >>> participation_ratio(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
+    tensor(2., dtype=torch.float64)
+    """
+    matrix = _matrix(covariance)
+    shares = matrix / matrix.diagonal().sum()  # so that no square overflows
+    return 1 / shares.square().sum()
+
+
+@dataclass(frozen=True)
+class intrinsic_dimension:  # called like the functions beside it; a class, so that it is equal to itself after pickling
+    """A function: how many principal axes it takes to reach a share of the variance, the one that reaches it included.
+
+    Shares within 1e-12 of the threshold have reached it, so that rounding does not decide.
+
+    Args:
+        threshold: share of the variance, above 0 and at most 1.
+
+    Returns:
+        of the result of `Covariance`, or a covariance matrix [d, d]: int64, 0-d, from 1 to d; 0 where nothing varies or an entry
+        is not finite.
+
+    Raises:
+        ArgumentError: `threshold` is not in (0, 1]; when called: no square matrix.
+
+    >>> import torch
+    >>> intrinsic_dimension(0.8)(torch.diag(torch.tensor([6.0, 3.0, 1.0])))
+    tensor(2)
+    """
+
+    threshold: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.threshold, (int, float)) or not 0 < self.threshold <= 1:
+            raise ArgumentError(f"intrinsic_dimension takes a threshold above 0 and at most 1, and got {self.threshold!r}")
+
+    def __call__(self, covariance: Covariances) -> Tensor:
+        reached = explained_variance_ratio(covariance).cumsum(0)
+        before = (reached < self.threshold * (1 - 1e-12)).sum()
+        return torch.where(torch.isfinite(reached).all(), (before + 1).clamp(max=len(reached)), 0)
+
+
+def _matrix(covariance: Covariances) -> Tensor:
+    matrix = covariance["covariance"] if isinstance(covariance, Mapping) and "covariance" in covariance else covariance
+    if not isinstance(matrix, Tensor) or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        shown = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise ArgumentError(f"a covariance matrix [d, d], or the result of Covariance, is needed; got {shown}")
+    matrix = real(matrix)
+    if not isinstance(covariance, Mapping):
+        return matrix
+    varies = _rounded(matrix.diagonal(), covariance["mean"]) != 0
+    return torch.where(varies & varies.unsqueeze(1), matrix, 0.0)
+
+
+def _rounded(variance: Tensor, mean: Tensor) -> Tensor:
+    """Variances, 0 where they are no more than what rounding makes of a constant feature."""
+    return torch.where(variance <= (8 * torch.finfo(variance.dtype).eps * mean).square(), 0.0, variance)
+
+
+def _scale(variance: Tensor) -> Tensor:
+    return torch.where(variance > 0, variance.sqrt(), torch.nan)

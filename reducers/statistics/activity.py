@@ -1,0 +1,151 @@
+"""How often units are active, which never are, and how much of a tensor is zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from reducers.core.statistic import Result, State, Statistic
+from reducers.errors import ArgumentError
+from reducers.kernels.chunks import pieces
+from reducers.kernels.cpu import count_beyond
+from reducers.kernels.precision import count_of, finite, real
+
+__all__ = ["Activity", "Sparsity"]
+
+
+@dataclass(frozen=True)
+class Activity(Statistic):
+    """How often each unit is active (`|x| > eps`), and which units never were.
+
+    A unit is one position of the kept axes: with the default pattern a channel of a batch-first tensor. NaN and infinite elements
+    are left out. Two things are called death: here a unit is *dead* when it was seen and never active in all that was reduced;
+    the *death rate* looks at each observation by itself, so a unit that fires once in ten batches is dead in nine of them.
+
+    Args:
+        eps: largest magnitude that still counts as zero, in the unit of the data.
+        death: also give the death rate. It depends on how the data were cut into observations.
+
+    Returns:
+        `rate`: float64, active share of the finite elements of each unit, NaN where there were none; `dead`: bool per unit; and
+        with `death=True` also `death`: float64, 0-d, mean over observations of the share of units dead in that observation.
+
+    Raises:
+        ArgumentError: `eps` is negative or not a number.
+
+    >>> import torch
+    >>> activity = Activity(death=True)
+    >>> state = activity.update({}, torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]))
+    >>> result = activity.compute(activity.update(state, torch.tensor([[0.0, 0.0, 3.0], [0.0, 1.0, 1.0]])))
+    >>> result["rate"].tolist(), result["dead"].tolist(), result["death"].item()
+    ([0.0, 0.5, 0.5], [True, False, False], 0.5)
+    """
+
+    elementwise: ClassVar[bool] = True
+
+    pattern: str = "b c ... -> c"
+    eps: float = 1e-8
+    death: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_eps(self.eps, "Activity")
+
+    @property
+    def divisible(self) -> bool:
+        return not self.death
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return self._with_deaths(_observe_active(x, axes, self.eps))
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return self._with_deaths(_lift_active(x, axes, self.eps))
+
+    def _with_deaths(self, state: State) -> State:
+        if self.death:
+            seen, dead = _seen_and_dead(state)
+            units = seen.sum()
+            state["deaths"] = real(dead.sum()) / real(units.clamp(min=1))
+            state["observations"] = (units > 0).to(torch.int64)
+        return state
+
+    def join(self, a: State, b: State) -> State:
+        return {key: value + b[key] for key, value in a.items()}
+
+    def read(self, state: State) -> Result:
+        seen, dead = _seen_and_dead(state)
+        result = {"rate": torch.where(seen, real(state["active"]) / real(state["count"]), torch.nan), "dead": dead}
+        if self.death:
+            result["death"] = state["deaths"] / real(state["observations"])
+        return result
+
+
+def _seen_and_dead(state: State) -> tuple[Tensor, Tensor]:
+    seen = state["count"] > 0
+    return seen, seen & (state["active"] == 0)
+
+
+@dataclass(frozen=True)
+class Sparsity(Statistic):
+    """Share of the finite elements that are zero, or within `eps` of it: `|x| <= eps`.
+
+    Args:
+        eps: largest magnitude that still counts as zero, in the unit of the data.
+
+    Returns:
+        float64 in [0, 1], in the shape of the kept axes; NaN where nothing finite was seen.
+
+    Raises:
+        ArgumentError: `eps` is negative or not a number.
+
+    >>> import torch
+    >>> sparsity = Sparsity("b c -> c")
+    >>> sparsity.compute(sparsity.update({}, torch.tensor([[0.0, 2.0], [0.0, 0.0]])))
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+
+    elementwise: ClassVar[bool] = True
+
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_eps(self.eps, "Sparsity")
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return _observe_active(x, axes, self.eps)
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return _lift_active(x, axes, self.eps)
+
+    def join(self, a: State, b: State) -> State:
+        return {key: value + b[key] for key, value in a.items()}
+
+    def read(self, state: State) -> Tensor:
+        count = state["count"]
+        return torch.where(count > 0, real(count - state["active"]) / real(count), torch.nan)
+
+
+def _check_eps(eps: float, who: str) -> None:
+    if not isinstance(eps, (int, float)) or not eps >= 0:
+        raise ArgumentError(f"{who} takes eps from 0 up and got {eps!r}")
+
+
+def _observe_active(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
+    """The same of an observation however big, without temporaries of its size."""
+    active = count_beyond(x, axes, eps)
+    if active is not None:
+        return {"count": count_of(x, None, axes), "active": active}
+    first, *others = (_lift_active(part, axes, eps) for part in pieces(x, axes))
+    for other in others:
+        first = {key: value.add_(other[key]) for key, value in first.items()}
+    return {key: value.contiguous() for key, value in first.items()}
+
+
+def _lift_active(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
+    exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # an int8 has no magnitude 128
+    x, mask = finite(x if exact else real(x))
+    return {"count": count_of(x, mask, axes), "active": (x.abs() > eps).sum(dim=axes)}
