@@ -70,7 +70,7 @@ class Capture(ABC):
     _on: bool
     _held: Held
     _engine: Reducer
-    _gathers: bool
+    _batchable: bool
     _open: bool
     _plain: bool
     _eligible: dict[object, int]
@@ -221,7 +221,7 @@ class Capture(ABC):
     def _bind(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         """One observation: it waits for others like it, or new states are bound, at once."""
         paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
-        alone = self._gathers and len(tensors) == len(paths) > 0
+        alone = self._batchable and len(tensors) == len(paths) > 0
         with self._lock:
             waiting = self._held.waiting.get(paths) if alone else None
             if waiting is not None and waiting.takes_all(tensors):

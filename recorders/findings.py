@@ -47,7 +47,7 @@ class Finding:
 def findings(recorded: Recorder | Recording) -> list[Finding]:
     """What is wrong with the net, worst first; empty where nothing was found.
 
-    It looks at what `overview` gathers: NaN and infinity, layers that never ran, dead units, saturated units, gradients that
+    It looks at what `overview` batchable: NaN and infinity, layers that never ran, dead units, saturated units, gradients that
     vanish or explode along the depth, and weights that change too much, too little or not at all. What was not recorded is not
     judged.
 

@@ -21,7 +21,7 @@ from recorders.held import EMPTY, Held
 from recorders.results import Results
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
-from reducers.core.statistic import check_reducer
+from reducers.core.reducer import check_reducer
 
 __all__ = ["Monitor"]
 
@@ -112,9 +112,9 @@ class Monitor(Results):
         self.last_error: str | None = None
         self._held = EMPTY
         self._engine = self.reducer
-        self._gathers = self.reducer.gathers
+        self._batchable = self.reducer.batchable
         self.bare = filter_ is None and map_ is None and op_ is None
-        self._plain = self._gathers and self.bare and type(self)._default is Capture._default
+        self._plain = self._batchable and self.bare and type(self)._default is Capture._default
         self._open = self._plain and train_update and eval_update and condition is None and every == 1
         self.compiled = False
         self.receiver, self.twin_key = new_receiver(self), ""

@@ -13,7 +13,7 @@ from recorders.context import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.past import Past
 from reducers import Reducer, Result, State
-from reducers.core.statistic import check_reducer
+from reducers.core.reducer import check_reducer
 
 __all__ = ["Recording", "Subrecording", "lookup"]
 

@@ -139,7 +139,7 @@ class Sample:
 class _Gathered:
     """What is gathered at one moment, to be reduced together. The time that takes is shared out by elements.
 
-    Timed versions of what gathers and what reduces stand in until it is reduced.
+    Timed versions of what batchable and what reduces stand in until it is reduced.
     """
 
     def __init__(self, together: Together) -> None:

@@ -2,10 +2,12 @@
 
 from reducers.combinators.cell import Cell
 from reducers.combinators.groupby import GroupBy
-from reducers.combinators.masked import Masked, Prefilter
-from reducers.combinators.product import Postmap, Premap, Product
+from reducers.combinators.mapped import Postmap, Prefilter, Premap
+from reducers.combinators.masked import Masked
+from reducers.combinators.product import Product
 from reducers.core.recipe import from_recipe, to_recipe
-from reducers.core.statistic import Reducer, Result, State, Statistic
+from reducers.core.reducer import Reducer
+from reducers.core.statistic import Statistic
 from reducers.distributions.categorical import CountByValue, DistinctCount, HeavyHitters
 from reducers.distributions.histogram import Histogram
 from reducers.distributions.quantile import Quantile
@@ -34,6 +36,7 @@ from reducers.multivariate.spectrum import (
     intrinsic_dimension,
     participation_ratio,
 )
+from reducers.state import Result, State
 from reducers.statistics.activity import Activity, Sparsity
 from reducers.statistics.basic import Count, Extremes, Max, Mean, Min, Norm, Sum
 from reducers.statistics.moments import Moments, Summary

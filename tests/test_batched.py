@@ -222,7 +222,7 @@ def test_what_is_not_finite_in_one_parameter_is_kept_out_of_it_alone() -> None:
 class Picky(Statistic):
     """Fails where it meets 13, and counts its calls."""
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
     calls: ClassVar[Counter[str]] = Counter()
     interrupt: ClassVar[str] = ""
 
@@ -481,7 +481,7 @@ def test_monitors_made_one_by_one_with_equal_reducers_share_a_batch() -> None:
 class Bins(Statistic):
     """Says that it joins element by element, and lifts no rows: all of a matrix into the same two bins, whatever the axes."""
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"bins": torch.stack([(x < 2).sum(), (x >= 2).sum()])}

@@ -277,7 +277,7 @@ class Twins(InPlace):
 class Mixes(InPlace):
     """Wrong: says that its join treats each element by itself, and adds what all elements have together."""
 
-    elementwise = True
+    stackable_join = True
 
     def join(self, a: State, b: State) -> State:
         return {"sum": a["sum"] + b["sum"] + (a["sum"] * b["sum"]).sum()}

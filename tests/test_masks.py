@@ -10,7 +10,7 @@ from torch import Tensor
 import reducers.core.statistic
 import reducers.kernels.masks
 from reducers import Count, Masked, Max, Mean, Moments, Norm, Product, Reducer, Sparsity, Sum, Summary
-from reducers.kernels.masks import shows
+from reducers.kernels.masks import can_compact
 
 SHAPE = (6, 40, 64)
 PATTERNS = ("... ->", "b t d -> d", "b t d -> t", "b t d -> b", "b t d -> d t", "b t d -> (t d)")
@@ -48,18 +48,18 @@ def test_what_is_shown_gives_what_nan_in_place_of_the_hidden_gives(
         return masked.compute(state)
 
     quick = taken()
-    monkeypatch.setattr(reducers.core.statistic, "shows", lambda *_: False)
+    monkeypatch.setattr(reducers.core.statistic, "can_compact", lambda *_: False)
     laws.close(quick, taken(), rtol=1e-6, atol=1e-6)
 
 
 def test_it_is_left_to_nan_where_the_mask_varies_along_kept_axes_and_for_integers_and_few() -> None:
     x, tokens = torch.randn(SHAPE), mask_of("tokens").expand(SHAPE)
-    assert shows(x, tokens, (0, 1))
-    assert shows(x, mask_of("elements"), (0, 1, 2))
-    assert not shows(x, tokens, (0, 2))
-    assert not shows(x, mask_of("features").expand(SHAPE), (0, 1))
-    assert not shows(x.long(), tokens, (0, 1))
-    assert not shows(x[:1], tokens[:1], (0, 1))
+    assert can_compact(x, tokens, (0, 1))
+    assert can_compact(x, mask_of("elements"), (0, 1, 2))
+    assert not can_compact(x, tokens, (0, 2))
+    assert not can_compact(x, mask_of("features").expand(SHAPE), (0, 1))
+    assert not can_compact(x.long(), tokens, (0, 1))
+    assert not can_compact(x[:1], tokens[:1], (0, 1))
 
 
 def test_what_is_taken_out_is_never_as_big_as_the_observation() -> None:

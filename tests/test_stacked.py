@@ -106,7 +106,7 @@ def test_what_keeps_axes_or_cuts_no_tensor_or_joins_no_elements_does_not_stack()
 
     @dataclass(frozen=True)
     class Marked(Plain):
-        elementwise: ClassVar[bool] = True
+        stackable_join: ClassVar[bool] = True
 
     others = [
         Summary("a b ->"),

@@ -40,7 +40,7 @@ from recorders.errors import (
 from recorders.recording import Recording, Subrecording
 from recorders.storage import load, save
 from reducers import Count, Mean, Product, Reducer, Statistic, Sum
-from reducers.core.statistic import _registry
+from reducers.core.reducer import registry
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
@@ -369,8 +369,8 @@ class TestReducers:
     def test_a_reducer_unknown_here_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         state = observe(Gone(), torch.ones(3))
         path = save(lone(Gone(), state), tmp_path / "run")
-        key = next(name for name, known in _registry.items() if known is Gone)
-        monkeypatch.delitem(_registry, key)
+        key = next(name for name, known in registry.items() if known is Gone)
+        monkeypatch.delitem(registry, key)
         with pytest.warns(RecordingWarning, match="'loss', were loaded without their reducer.*import the module"):
             loaded = load(path)
         assert loaded["loss"].reducer is None
@@ -380,13 +380,13 @@ class TestReducers:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert load(path, reducers=Gone())["loss"].reducer == Gone()
-        monkeypatch.setitem(_registry, key, Gone)
+        monkeypatch.setitem(registry, key, Gone)
         assert load(again)["loss"].reducer == Gone()
 
     def test_many_unknown_reducers_are_one_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = {f"{i}": Subrecording(Gone(), {"": observe(Gone(), torch.ones(1))}) for i in range(5)}
         path = save(Recording(parts), tmp_path / "run")
-        monkeypatch.delitem(_registry, next(name for name, known in _registry.items() if known is Gone))
+        monkeypatch.delitem(registry, next(name for name, known in registry.items() if known is Gone))
         with pytest.warns(RecordingWarning) as caught:
             load(path)
         assert len(caught) == 1

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reducers.core.statistic import Reducer, Result, State, check_reducer, check_states
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import check_states
 from reducers.errors import StateMismatchError
+from reducers.state import Result, State
 from reducers.temporal.history import history_of
 
 __all__ = ["Cell"]

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, Result, State, follow
+from reducers.combinators.wrapper import Wrapper
+from reducers.core.reducer import Reducer
+from reducers.core.states import to_device
 from reducers.kernels.chunks import BIG
+from reducers.state import State
 
 __all__ = ["Fused"]
 
@@ -22,7 +25,7 @@ _broken: list[Exception] = []
 
 
 @dataclass(frozen=True)
-class Fused(Reducer):
+class Fused(Wrapper):
     """A reducer whose big observations are lifted by a compiled function; its states and results are the reducer's own.
 
     The first observation of a number of axes and dtype compiles, which takes seconds. Where there is nothing to compile with, such
@@ -35,30 +38,11 @@ class Fused(Reducer):
     tensor(2., dtype=torch.float64)
     """
 
-    reducer: Reducer
-
-    @property
-    def ordered(self) -> bool:  # type: ignore[override]
-        return self.reducer.ordered
-
-    @property
-    def gathers(self) -> bool:
-        return self.reducer.gathers
-
     def update(self, state: State, *xs: Tensor) -> State:
         return self._compiled("update", state, xs) or self.reducer.update(state, *xs)
 
     def update_all(self, state: State, xs: Tensor) -> State:
         return self._compiled("update_all", state, (xs,)) or self.reducer.update_all(state, xs)
-
-    def merge(self, a: State, b: State) -> State:
-        return self.reducer.merge(a, b)
-
-    def merge_stacked(self, state: State, stacked: State) -> State:
-        return self.reducer.merge_stacked(state, stacked)
-
-    def compute(self, state: State) -> Result:
-        return self.reducer.compute(state)
 
     def _compiled(self, method: str, state: State, xs: tuple[Tensor, ...]) -> State | None:
         """The state after the observation; None where it is not for a compiler."""
@@ -66,7 +50,7 @@ class Fused(Reducer):
         if len(xs) != 1 or x.numel() < BIG or x.layout is not torch.strided or torch.compiler.is_compiling():
             return None
         lifted = _lift(self.reducer, method)(x.detach())
-        return lifted and self.reducer.merge(follow(state, x.device), lifted)
+        return lifted and self.reducer.merge(to_device(state, x.device), lifted)
 
 
 @lru_cache(maxsize=1024)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reducers.combinators.masked import fit
-from reducers.core.statistic import Reducer, Result, State, check_reducer, check_states, follow, leafwise, require_state
+from reducers.core.inputs import observation_with
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import check_states, require_state, to_device, tree_map
 from reducers.errors import ReducerTypeError
+from reducers.state import Result, State
 from reducers.temporal.ring import check_length
 
 __all__ = ["GroupBy"]
@@ -58,7 +60,7 @@ class GroupBy(Reducer):
         return self.reducer.ordered
 
     def update(self, state: State, *xs: Tensor) -> State:
-        x, labels = fit(self, xs, "labels")
+        x, labels = observation_with(self, xs, "labels")
         if labels.is_floating_point() or labels.is_complex():
             raise ReducerTypeError(f"{self!r} takes labels that are integers and got {labels.dtype}")
         if x.numel() == 0:
@@ -66,7 +68,7 @@ class GroupBy(Reducer):
         # where groups grow, the last is one that nothing is in: those that come later start from it
         rows = max(int(labels.max()) + 1, 0) + 1 if self.groups is None else self.groups
         masks = [(labels == group).expand(x.shape) for group in range(rows)]
-        return self.merge(follow(state, x.device), _stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
+        return self.merge(to_device(state, x.device), _stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
@@ -75,13 +77,13 @@ class GroupBy(Reducer):
             rows = max(map(_count, (a, b)))
             a, b = _padded(a, rows), _padded(b, rows)
         check_states(self, a, b)
-        b = follow(b, next(iter(a.values())).device)
+        b = to_device(b, next(iter(a.values())).device)
         return _stack([self.reducer.merge(_row(a, group), _row(b, group)) for group in range(_count(a))])
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
         results = [self.reducer.compute(_row(state, group)) for group in range(_count(state))]
-        return leafwise(_groups if self.groups is None else _all, *results)
+        return tree_map(_groups if self.groups is None else _all, *results)
 
 
 def _all(*rows: Tensor) -> Tensor:

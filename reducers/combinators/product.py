@@ -1,17 +1,19 @@
-"""Combinators: reducers made of reducers. Each obeys the laws of its parts."""
+"""Product: several reducers over the same observations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, Result, State, check_reducer, require_state
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import require_state
 from reducers.errors import ReducerTypeError, StateMismatchError
+from reducers.state import Result, State
 
-__all__ = ["Postmap", "Premap", "Product"]
+__all__ = ["Product"]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -53,8 +55,8 @@ class Product(Reducer):
         return any(part.ordered for _, part in self.parts)
 
     @property
-    def gathers(self) -> bool:
-        return any(part.gathers for _, part in self.parts)
+    def batchable(self) -> bool:
+        return any(part.batchable for _, part in self.parts)
 
     def _split(self, state: State) -> dict[str, State]:
         split: dict[str, State] = {name: {} for name, _ in self.parts}
@@ -97,77 +99,3 @@ class Product(Reducer):
         require_state(self, state)
         split = self._split(state)
         return {name: part.compute(split[name]) for name, part in self.parts if split[name]}
-
-
-@dataclass(frozen=True)
-class _Wrapper(Reducer):
-    """A reducer around one other: its state is the other's."""
-
-    reducer: Reducer
-    function: Callable[..., Any]
-
-    def __post_init__(self) -> None:
-        check_reducer(self.reducer, type(self).__name__)
-        if not callable(self.function):
-            raise ReducerTypeError(f"{type(self).__name__} needs a function and got {self.function!r}")
-
-    @property
-    def ordered(self) -> bool:  # type: ignore[override]
-        return self.reducer.ordered
-
-    def update(self, state: State, *xs: Tensor) -> State:
-        return self.reducer.update(state, *xs)
-
-    def merge(self, a: State, b: State) -> State:
-        return self.reducer.merge(a, b)
-
-    def merge_all(self, states: Sequence[State]) -> State:
-        return self.reducer.merge_all(states)
-
-    def merge_stacked(self, state: State, stacked: State) -> State:
-        return self.reducer.merge_stacked(state, stacked)
-
-    def compute(self, state: State) -> Result:
-        return self.reducer.compute(state)
-
-
-@dataclass(frozen=True)
-class Premap(_Wrapper):
-    """`premap(r, f).update(s, *xs) == r.update(s, *f(*xs))`; made by `reducer.premap(f)`.
-
-    >>> import torch
-    >>> from reducers import Mean
-    >>> magnitude = Mean().premap(torch.abs)
-    >>> magnitude.compute(magnitude.update({}, torch.tensor([-1.0, 3.0])))
-    tensor(2., dtype=torch.float64)
-    """
-
-    def update(self, state: State, *xs: Tensor) -> State:
-        mapped = self.function(*xs)
-        return self.reducer.update(state, *(mapped if isinstance(mapped, tuple) else (mapped,)))
-
-
-@dataclass(frozen=True)
-class Postmap(_Wrapper):
-    """`postmap(r, f).compute(s) == f(r.compute(s))`; made by `reducer.postmap(f)`.
-
-    >>> import torch
-    >>> from reducers import Sum
-    >>> root = Sum().postmap(torch.sqrt)
-    >>> root.compute(root.update({}, torch.tensor([4.0, 5.0])))
-    tensor(3., dtype=torch.float64)
-    """
-
-    @property
-    def gathers(self) -> bool:
-        return self.reducer.gathers
-
-    def update_all(self, state: State, xs: Tensor) -> State:
-        return self.reducer.update_all(state, xs)
-
-    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
-        return self.reducer.update_masked(state, x, mask)
-
-    def compute(self, state: State) -> Result:
-        result: Result = self.function(self.reducer.compute(state))
-        return result

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
-from reducers.combinators.product import Postmap, Product
-from reducers.core.statistic import Reducer, State, Statistic
+from reducers.combinators.mapped import Postmap
+from reducers.combinators.product import Product
+from reducers.core.reducer import Reducer
+from reducers.core.statistic import Statistic
 from reducers.errors import StateMismatchError
 from reducers.kernels.chunks import BIG, CHUNK
+from reducers.state import State
 
 __all__ = ["lift_stacked", "numbers", "stacks"]
 
@@ -34,7 +37,10 @@ def stacks(reducer: Reducer) -> bool:
     if isinstance(reducer, Postmap):
         return stacks(reducer.reducer)
     return (
-        isinstance(reducer, Statistic) and reducer.elementwise and reducer.divisible and "".join(reducer.pattern.split()) == "...->"
+        isinstance(reducer, Statistic)
+        and reducer.stackable_join
+        and reducer.divisible
+        and "".join(reducer.pattern.split()) == "...->"
     )
 
 

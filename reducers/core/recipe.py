@@ -6,7 +6,7 @@ import reprlib
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from reducers.core.statistic import Reducer, _registry
+from reducers.core.reducer import Reducer, registry
 from reducers.errors import RecipeError, ReducerError
 
 __all__ = ["from_recipe", "to_recipe"]
@@ -26,7 +26,7 @@ def to_recipe(reducer: Reducer) -> dict[str, Any]:
     {'type': 'Mean', 'pattern': 'b c -> c'}
     """
     cls = type(reducer)
-    names = [name for name, known in _registry.items() if known is cls]
+    names = [name for name, known in registry.items() if known is cls]
     if not names or not is_dataclass(reducer):
         raise RecipeError(f"{reducer!r} cannot be written as data: make {cls.__name__} a frozen dataclass")
     return {"type": names[0], **{field.name: _encode(getattr(reducer, field.name), reducer) for field in fields(reducer)}}
@@ -58,7 +58,7 @@ def _build(recipe: object, depth: int) -> Reducer:
     if not isinstance(recipe, dict) or not isinstance(recipe.get("type"), str):
         raise RecipeError(f"no reducer recipe: {reprlib.repr(recipe)}")
     name = recipe["type"]
-    cls = _registry.get(name)
+    cls = registry.get(name)
     if cls is None or not is_dataclass(cls):
         raise RecipeError(f"reducer {name!r:.100} is not defined here: import the module that defines it before loading")
     unknown = set(recipe) - {field.name for field in fields(cls)} - {"type"}

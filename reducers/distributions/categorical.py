@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Result, State, Statistic
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.binning import count_of_units, kept_shape, of_units, tally
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import integers, mix, shift_right
 from reducers.kernels.precision import count_of, real
+from reducers.state import Result, State
 
 __all__ = ["CountByValue", "DistinctCount", "HeavyHitters"]
 

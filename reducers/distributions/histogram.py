@@ -9,10 +9,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Result, State, Statistic
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import tally
 from reducers.kernels.precision import comparable, finite, real
+from reducers.state import Result, State
 
 __all__ = ["Histogram"]
 
@@ -83,7 +84,7 @@ class Histogram(Statistic):
         return False  # a lift is cut inside, where its pieces share one array of counts
 
     @property
-    def gathers(self) -> bool:
+    def batchable(self) -> bool:
         return True
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import State, Statistic, require_state
+from reducers.core.states import require_state
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import tally
 from reducers.kernels.precision import comparable, count_of, extremes, finite, nan_where_infinite, real
+from reducers.state import State
 
 __all__ = ["Quantile"]
 
@@ -90,7 +92,7 @@ class Quantile(Statistic):
         return False  # a lift is cut inside, where its pieces share one array of counts
 
     @property
-    def gathers(self) -> bool:
+    def batchable(self) -> bool:
         return True
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:

@@ -9,8 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, State, check_states, follow, observation, require_state
+from reducers.core.inputs import observation
+from reducers.core.reducer import Reducer
+from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ReducerTypeError, StateMismatchError
+from reducers.state import State
 
 __all__ = ["Collect", "First", "Fold", "Last", "keep"]
 
@@ -111,7 +114,7 @@ class Fold(Reducer):
         if not a or not b:
             return a or b
         check_states(self, a, b, shapes=False)
-        folded = self.function(a["value"], follow(b, a["value"].device)["value"])
+        folded = self.function(a["value"], to_device(b, a["value"].device)["value"])
         if not isinstance(folded, Tensor):
             raise ReducerTypeError(f"the function of {self!r} must return a tensor and returned {type(folded).__name__}")
         return {"value": folded.detach().contiguous()}

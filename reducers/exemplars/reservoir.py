@@ -8,12 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, Result, State, check_states, follow, require_state
+from reducers.core.reducer import Reducer
+from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
 from reducers.exemplars.slots import after, companions, first, moved
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import bits_of, mix
+from reducers.state import Result, State
 
 __all__ = ["Reservoir"]
 
@@ -76,13 +78,13 @@ class Reservoir(Reducer):
         x, ids, payload = companions(self, xs)
         if x.numel() == 0:
             return state
-        return self.merge(follow(state, x.device), self._lift(x.reshape(1) if x.ndim == 0 else x, ids, payload))
+        return self.merge(to_device(state, x.device), self._lift(x.reshape(1) if x.ndim == 0 else x, ids, payload))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
         check_states(self, a, b)
-        b = follow(b, a["observations"].device)
+        b = to_device(b, a["observations"].device)
         a_slots, b_slots = ({key: value for key, value in state.items() if key != "observations"} for state in (a, b))
         slots = first(after(a_slots, b_slots, a["observations"]), "lot", self.k, descending=False)
         return {**slots, "observations": a["observations"] + b["observations"]}

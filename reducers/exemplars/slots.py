@@ -8,8 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, State, observation
+from reducers.core.inputs import observation
+from reducers.core.reducer import Reducer
 from reducers.errors import ReducerTypeError, StateMismatchError
+from reducers.state import State
 
 __all__ = ["after", "companions", "first", "moved", "pick"]
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from reducers.core.patterns import arrange, validate
-from reducers.core.statistic import Reducer, Result, State, check_states, follow, require_state
+from reducers.core.reducer import Reducer
+from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError
 from reducers.exemplars.slots import after, companions, first, moved
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.precision import able_to_hold_nan, comparable, nan_where_infinite
+from reducers.state import Result, State
 
 __all__ = ["BottomK", "TopK"]
 
@@ -40,7 +42,7 @@ class _Ends(Reducer):
         rows, places = self._rows(x)
         if x.numel() == 0:
             return state
-        return self.merge(follow(state, x.device), self._lift(x, rows, places, ids, payload))
+        return self.merge(to_device(state, x.device), self._lift(x, rows, places, ids, payload))
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         return self.update(state, torch.where(mask, able_to_hold_nan(x), torch.nan))
@@ -49,7 +51,7 @@ class _Ends(Reducer):
         if not a or not b:
             return a or b
         check_states(self, a, b)
-        b = follow(b, a["observations"].device)
+        b = to_device(b, a["observations"].device)
         a_slots, b_slots = ({key: value for key, value in state.items() if key != "observations"} for state in (a, b))
         slots = first(after(a_slots, b_slots, a["observations"]), "value", self.k, self.largest)
         return {**slots, "observations": a["observations"] + b["observations"]}

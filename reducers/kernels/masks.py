@@ -1,4 +1,4 @@
-"""What a mask shows, without what it hides: less to go over, and no NaN in the place of what is hidden."""
+"""What a mask can_compact, without what it hides: less to go over, and no NaN in the place of what is hidden."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from reducers.kernels.chunks import BIG, PIECE, pieces_beside
 
-__all__ = ["shown", "shows"]
+__all__ = ["can_compact", "compact"]
 
 
-def shows(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> bool:
+def can_compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> bool:
     """Whether what `mask` shows of `x` is worth to be taken out, and can be.
 
     Not on other devices than the CPU, which would be waited for; not of integers, whose states are other ones under a mask; nor
@@ -24,8 +24,8 @@ def shows(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> bool:
     return count > 0 and set(range(count)) <= set(axes)
 
 
-def shown(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
-    """Piece by piece what `mask` shows, along one axis in place of those in which it varies; and the axes to reduce."""
+def compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """Piece by piece what `mask` can_compact, along one axis in place of those in which it varies; and the axes to reduce."""
     count = _leading(mask)
     rest = tuple(axis - count + 1 for axis in axes if axis >= count)
     for part, beside in pieces_beside(x, mask, axes, PIECE):

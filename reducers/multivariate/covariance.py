@@ -10,11 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.core.inputs import observation
 from reducers.core.patterns import arrange, rows, validate_features
-from reducers.core.statistic import Reducer, Result, State, Statistic, check_states, follow, observation, require_state, unshared
+from reducers.core.reducer import Reducer
+from reducers.core.states import check_states, copy_aliased, require_state, to_device
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError, PatternError, ReducerTypeError
 from reducers.kernels import chunks
 from reducers.kernels.precision import finite, real, wide_dtype
+from reducers.state import Result, State
 
 __all__ = ["Covariance", "CrossCovariance", "PairStatistic", "centred", "finite_rows"]
 
@@ -200,17 +204,17 @@ class PairStatistic(Reducer):
         lifted = self.lift(left, right.to(left.device))
         if torch.compiler.is_compiling():  # as in Statistic: compiled, strides are not known
             lifted = {key: value.contiguous() for key, value in lifted.items()}
-        return self.merge(follow(state, x.device), lifted)
+        return self.merge(to_device(state, x.device), lifted)
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
         check_states(self, a, b)
-        return self.join(a, follow(b, next(iter(a.values())).device))
+        return self.join(a, to_device(b, next(iter(a.values())).device))
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        return unshared(self.read(state), state)
+        return copy_aliased(self.read(state), state)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Result, State
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.precision import negligible, real
 from reducers.multivariate.covariance import PairStatistic, centred, centred_sums, finite_rows
+from reducers.state import Result, State
 
 __all__ = ["CKA", "MinibatchCKA"]
 

@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Result, State, Statistic
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.cpu import count_beyond
 from reducers.kernels.precision import count_of, finite, real
+from reducers.state import Result, State
 
 __all__ = ["Activity", "Sparsity"]
 
@@ -44,7 +45,7 @@ class Activity(Statistic):
     ([0.0, 0.5, 0.5], [True, False, False], 0.5)
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     pattern: str = "b c ... -> c"
     eps: float = 1e-8
@@ -107,7 +108,7 @@ class Sparsity(Statistic):
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     eps: float = 0.0
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Result, State, Statistic
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.cpu import all_finite, ends, sum_squares, sums
 from reducers.kernels.precision import (
@@ -25,6 +25,7 @@ from reducers.kernels.precision import (
     total,
     widen,
 )
+from reducers.state import Result, State
 
 __all__ = ["Count", "Extremes", "Max", "Mean", "Min", "Norm", "Sum"]
 
@@ -42,7 +43,7 @@ class Count(Statistic):
     tensor([2, 1])
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"count": count_of(x, None, axes)} if all_finite(x) else super().observe(x, axes)
@@ -70,7 +71,7 @@ class Sum(Statistic):
     tensor([4., 6.], dtype=torch.float64)
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         added = sums(x, axes, exact=True)
@@ -104,7 +105,7 @@ class Mean(Statistic):
     tensor([3., 5.], dtype=torch.float64)
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
     interpolation: ClassVar[str] = "linear"
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
@@ -139,7 +140,7 @@ class Min(Statistic):
     tensor([-2.,  3.])
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return ends(x, axes, "min") or super().observe(x, axes)
@@ -171,7 +172,7 @@ class Max(Statistic):
     tensor([1., 3.])
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return ends(x, axes, "max") or super().observe(x, axes)
@@ -204,7 +205,7 @@ class Extremes(Statistic):
     (tensor([-2.,  3.]), tensor([1., 3.]))
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return ends(x, axes, "min", "max") or super().observe(x, axes)
@@ -248,7 +249,7 @@ class Norm(Statistic):
     tensor(2., dtype=torch.float64)
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     p: float = 2.0
     normalize: bool = False

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Result, State, Statistic
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.cpu import sweep
 from reducers.kernels.inductor import one_loop
@@ -24,6 +24,7 @@ from reducers.kernels.precision import (
     square_sum,
     total,
 )
+from reducers.state import Result, State
 
 __all__ = ["Moments", "Summary", "join_moments", "lift_moments", "read_moments"]
 
@@ -140,7 +141,7 @@ class Moments(Statistic):
         if not isinstance(self.order, int) or self.order not in (2, 3, 4):
             raise ArgumentError(f"Moments takes order 2, 3 or 4 and got {self.order!r}")
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         swept = sweep(x, axes) if self.order == 2 else None
@@ -182,7 +183,7 @@ class Summary(Statistic):
     {'count': 3, 'mean': -1.0, 'var': 7.0, 'min': -4.0, 'max': 1.0, 'absmax': 4.0, 'zeros': 1, 'nan': 1, 'inf': 0}
     """
 
-    elementwise: ClassVar[bool] = True
+    stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         swept = sweep(x, axes, ends=True)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reducers.combinators.masked import fit
+from reducers.core.inputs import observation_with
 from reducers.core.patterns import arrange, validate
-from reducers.core.statistic import Reducer, Result, State, check_states, follow, require_state
+from reducers.core.reducer import Reducer
+from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces_beside
 from reducers.kernels.precision import able_to_hold_nan, magnitude, real, wide_float
+from reducers.state import Result, State
 
 __all__ = ["WeightedMean", "WeightedMoments"]
 
@@ -35,13 +37,13 @@ class _Weighted(Reducer):
         """The state of both; neither is empty."""
 
     def update(self, state: State, *xs: Tensor) -> State:
-        x, weights = fit(self, xs, "weights")
+        x, weights = observation_with(self, xs, "weights")
         if x.numel() == 0:
             return state
         weights = real(weights)
         weights = torch.where(torch.isfinite(weights), weights, 0.0).expand(x.shape)
         (x, axes), (weights, _) = arrange(x, self.pattern), arrange(weights, self.pattern)
-        state = follow(state, x.device)
+        state = to_device(state, x.device)
         for part, weighing in pieces_beside(x, weights, axes):
             piece = able_to_hold_nan(part)
             there = torch.isfinite(piece)
@@ -54,7 +56,7 @@ class _Weighted(Reducer):
         if not a or not b:
             return a or b
         check_states(self, a, b)
-        return self.join(a, follow(b, a["weight"].device))
+        return self.join(a, to_device(b, a["weight"].device))
 
 
 @dataclass(frozen=True)

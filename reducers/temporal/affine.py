@@ -9,7 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, State, check_states, follow, require_state
+from reducers.core.reducer import Reducer
+from reducers.core.states import check_states, require_state, to_device
+from reducers.state import State
 
 __all__ = ["Affine", "apply", "compose"]
 
@@ -43,13 +45,13 @@ class Affine(Reducer):
         if new["gain"].numel() == 0:
             return state
         new = {key: value.contiguous() for key, value in new.items()}
-        return self.merge(follow(state, new["gain"].device), new)
+        return self.merge(to_device(state, new["gain"].device), new)
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
         check_states(self, a, b)
-        return compose(a, follow(b, a["gain"].device))
+        return compose(a, to_device(b, a["gain"].device))
 
     def compute(self, state: State) -> Tensor:
         require_state(self, state)

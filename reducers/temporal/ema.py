@@ -9,20 +9,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import (
-    Reducer,
-    Result,
-    State,
-    Statistic,
-    check_reducer,
-    check_states,
-    follow,
-    observation,
-    require_state,
-)
+from reducers.core.inputs import observation
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import check_states, require_state, to_device
+from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.exemplars.collect import keep
 from reducers.kernels.precision import count_of, finite, real, total, wide_float
+from reducers.state import Result, State
 from reducers.temporal.affine import Affine, apply, compose
 
 __all__ = ["EMA", "Difference", "FirstNonfinite", "TimeSince", "check_positive"]
@@ -197,12 +191,12 @@ class Difference(Reducer):
         x = observation(self, xs)
         if x.numel() == 0:
             return state
-        return self._append(follow(state, x.device), {"first": keep(x), "last": keep(x)})
+        return self._append(to_device(state, x.device), {"first": keep(x), "last": keep(x)})
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
-        return self._append(a, follow(b, a["last"].device))
+        return self._append(a, to_device(b, a["last"].device))
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, Result, State, check_reducer, check_states, follow, observation, require_state
+from reducers.core.inputs import observation
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
 from reducers.kernels.chunks import pieces
 from reducers.kernels.precision import real
+from reducers.state import Result, State
 from reducers.statistics.moments import Summary
 
 __all__ = ["Geometry"]
@@ -69,7 +72,7 @@ class Geometry(Reducer):
         x = observation(self, xs)
         if x.numel() == 0:
             return state
-        state = follow(state, x.device)
+        state = to_device(state, x.device)
         norm = _norm(x)
         length = norm / math.sqrt(x.numel()) if self.normalize else norm
         updated = _under("norm", self.reducer.update(_part(state, "norm"), length))
@@ -85,7 +88,7 @@ class Geometry(Reducer):
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
-        b = follow(b, next(iter(a.values())).device)
+        b = to_device(b, next(iter(a.values())).device)
         parts = {name: (_part(a, name), _part(b, name)) for name in ("norm", "correlation")}
         merged = _under("norm", self.reducer.merge(*parts["norm"]))
         if self.correlation:

@@ -10,9 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, Result, State, check_reducer, follow, leafwise, require_state
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import require_state, to_device, tree_map
 from reducers.errors import ArgumentError, NoHistoryError
 from reducers.kernels.precision import wide_float
+from reducers.state import Result, State
 from reducers.temporal import ring
 
 __all__ = ["History", "history_of"]
@@ -85,12 +87,12 @@ class History(Reducer):
         after = self.reducer.update(ring.slot(state, 0) if state else {}, *xs)
         if not after:
             return state
-        return ring.push(self, follow(state, next(iter(after.values())).device), after, self.slots)
+        return ring.push(self, to_device(state, next(iter(after.values())).device), after, self.slots)
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
-        b = follow(b, a["observed"].device)
+        b = to_device(b, a["observed"].device)
         before = ring.slot(a, 0)
         after = [self.reducer.merge(before, ring.slot(b, index)) for index in range(self.slots)]
         return ring.join(self, a, ring.stack(self, after, b["observed"]), self.slots)
@@ -113,7 +115,7 @@ class History(Reducer):
         """
         require_state(self, state)
         results = [self._result(state, index) for index in range(self._kept(state))]
-        return leafwise(lambda *parts: torch.stack(parts), *results)
+        return tree_map(lambda *parts: torch.stack(parts), *results)
 
     def view(
         self,
@@ -174,7 +176,7 @@ class History(Reducer):
             return torch.where(e == 0, before.to(between.dtype), between)
 
         wanted = (int(earlier), int(later)) if times.ndim == 0 else range(kept)
-        return leafwise(read, *[self._result(state, index) for index in wanted])
+        return tree_map(read, *[self._result(state, index) for index in wanted])
 
     def _result(self, state: State, index: int) -> Result:
         return self.reducer.compute(ring.slot(state, index))

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reducers.core.statistic import Reducer, State, check_states
+from reducers.core.reducer import Reducer
+from reducers.core.states import check_states
 from reducers.errors import ArgumentError, StateMismatchError
+from reducers.state import State
 
 __all__ = ["check_length", "choose", "join", "push", "select", "slot", "stack"]
 

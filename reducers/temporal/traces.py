@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.combinators.masked import fit
-from reducers.core.statistic import State, observation
+from reducers.core.inputs import observation, observation_with
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.precision import wide_float
+from reducers.state import State
 from reducers.temporal.affine import Affine
 from reducers.temporal.ema import check_positive, matches
 
@@ -104,7 +104,7 @@ class _ConditionalTrace(_Trace):
         self._check_finite("scale")
 
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
-        x, condition = fit(self, xs, "condition")
+        x, condition = observation_with(self, xs, "condition")
         value = self.scale * wide_float(x) + self.amplitude
         return (condition != 0) & torch.isfinite(value), value
 

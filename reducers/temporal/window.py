@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from reducers.core.statistic import Reducer, Result, State, check_reducer, follow, require_state
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import require_state, to_device
+from reducers.state import Result, State
 from reducers.temporal import ring
 
 __all__ = ["EveryNth", "Window"]
@@ -58,12 +60,12 @@ class Window(_Ring):
         lifted = self.reducer.update({}, *xs)
         if not lifted:
             return state
-        return ring.push(self, follow(state, next(iter(lifted.values())).device), lifted, self.n)
+        return ring.push(self, to_device(state, next(iter(lifted.values())).device), lifted, self.n)
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
-        return ring.join(self, a, follow(b, a["observed"].device), self.n)
+        return ring.join(self, a, to_device(b, a["observed"].device), self.n)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
@@ -110,7 +112,7 @@ class EveryNth(_Ring):
         lifted = self.reducer.update({}, *xs)
         if not lifted:
             return state
-        state = follow(state, next(iter(lifted.values())).device)
+        state = to_device(state, next(iter(lifted.values())).device)
         if state:
             merged = self.reducer.merge(ring.slot(state, self.n - 1), lifted)
             lifted = ring.choose(self, state["observed"] >= self.n, merged, lifted)
@@ -119,7 +121,7 @@ class EveryNth(_Ring):
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
-        b = follow(b, a["observed"].device)
+        b = to_device(b, a["observed"].device)
         before, after = a["observed"], b["observed"]
         place = torch.arange(self.n, device=before.device)
         moved = (place - after) % self.n

@@ -1,0 +1,113 @@
+"""Premap, Postmap and Prefilter: a function before or after a reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from reducers.combinators.wrapper import InputWrapper, Wrapper
+from reducers.core.inputs import align_input, observation
+from reducers.core.reducer import Reducer, register_combinator
+from reducers.core.states import to_device
+from reducers.errors import ReducerTypeError
+from reducers.state import Result, State
+
+__all__ = ["Postmap", "Prefilter", "Premap"]
+
+
+@dataclass(frozen=True)
+class Premap(InputWrapper):
+    """`premap(r, f).update(s, *xs) == r.update(s, *f(*xs))`; made by `reducer.premap(f)`.
+
+    >>> import torch
+    >>> from reducers import Mean
+    >>> magnitude = Mean().premap(torch.abs)
+    >>> magnitude.compute(magnitude.update({}, torch.tensor([-1.0, 3.0])))
+    tensor(2., dtype=torch.float64)
+    """
+
+    function: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_function(self, self.function)
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        mapped = self.function(*xs)
+        return self.reducer.update(state, *(mapped if isinstance(mapped, tuple) else (mapped,)))
+
+
+@dataclass(frozen=True)
+class Postmap(Wrapper):
+    """`postmap(r, f).compute(s) == f(r.compute(s))`; made by `reducer.postmap(f)`.
+
+    >>> import torch
+    >>> from reducers import Sum
+    >>> root = Sum().postmap(torch.sqrt)
+    >>> root.compute(root.update({}, torch.tensor([4.0, 5.0])))
+    tensor(3., dtype=torch.float64)
+    """
+
+    function: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_function(self, self.function)
+
+    def compute(self, state: State) -> Result:
+        result: Result = self.function(self.reducer.compute(state))
+        return result
+
+
+@dataclass(frozen=True)
+class Prefilter(InputWrapper):
+    """The inner reducer over what a predicate lets pass; made by `reducer.prefilter(predicate)`.
+
+    `prefilter(r, p).update(s, x) == r.update(s, x)` where `p(x)` is True, and s where it is False. A predicate may also return a
+    tensor: 0-d for the observation as a whole, or one mark for each element; these need a reducer with a pattern, or a product of
+    such, and work as in `Masked`.
+
+    Args:
+        reducer: what reduces.
+        predicate: takes an observation, and returns a bool or a bool tensor.
+
+    Raises:
+        ReducerTypeError: `reducer` is none, `predicate` cannot be called or returns something else, or elements are to be left out
+            of a reducer that takes observations whole.
+
+    >>> import torch
+    >>> from reducers import Mean
+    >>> positive = Mean().prefilter(lambda x: x > 0)
+    >>> positive.compute(positive.update({}, torch.tensor([-5.0, 1.0, 3.0])))
+    tensor(2., dtype=torch.float64)
+    """
+
+    predicate: Callable[[Tensor], Tensor | bool]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.predicate):
+            raise ReducerTypeError(f"Prefilter needs a predicate and got {self.predicate!r}")
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        x = observation(self, xs)
+        passed = self.predicate(x)
+        if isinstance(passed, bool):
+            return self.reducer.update(state, x) if passed else state
+        if not isinstance(passed, Tensor):
+            raise ReducerTypeError(f"the predicate of {self!r} must return a bool or a tensor; it returned {type(passed).__name__}")
+        mask = align_input(self, passed.detach(), x, "predicate's result")
+        return self.reducer.update_masked(to_device(state, x.device), x, (mask != 0).expand(x.shape))
+
+
+def _check_function(reducer: Reducer, function: object) -> None:
+    if not callable(function):
+        raise ReducerTypeError(f"{type(reducer).__name__} needs a function and got {function!r}")
+
+
+register_combinator("premap", Premap)
+register_combinator("postmap", Postmap)
+register_combinator("prefilter", Prefilter)

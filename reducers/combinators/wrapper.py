@@ -1,0 +1,67 @@
+"""Wrapper: the base of reducers around one other, which forwards everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.state import Result, State
+
+__all__ = ["InputWrapper", "Wrapper"]
+
+
+@dataclass(frozen=True)
+class Wrapper(Reducer):
+    """A reducer around one other, whose state is its own. What a subclass does not change is the inner reducer's."""
+
+    reducer: Reducer
+
+    def __post_init__(self) -> None:
+        check_reducer(self.reducer, type(self).__name__)
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        return self.reducer.ordered
+
+    @property
+    def batchable(self) -> bool:
+        return self.reducer.batchable
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        return self.reducer.update(state, *xs)
+
+    def update_all(self, state: State, xs: Tensor) -> State:
+        return self.reducer.update_all(state, xs)
+
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        return self.reducer.update_masked(state, x, mask)
+
+    def merge(self, a: State, b: State) -> State:
+        return self.reducer.merge(a, b)
+
+    def merge_all(self, states: Sequence[State]) -> State:
+        return self.reducer.merge_all(states)
+
+    def merge_stacked(self, state: State, stacked: State) -> State:
+        return self.reducer.merge_stacked(state, stacked)
+
+    def compute(self, state: State) -> Result:
+        return self.reducer.compute(state)
+
+
+@dataclass(frozen=True)
+class InputWrapper(Wrapper):
+    """A wrapper that changes what the inner reducer gets, observation by observation: none may be taken together or in parts."""
+
+    @property
+    def batchable(self) -> bool:
+        return False
+
+    def update_all(self, state: State, xs: Tensor) -> State:
+        return Reducer.update_all(self, state, xs)
+
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        return Reducer.update_masked(self, state, x, mask)

@@ -1,0 +1,97 @@
+"""The house: packages import only those above them, nothing imports in a circle, and no room is too big."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Each may import those above it. Imports that are deferred, and those for types alone, count as imports.
+ORDER = {
+    "reducers": [
+        "errors",
+        "state",
+        "kernels",
+        "core",
+        "statistics",
+        "distributions",
+        "multivariate",
+        "exemplars",
+        "temporal",
+        "combinators",
+    ],
+}
+
+
+def modules(package: str) -> dict[str, Path]:
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / package).rglob("*.py")}
+
+
+def imported(path: Path, known: set[str]) -> Iterator[str]:
+    """The modules of the packages that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [name if name in known else node.module for name in found]
+        else:
+            continue
+        for name in found:
+            if f"{name}.__init__" in known:
+                yield f"{name}.__init__"
+            elif name in known:
+                yield name
+
+
+def graph() -> dict[str, set[str]]:
+    files = {**modules("reducers"), **modules("recorders")}
+    return {name: set(imported(path, set(files))) - {name} for name, path in files.items()}
+
+
+def room(name: str) -> str:
+    """The entry of its package's list that a module belongs to; "" for the package itself, which re-exports from all."""
+    part = name.split(".")[1]
+    return "" if part == "__init__" else part
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_packages_import_only_those_above_them(package: str) -> None:
+    order = ORDER[package]
+    found = {name: others for name, others in graph().items() if name.startswith(f"{package}.")}
+    assert {room(name) for name in found} - {""} == set(order)
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in found.items()
+        for other in others
+        if room(name) and other.startswith(f"{package}.")
+        if not room(other) or order.index(room(other)) > order.index(room(name))
+    ]
+    assert wrong == []
+
+
+def test_reducers_know_nothing_of_recorders() -> None:
+    assert [
+        name for name, others in graph().items() if name.startswith("reducers.") for o in others if o.startswith("recorders.")
+    ] == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    left = {name: {other for other in others if other.startswith(package)} for name, others in graph().items()}
+    left = {name: others for name, others in left.items() if name.startswith(package)}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert sorted(left) == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_package_has_at_most_twelve_entries_and_a_room_at_most_320_lines(package: str) -> None:
+    entries = [entry.name for entry in (ROOT / package).iterdir() if entry.name != "__pycache__"]
+    assert len(entries) <= 12
+    assert {name: lines for name, path in modules(package).items() if (lines := len(path.read_text().splitlines())) > 320} == {}
