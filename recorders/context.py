@@ -69,7 +69,7 @@ def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
     ...         return function(*args, **(kwargs or {}))
     >>> with Names():
     ...     _ = torch.add(torch.ones(1), 1)
-    ...     outside_modes(torch.add, torch.ones(1), 1)
+    ...     _ = outside_modes(torch.add, torch.ones(1), 1)
     ones
     add
     ones

@@ -14,7 +14,7 @@ import torch
 import reducers
 
 GUIDE = Path(__file__).parent.parent / "docs" / "adding-a-reducer.md"
-MODULES = sorted(module.name for module in pkgutil.iter_modules(reducers.__path__, "reducers."))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(reducers.__path__, "reducers."))
 
 
 @pytest.mark.parametrize("name", MODULES)
