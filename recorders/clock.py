@@ -19,6 +19,7 @@ from recorders.constructor import Hook
 from recorders.errors import MonitorError
 from recorders.operands import recomputing, tracing
 from recorders.steps import count_steps
+from recorders.switching import Switched, grouped, put_back
 
 if TYPE_CHECKING:
     from recorders.overhead import Meter
@@ -39,20 +40,24 @@ class _Gated(Protocol):
     def switch(self, active: bool, error: Exception | None) -> None:
         """Whether to record from now on; `error` is what asking for that raised."""
 
+    def switchable(self) -> tuple[list[Any], bool]:
+        """The handles of its hooks that may be taken out now, and whether these will stay the same."""
+
 
 class _Gate:
-    """The monitors that record in the same steps, held weakly."""
+    """The monitors that record in the same steps, held weakly. In other steps their hooks are out, where that can be."""
 
     def __init__(self, steps: Chosen, every_step: int) -> None:
         self.steps, self.every_step = steps, every_step
         self.monitors: WeakSet[Any] = WeakSet()
-        self.due = True
+        self.due = self.told = True
+        self.hooks = Switched()
         self._ago = 0  # steps chosen since the last one in which they recorded, itself included; 0 before the first
         self.error: Exception | None = None
 
-    def ask(self, step: int, cadence: int) -> bool:
-        """Finds out whether `step` is one of theirs, one in so many of them; returns whether there is news for them."""
-        before, self.due, self.error = self.due, False, None
+    def ask(self, step: int, cadence: int) -> None:
+        """Finds out whether `step` is one of theirs, one in so many of them."""
+        self.due, self.error = False, None
         try:
             chosen = self.steps is None or (self.steps(step) if callable(self.steps) else step in self.steps)
             if chosen and step % self.every_step == 0:
@@ -60,7 +65,22 @@ class _Gate:
                 self._ago = 1 if self.due else self._ago + 1
         except Exception as error:
             self.error = error
-        return self.due != before or self.error is not None
+
+    def tell(self, step: int) -> MonitorError | None:
+        """Switches the monitors, where there is news for them, and their hooks; returns what the first of them raised."""
+        failed: MonitorError | None = None
+        if self.due != self.told or self.error is not None:
+            if self.due:
+                self.hooks.on()
+            for monitor in list(self.monitors):
+                try:
+                    monitor.switch(self.due, self.error)
+                except MonitorError as error:
+                    failed = failed or error
+            self.told = self.due
+        if not self.due:
+            self.hooks.off(self.monitors, step)
+        return failed
 
 
 class Clock:
@@ -136,11 +156,8 @@ class Clock:
         self._gates = [gate for gate in self._gates if gate.monitors]
         failed: MonitorError | None = None
         for gate in self._gates:
-            for monitor in list(gate.monitors) if gate.ask(step, self.cadence) else ():
-                try:
-                    monitor.switch(gate.due, gate.error)
-                except MonitorError as error:
-                    failed = failed or error
+            gate.ask(step, self.cadence)
+            failed = gate.tell(step) or failed
         self.busy = any(gate.due for gate in self._gates)
         if failed is not None:
             raise failed
@@ -197,16 +214,27 @@ class Clock:
             if gate is None:
                 gate = _Gate(steps, every_step)
                 gate.ask(self._step, self.cadence)
+                gate.told = gate.due
                 self._gates.append(gate)
             gate.monitors.add(monitor)
+            gate.hooks.change()
             self.busy = self.busy or gate.due
         monitor.switch(gate.due, gate.error)
 
     def release(self, monitor: _Gated) -> None:
         """Leaves `monitor` as it is from now on."""
+        self.settle(monitor)
         with self._lock:
             for gate in self._gates:
                 gate.monitors.discard(monitor)
+
+    def settle(self, monitor: Any) -> None:
+        """Puts the hooks of `monitor` back for now: they are about to be removed, or others to come."""
+        with self._lock:
+            put_back(grouped(monitor._all_handles()))
+            for gate in self._gates:
+                if monitor in gate.monitors:
+                    gate.hooks.change()
 
     def _forward(self, *_: Any) -> None:
         if torch.compiler.is_compiling():

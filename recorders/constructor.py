@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch.compiler import is_compiling
+from torch.compiler import assume_constant_result, is_compiling
 
 from reducers import Reducer
 
@@ -40,17 +40,26 @@ class Hook:
         call: what is called, and traced into graphs, which guard that it stays the same.
         usual: what is called outside of graphs: the same, or what is quicker there.
         run: that one, or for a while a timed version of it.
+        traced: whether a graph knows it, and guards that it is there.
     """
 
     def __init__(self, call: Callable[..., None], run: Callable[..., None] | None = None) -> None:
         self.call = call
         self.run = self.usual = run or call
+        self.traced = False
 
     def __call__(self, *args: Any) -> None:
         if is_compiling():
+            self._trace()
             self.call(*args)
         else:
             self.run(*args)
+
+    @assume_constant_result  # type: ignore[untyped-decorator]
+    def _trace(self) -> bool:
+        """While a graph is traced."""
+        self.traced = True
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

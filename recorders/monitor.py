@@ -220,6 +220,7 @@ class Monitor(Results):
         Hooks that are part of a compiled graph stay in the module and record nothing: the compiler keeps no guard on hooks that are
         gone, and might run a graph made without them once they are back.
         """
+        self._settle()
         handles, self._handles = self._handles, []
         if self.compiled:
             self._asleep = handles or self._asleep
@@ -227,6 +228,22 @@ class Monitor(Results):
         for handle in handles:
             handle.remove()
         return self
+
+    def _settle(self) -> None:
+        """Before hooks are put on or taken off: all of them are where PyTorch looks for them."""
+        if self._clock is not None and self.gated:
+            self._clock.settle(self)
+
+    def switchable(self) -> tuple[list[Any], bool]:
+        """The handles of the hooks that may be taken out in steps that are not due, and whether these will stay the same.
+
+        None of them before the first call: whether a monitor is called at all is part of the report.
+        """
+        stay = self.compiled or not self._all_handles()
+        return ([] if stay or not self.tally else self._all_handles()), stay or (bool(self.tally) and not hasattr(self, "_hooked"))
+
+    def _all_handles(self) -> list[Any]:
+        return [*self._handles, *getattr(self, "_hooked", {}).values()]
 
     def _unhook(self) -> None:
         """Takes hooks that sleep in another module's graphs off for good."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,6 +63,12 @@ class _Step:
             self.inner = optimizer
 
 
+class _Told(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
+    """Module and monitor by handle. What is taken out of it for a while, as hooks are that are not due, is not told of steps."""
+
+    ordered = False
+
+
 class _Steps:
     """One pair of hooks on all optimizers of the process, on while any monitor wants them.
 
@@ -70,6 +78,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
+        self.told = _Told()
         self.clocks: WeakKeyDictionary[Optimizer, WeakSet[Any]] = WeakKeyDictionary()
         self.handles: list[Any] = []
 
@@ -139,22 +148,35 @@ class _Steps:
 
         together = Together()
         try:
-            for module, monitors in list(self.monitors.items()):
-                for monitor in list(monitors):
-                    for moment in moments:
-                        getattr(monitor, moment)(module, optimizer, mine, together)
+            for number, (module_ref, monitor_ref) in list(self.told.items()):
+                module, monitor = module_ref(), monitor_ref()
+                if module is None or monitor is None:
+                    self.told.pop(number, None)
+                    continue
+                for moment in moments:
+                    getattr(monitor, moment)(module, optimizer, mine, together)
         finally:  # one of them may raise, and the others have seen what they have seen
             together.record()
 
 
 class StepHandle:
-    """Puts a monitor on the steps of all optimizers; like the handle of a hook, `remove` takes it off."""
+    """Puts a monitor on the steps of all optimizers; like the handle of a hook, `remove` takes it off.
+
+    What is taken out of the dictionary that `hooks_dict_ref` returns is told of no step until it is put back.
+    """
 
     def __init__(self, module: nn.Module, monitor: StepMonitor) -> None:
         self.module, self.monitor = weakref.ref(module), monitor
+        self.id = next(_numbers)
         _steps.add(module, monitor)
+        _steps.told[self.id] = self.module, weakref.ref(monitor)
+
+    @staticmethod  # which holds no monitor
+    def hooks_dict_ref() -> OrderedDict[int, Any]:
+        return _steps.told
 
     def remove(self) -> None:
+        _steps.told.pop(self.id, None)
         _steps.drop(self.module(), self.monitor)
 
 
@@ -164,6 +186,7 @@ def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
 
 
 _steps = _Steps()
+_numbers = itertools.count()
 _STEP = "step of recorders"
 
 

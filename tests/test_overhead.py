@@ -512,9 +512,8 @@ def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:
     assert cost.recorder.samples("loss") == 500
 
 
-def test_what_hooks_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_too_much(time: Time) -> None:
-    layer = nn.Identity()
-    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.05).modules(layer)
+def test_what_pushes_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_too_much(time: Time) -> None:
+    recorder = Recorder(loss=CallMonitor(Count(), op_=time.costing(0.1)), budget=0.05)
     due = recorder[0]._due
 
     def slow(*args: Any) -> bool:
@@ -523,7 +522,7 @@ def test_what_hooks_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_
 
     recorder[0]._due = slow  # type: ignore[method-assign]
     for _ in range(300):
-        layer(torch.ones(1))
+        recorder.push("loss", 1.0)
         time.spend(0.9)
         recorder.step()
     cost = recorder.overhead()
@@ -532,9 +531,8 @@ def test_what_hooks_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_
     assert cost.seconds == pytest.approx(0.06 + 0.1 / 22, rel=0.01)
 
 
-def test_an_interruption_now_and_then_does_not_pass_for_what_idle_hooks_cost(time: Time) -> None:
-    layer = nn.Identity()
-    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.03).modules(layer)
+def test_an_interruption_now_and_then_does_not_pass_for_what_idle_pushes_cost(time: Time) -> None:
+    recorder = Recorder(loss=CallMonitor(Count(), op_=time.costing(0.1)), budget=0.03)
     due = recorder[0]._due
 
     def interrupted(*args: Any) -> bool:
@@ -544,7 +542,7 @@ def test_an_interruption_now_and_then_does_not_pass_for_what_idle_hooks_cost(tim
     recorder[0]._due = interrupted  # type: ignore[method-assign]
     cadences = set()
     for _ in range(6000):
-        layer(torch.ones(1))
+        recorder.push("loss", 1.0)
         time.spend(0.9)
         recorder.step()
         cadences.add(recorder.clock.cadence)
