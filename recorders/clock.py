@@ -19,10 +19,11 @@ from recorders.constructor import Hook
 from recorders.errors import MonitorError
 from recorders.operands import recomputing, tracing
 from recorders.steps import count_steps
+from recorders.stopwatch import now
 from recorders.switching import Switched, grouped, put_back
 
 if TYPE_CHECKING:
-    from recorders.overhead import Meter
+    from recorders.meter import Meter
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
@@ -157,7 +158,10 @@ class Clock:
         failed: MonitorError | None = None
         for gate in self._gates:
             gate.ask(step, self.cadence)
+            started = now() if self._meter is not None and gate.due != gate.told else None
             failed = gate.tell(step) or failed
+            if started is not None and self._meter is not None:
+                self._meter.switched(started)
         self.busy = any(gate.due for gate in self._gates)
         if failed is not None:
             raise failed
@@ -231,7 +235,7 @@ class Clock:
     def settle(self, monitor: Any) -> None:
         """Puts the hooks of `monitor` back for now: they are about to be removed, or others to come."""
         with self._lock:
-            put_back(grouped(monitor._all_handles()))
+            put_back(grouped(monitor.all_handles()))
             for gate in self._gates:
                 if monitor in gate.monitors:
                     gate.hooks.change()

@@ -239,10 +239,11 @@ class Monitor(Results):
 
         None of them before the first call: whether a monitor is called at all is part of the report.
         """
-        stay = self.compiled or not self._all_handles()
-        return ([] if stay or not self.tally else self._all_handles()), stay or (bool(self.tally) and not hasattr(self, "_hooked"))
+        stay = self.compiled or not self.all_handles()
+        return ([] if stay or not self.tally else self.all_handles()), stay or (bool(self.tally) and not hasattr(self, "_hooked"))
 
-    def _all_handles(self) -> list[Any]:
+    def all_handles(self) -> list[Any]:
+        """The handles of all its hooks."""
         return [*self._handles, *getattr(self, "_hooked", {}).values()]
 
     def _unhook(self) -> None:

@@ -88,7 +88,7 @@ class Recorder(Placed):
             return
         self._clock.watch(net)
         if (self._clock.attached or self._meter.budget is not None) and self._clock_handle is None:
-            self._clock_handle = self._clock.count(net)
+            self._clock_handle = self._meter.counting = self._clock.count(net)
 
     @property
     def clock(self) -> Clock:
@@ -140,7 +140,7 @@ class Recorder(Placed):
             monitor.deregister()
         if self._clock_handle is not None:
             self._clock_handle.remove()
-            self._clock_handle = None
+            self._clock_handle = self._meter.counting = None
         return self
 
     def samples(self, name: str | int) -> int:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from recorders.frames import around, keep, kept
+from recorders.stopwatch import entered, left
 
 if TYPE_CHECKING:
     from recorders.batched import Together
@@ -110,14 +111,15 @@ class _Steps:
             self.handles = []
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        frame = sys._getframe(1)
+        entry, frame = entered(), sys._getframe(1)
         step = _Step(_mine(optimizer), frame)
         keep(frame, _STEP, step)
         if step.own:
             self._tell(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+        left(entry)
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        frame = sys._getframe(1)
+        entry, frame = entered(), sys._getframe(1)
         step = kept(frame, _STEP) or _Step(_mine(optimizer), frame)  # hooks may have been put on in the middle of it
         clocks = step.clocks if _skipped(optimizer) else step.clocks | self._clocks_of(optimizer)
         if step.around and not step.own:
@@ -127,6 +129,7 @@ class _Steps:
             self._tell(step.own, optimizer, "_at_gradients")
         if not _skipped(optimizer):
             self._tell(step.own, step.inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+        left(entry)
         for clock in clocks:  # after the monitors: what they saw belongs to the step that ends
             clock.advance()
 
