@@ -139,7 +139,7 @@ class Recorder(Placed):
         for monitor in self.values():
             monitor.deregister()
         if self._clock_handle is not None:
-            self._clock_handle.remove()
+            self._clock.uncount()
             self._clock_handle = self._meter.counting = None
         return self
 

@@ -98,27 +98,29 @@ def _order(hooks: Hooks, key: int, there: list[int]) -> None:
 
 
 class Switched:
-    """The hooks of some monitors, which are taken out and put back together."""
+    """The hooks of some monitors, which are taken out and put back together.
+
+    Attributes:
+        again: the step from which on it is worth to ask the monitors again which of their hooks to take out.
+    """
 
     def __init__(self) -> None:
         self._groups: list[Group] = []
         self._out: list[Group] = []
-        self._again, self._wait, self._returns = 0, 1, 0
+        self.again, self._wait, self._returns = 0, 1, 0
         _all.add(self)
 
     def change(self) -> None:
         """The monitors, or their hooks, are others from now on."""
-        self._again, self._wait = 0, 1
+        self.again, self._wait = 0, 1
 
     def off(self, monitors: Iterable[Switchable], step: int) -> None:
         """Takes the hooks out. Monitors that were never called are asked again at steps twice as far apart each time."""
-        if step >= self._again and self._returns < PATIENCE:
+        if step >= self.again:
             found = [monitor.switchable() for monitor in monitors]
             self._wait *= 2
-            self._again = sys.maxsize if all(final for _, final in found) else step + self._wait
-            self._groups = grouped(handle for handles, _ in found for handle in handles)
-        elif self._out:
-            return
+            self.again = sys.maxsize if all(final for _, final in found) else step + self._wait
+            self._groups = grouped(handle for handles, _ in found for handle in handles) if self._returns < PATIENCE else []
         if self._groups:
             _listen()
             self._out = self._groups
