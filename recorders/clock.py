@@ -40,7 +40,7 @@ class Clock:
         busy: whether this step is one of any monitor with `steps` or `every_step`, or with a budget.
         cadence: of the steps that each monitor chooses, one in so many is recorded: 1, but where there is a budget.
         micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on, once
-            an optimizer is attached, or with a budget, and then only in steps that record. Where the net's own call is in a compiled
+            an optimizer is attached, or with a budget, and then only in steps that record. If the net's own call is in a compiled
             graph it is counted as the graph runs: a `condition`, which is asked before, finds the micro-batch before. May be set by
             hand.
 

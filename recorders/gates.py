@@ -36,7 +36,8 @@ class Gate:
     def __init__(self, steps: Chosen, every_step: int) -> None:
         self.steps, self.every_step = steps, every_step
         self.monitors: WeakSet[Any] = WeakSet()
-        self.due = self.told = True
+        self.due = True
+        self.told: bool | None = True
         self.hooks = Switched()
         self._ago = 0  # steps chosen since the last one in which they recorded, itself included; 0 before the first
         self.error: Exception | None = None
@@ -55,6 +56,7 @@ class Gate:
     def tell(self, step: int) -> MonitorError | None:
         """Switches the monitors and their hooks; returns what the first of them raised."""
         failed: MonitorError | None = None
+        self.told = None  # if this is interrupted the next step tells them again
         if self.due:
             self.hooks.on()
         for monitor in list(self.monitors):

@@ -169,10 +169,10 @@ class StepHandle:
     """
 
     def __init__(self, module: nn.Module, monitor: StepMonitor) -> None:
-        self.module, self.monitor = weakref.ref(module), monitor
+        self.module, self.monitor = weakref.ref(module), weakref.ref(monitor)
         self.id = next(_numbers)
         _steps.add(module, monitor)
-        _steps.told[self.id] = self.module, weakref.ref(monitor)
+        _steps.told[self.id] = self.module, self.monitor
 
     @staticmethod  # which holds no monitor
     def hooks_dict_ref() -> OrderedDict[int, Any]:
@@ -180,7 +180,9 @@ class StepHandle:
 
     def remove(self) -> None:
         _steps.told.pop(self.id, None)
-        _steps.drop(self.module(), self.monitor)
+        monitor = self.monitor()
+        if monitor is not None:
+            _steps.drop(self.module(), monitor)
 
 
 def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
