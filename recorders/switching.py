@@ -90,10 +90,12 @@ def _ordered(hooks: Hooks) -> bool:
 
 
 def _order(hooks: Hooks, key: int, there: list[int]) -> None:
-    """Moves behind `key` what stood there when it was taken out, and what was added since, unless it was put before all others."""
-    before, others = set(there[: there.index(key)]), [other for other in hooks if other != key]
+    """Moves `key` behind what stood before it when it was taken out, and before all others but those that were put first since."""
+    others = [other for other in hooks if other != key]
+    before = set(there[: there.index(key)])
+    behind = [index + 1 for index, other in enumerate(others) if other in before]
     known = [index for index, other in enumerate(others) if other in there]
-    later = [other for other in others[known[0] if known else 0 :] if other not in before]
+    later = others[behind[-1] if behind else known[0] if known else 0 :]
     deque(map(hooks.move_to_end, later), maxlen=0)  # in one call of C, which no signal interrupts halfway
 
 

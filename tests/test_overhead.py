@@ -213,6 +213,36 @@ def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time
     assert mine["a"].samples == other["c"].samples == 4
 
 
+def test_what_pytorch_takes_to_call_a_hook_that_does_nothing_is_counted(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = [lambda _: time.spend(1.0), lambda _: time.spend(3.0), lambda _: time.spend(4.0)]
+    monkeypatch.setattr(stopwatch, "_modules", lambda: probes)
+    layer = nn.Linear(2, 2)
+    nothing = {"train_update": False, "phase": "grad"}
+    recorder = Recorder(out=ForwardMonitor(Count(), **nothing), back=BackwardMonitor(Count(), **nothing)).modules(layer)
+    for _ in range(5):
+        layer(torch.ones(1, 2)).sum().backward()
+        time.spend(10.0)
+        recorder.step()
+    cost = recorder.overhead()
+    assert dict(cost.by_name) == {"out": 2.0, "back": 2.0}  # the first hook of a module; another, and one on the gradient
+    assert cost.seconds > 4.0  # the probes took time too
+    assert recorder["out"].tally["not recorded with gradients on"] == 5
+    assert set(recorder.iter_samples()) == {0}
+
+
+def test_steps_that_record_are_compared_with_those_that_do_not(time: Time) -> None:
+    """What a hook does not see of its own cost: what comes after is slower, for the caches hold other things."""
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1), every_step=5)).modules(layer)
+    for step in range(200):
+        layer(torch.ones(1))
+        time.spend(0.8 if step % 5 else 1.2)
+        recorder.step()
+    cost = recorder.overhead()
+    assert cost.seconds == pytest.approx((0.1 + 0.4) / 5, rel=0.01)
+    assert dict(cost.by_name) == pytest.approx({"": 0.1 / 5}, rel=0.01)
+
+
 def test_a_hook_within_the_work_of_a_hook_counts_once(time: Time) -> None:
     inner = nn.Identity()
     slow = Recorder(ForwardMonitor(Mean(), op_=time.costing(2))).modules(inner)
