@@ -22,7 +22,7 @@ from recorders import BackwardMonitor, ForwardMonitor, Monitor, ParameterGradien
 from reducers import Summary
 
 BUDGET = 0.03
-SECONDS = 8.0  # for each combination, but for the longest steps
+SECONDS = 5.0  # for each combination, but for the longest steps
 MONITORS: dict[str, Callable[[], dict[str, Monitor]]] = {
     "outputs": lambda: {"out": ForwardMonitor(Summary())},
     "everything": lambda: {
@@ -52,10 +52,7 @@ def mlp(width: int, layers: int) -> nn.Module:
     return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())), nn.Linear(width, 1))
 
 
-class Job(tuple[Callable[[], nn.Module], tuple[int, ...]]):
-    """How to make a net, and the shape of its batch."""
-
-
+# by the length of a step: how to make a net, and the shape of its batch
 JOBS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "0.4 ms": (lambda: mlp(64, 3), (16, 64)),
     "2 ms": (lambda: mlp(256, 4), (32, 256)),
@@ -106,19 +103,20 @@ class Rig:
 
 def measured(job: str, monitors: str, budget: float | None, seconds: float) -> dict[str, Any]:
     rig = Rig(job, monitors, budget)
-    rig.run(3)
-    step = rig.run(3) / 3
+    rig.run(2)
+    step = rig.run(2) / 2
     block = max(1, min(100, int(0.03 / step)))
-    least = 3 if step > 0.3 else 10 if step > 0.05 else 30 if step > 0.005 else 200
-    rig.run(min(4000, least * 3 if budget is None else int(seconds / 4 / step) + 2 * least))  # warm-up: until the cadence is chosen
+    warm = 4 if budget is None else 12 if step > 0.3 else int(seconds / 4 / step) + 50  # until the cadence is chosen
+    rig.run(min(warm, 4000))
     told, pairs, ended = [], [], time.perf_counter() + seconds
-    while time.perf_counter() < ended or len(pairs) < 4:
+    while time.perf_counter() < ended or len(pairs) < 2:
+        steps = max(2 * block, rig.recorder.clock.cadence if step > 0.3 else 0)  # of long ones at least one that records
         with rig.bare():
             bare = rig.run(block)
-        both = rig.run(2 * block)
+        both = rig.run(steps)
         with rig.bare():
             bare += rig.run(block)
-        pairs.append((both, bare))
+        pairs.append((both / steps, bare / block / 2))
         told.append(rig.recorder.overhead().share)
     middle = sorted(bare for _, bare in pairs)[len(pairs) // 2]
     good = [pair for pair in pairs if pair[1] < 1.3 * middle]
@@ -128,11 +126,11 @@ def measured(job: str, monitors: str, budget: float | None, seconds: float) -> d
         "step": job,
         "monitors": monitors,
         "budget": budget,
-        "bare_ms": without / len(good) / block / 2 * 1e3,
+        "bare_ms": without / len(good) * 1e3,
         "true": 1 - without / with_them,
         "told": sum(told) / len(told),
         "every_step": cost.every_step,
-        "steps": 2 * block * len(pairs),
+        "steps": rig.recorder.clock.step,
         "measured steps": cost.steps,
     }
 

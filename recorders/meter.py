@@ -179,6 +179,8 @@ class Meter:
 
     def _note(self, both: Window) -> str:
         left_out = ["reading results"]
+        if min(both.busy.steps, both.idle.steps) < FIRST:
+            left_out.append("what it slows down elsewhere, for no steps without it were measured")
         if any(monitor.compiled for monitor in self.monitors.values()):
             left_out.append("what compiled graphs compute for it in their own kernels")
         parts = [f"not in it: {', '.join(left_out)}"]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sample", "Seconds", "Way", "Ways", "entered", "left", "now"]
 
+CLOCK = "\0"  # stands for the clock among the names of subrecorders
 ENTRANCES = ("_arrived", "_observed", "_pushed", "take", "tick")
 MOMENTS = ("_before_step", "_at_gradients", "_after_step")
 
@@ -128,7 +129,7 @@ class Sample:
         """The step begins with the moment that is returned; `counting` is the handle of the clock's own hook."""
         watched: set[int] = set()
         if counting is not None and isinstance(hook := hook_of(counting), Hook):
-            self._stand_in(hook, "run", self._timed(None, hook.usual, (1, 0)))
+            self._stand_in(hook, "run", self._timed(CLOCK, hook.usual, (1, 0)))
         for name, monitor in monitors.items():
             for handle in monitor.all_handles():
                 hook = hook_of(handle)
@@ -168,7 +169,7 @@ class Sample:
         self._undo.append((weakref.ref(owner), attr))
         setattr(owner, attr, timed)
 
-    def _timed(self, name: str | None, call: Callable[..., Any], way: tuple[int, int] = (0, 0)) -> Callable[..., Any]:
+    def _timed(self, name: str, call: Callable[..., Any], way: tuple[int, int] = (0, 0)) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
             outer = _inside.sample
             if not self.open or (outer is not None and outer.open):  # a hook within a hook's work is part of it
@@ -207,13 +208,14 @@ class Sample:
         """Marks this moment on the device, where there is one."""
         return None if self._mark is None else self._mark()
 
-    def spent(self, shares: Mapping[Any, float], started: float, mark: Any, way: tuple[int, int] = (0, 0)) -> None:
-        """Shares out what was spent since then, by name; None stands for the clock."""
+    def spent(self, shares: Mapping[str, float], started: float, mark: Any, way: tuple[int, int] = (0, 0)) -> None:
+        """Shares out what was spent since then, by name."""
         seconds, ended = perf_counter() - started, None if mark is None else self.begun()
         with self._lock:
             for name, share in shares.items():
-                self.ways.add({name or "": way} if any(way) else {})
-                if name is None:
+                if any(way):
+                    self.ways.add({name: way})
+                if name == CLOCK:
                     self.upkeep += seconds * share
                 else:
                     self.seconds[name] += seconds * share
@@ -285,6 +287,7 @@ def left(entry: tuple[float, dict[Sample, float]] | None) -> None:
         took = perf_counter() - entry[0]
         for sample, before in entry[1].items():
             sample.upkeep += max(0.0, took - sum(sample.seconds.values()) + before)
+            sample.ways.add({CLOCK: (0, 1)})
 
 
 def _event_maker() -> Callable[[], Any] | None:
