@@ -157,6 +157,16 @@ def parts() -> str:
     return "\n".join(_table(("up to and with", "in all", "more than the row before"), rows))
 
 
+def overheads() -> str:
+    """What recording truly takes of a step, and what `overhead()` says of it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in _result("overhead").get("rows", []):
+        cadence = "" if row["budget"] is None else f", one step in {row['every_step']}"
+        found.setdefault((row["step"], row["monitors"]), []).append(f"{row['true']:.1%}; {row['told']:.1%}{cadence}")
+    rows = [(*place, *cells) for place, cells in found.items()]
+    return "\n".join(_table(("a bare step takes about", "recorded", "truth; told", "truth; told, with a budget of 3 %"), rows))
+
+
 def draw(path: Path) -> None:
     """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
     from matplotlib.figure import Figure
@@ -230,7 +240,7 @@ def accuracy() -> str:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": figures},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
-    ROOT / "docs" / "speed.md": {"parts": parts},
+    ROOT / "docs" / "speed.md": {"overheads": overheads, "parts": parts},
 }
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,50 +13,18 @@ from torch.optim import Optimizer
 from recorders.compiled import new_receiver
 from recorders.constructor import Hook
 from recorders.errors import MonitorError
+from recorders.gates import Chosen, Gate, Gated, Steps, as_steps, shown_steps
 from recorders.operands import recomputing, tracing
 from recorders.steps import count_steps
+from recorders.stopwatch import now
+from recorders.switching import Switched, grouped, put_back
 
 if TYPE_CHECKING:
-    from recorders.overhead import Meter
+    from recorders.meter import Meter
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
 Phase: TypeAlias = Literal["module", "grad"]
-Steps: TypeAlias = "range | slice | Collection[int] | Callable[[int], bool]"
-Chosen: TypeAlias = "range | tuple[int, ...] | Callable[[int], bool] | None"
-
-
-class _Gated(Protocol):
-    """What records in some steps only."""
-
-    steps: Chosen
-    every_step: int
-
-    def switch(self, active: bool, error: Exception | None) -> None:
-        """Whether to record from now on; `error` is what asking for that raised."""
-
-
-class _Gate:
-    """The monitors that record in the same steps, held weakly."""
-
-    def __init__(self, steps: Chosen, every_step: int) -> None:
-        self.steps, self.every_step = steps, every_step
-        self.monitors: WeakSet[Any] = WeakSet()
-        self.due = True
-        self._ago = 0  # steps chosen since the last one in which they recorded, itself included; 0 before the first
-        self.error: Exception | None = None
-
-    def ask(self, step: int, cadence: int) -> bool:
-        """Finds out whether `step` is one of theirs, one in so many of them; returns whether there is news for them."""
-        before, self.due, self.error = self.due, False, None
-        try:
-            chosen = self.steps is None or (self.steps(step) if callable(self.steps) else step in self.steps)
-            if chosen and step % self.every_step == 0:
-                self.due = self._ago == 0 or self._ago >= cadence
-                self._ago = 1 if self.due else self._ago + 1
-        except Exception as error:
-            self.error = error
-        return self.due != before or self.error is not None
 
 
 class Clock:
@@ -76,7 +40,7 @@ class Clock:
         busy: whether this step is one of any monitor with `steps` or `every_step`, or with a budget.
         cadence: of the steps that each monitor chooses, one in so many is recorded: 1, but where there is a budget.
         micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on, once
-            an optimizer is attached, or with a budget. May be set by hand.
+            an optimizer is attached, or with a budget, and then only in steps that record. May be set by hand.
 
     >>> clock = Clock()
     >>> clock.advance()
@@ -90,8 +54,10 @@ class Clock:
         self.attached = False
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
-        self._gates: list[_Gate] = []
+        self._gates: list[Gate] = []
         self._meter: Meter | None = None
+        self._handle: Any = None
+        self._counting = Switched()
         self.busy, self.cadence = False, 1
         self._lock = threading.RLock()
         self._receiver = new_receiver(self)
@@ -132,17 +98,37 @@ class Clock:
 
     def _stand_at(self, step: int) -> None:
         self._step, self.micro_batch, self._begun = step, 0, False
-        self._gates = [gate for gate in self._gates if gate.monitors]
         failed: MonitorError | None = None
+        busy = False
         for gate in self._gates:
-            for monitor in list(gate.monitors) if gate.ask(step, self.cadence) else ():
-                try:
-                    monitor.switch(gate.due, gate.error)
-                except MonitorError as error:
-                    failed = failed or error
-        self.busy = any(gate.due for gate in self._gates)
+            gate.ask(step, self.cadence)
+            busy = busy or gate.due
+            if gate.due != gate.told or gate.error is not None:
+                started = None if self._meter is None else now()
+                failed = gate.tell(step) or failed
+                if self._meter is not None and started is not None:
+                    self._meter.switched(started)
+            elif not gate.due and step >= gate.hooks.again:
+                gate.hooks.off(gate.monitors, step)
+        if busy != self.busy:
+            self._rest(busy)
+        self.busy = busy
         if failed is not None:
             raise failed
+
+    def _rest(self, busy: bool) -> None:
+        """Its own hook costs as much as those of monitors; with a budget it is out in steps that record nothing."""
+        self._gates = [gate for gate in self._gates if gate.monitors]
+        if self._meter is None or self._meter.budget is None:
+            return
+        if busy:
+            self._counting.on()
+        else:
+            self._counting.off([self], self._step)
+
+    def switchable(self) -> tuple[list[Any], bool]:
+        """The handle of its own hook, where micro-batches are counted."""
+        return [] if self._handle is None else [self._handle], True
 
     @property
     def phase(self) -> Literal["train", "eval", "no_grad"]:
@@ -184,28 +170,49 @@ class Clock:
     def count(self, net: nn.Module) -> Any:
         """Takes the forwards of `net` for micro-batches; returns the handle that ends it, None where it takes no hooks."""
         try:
-            return net.register_forward_pre_hook(Hook(self._forward, _trace_forward, self._receiver))
+            self._handle = net.register_forward_pre_hook(Hook(self._forward, _trace_forward, self._receiver))
         except RuntimeError:  # of torch.jit.script
-            return None
+            self._handle = None
+        self._counting.change()
+        return self._handle
 
-    def gate(self, monitor: _Gated) -> None:
+    def uncount(self) -> None:
+        """Counts micro-batches no more."""
+        self._counting.on()
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+        self._counting.change()
+
+    def gate(self, monitor: Gated) -> None:
         """Switches `monitor`, which is held weakly, on and off from now on."""
         steps, every_step = monitor.steps, monitor.every_step
         with self._lock:
             gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
             if gate is None:
-                gate = _Gate(steps, every_step)
+                gate = Gate(steps, every_step)
                 gate.ask(self._step, self.cadence)
+                gate.told = gate.due
                 self._gates.append(gate)
             gate.monitors.add(monitor)
+            gate.hooks.change()
             self.busy = self.busy or gate.due
         monitor.switch(gate.due, gate.error)
 
-    def release(self, monitor: _Gated) -> None:
+    def release(self, monitor: Gated) -> None:
         """Leaves `monitor` as it is from now on."""
+        self.settle(monitor)
         with self._lock:
             for gate in self._gates:
                 gate.monitors.discard(monitor)
+
+    def settle(self, monitor: Any) -> None:
+        """Puts the hooks of `monitor` back for now: they are about to be removed, or others to come."""
+        with self._lock:
+            put_back(grouped(monitor.all_handles()))
+            for gate in self._gates:
+                if monitor in gate.monitors:
+                    gate.hooks.change()
 
     def _forward(self, *_: Any) -> None:
         if torch.is_grad_enabled() and not tracing():
@@ -230,48 +237,6 @@ class Clock:
 def _trace_forward(receiver: Tensor, *_: Any) -> None:
     if torch.is_grad_enabled() and not tracing():
         torch.ops.torch_recorders.take(receiver, "", "", [])
-
-
-def as_steps(steps: Steps | None) -> Chosen:
-    """`steps` in a form that compares, pickles and has a hash: a slice becomes a range, a collection a sorted tuple.
-
-    Raises:
-        ValueError: it can hold no step.
-        TypeError: it is of another kind.
-
-    >>> as_steps({3, 1}), as_steps(slice(10, 20))
-    ((1, 3), range(10, 20))
-    """
-    found: Chosen
-    if steps is None or isinstance(steps, range) or callable(steps):
-        found = steps
-    elif isinstance(steps, slice):
-        found = range(steps.start or 0, sys.maxsize if steps.stop is None else steps.stop, 1 if steps.step is None else steps.step)
-    elif isinstance(steps, Collection) and all(hasattr(step, "__index__") and not isinstance(step, bool) for step in steps):
-        found = tuple(sorted(set(map(operator.index, steps))))
-    else:
-        raise TypeError(f"steps={steps!r}: give range(100, 200), slice(100, None), the steps themselves, or a function of the step")
-    if isinstance(found, (range, tuple)) and (not found or min(found[0], found[-1]) < 0):
-        raise ValueError(f"steps={steps!r}: steps are counted from 0 on, and there must be one")
-    return found
-
-
-def shown_steps(steps: Chosen, every_step: int, cadence: int = 1) -> str:
-    """In words, "" for all steps; `cadence` is that of a budget.
-
-    >>> shown_steps(range(100, 200), 10)
-    'steps 100 to 199, every 10 steps'
-    """
-    parts = []
-    if isinstance(steps, range):
-        begin = f"from {steps[0]} on" if steps.stop == sys.maxsize else f"{steps[0]} to {steps[-1]}"
-        parts = [f"steps {begin}"] + ([f"{steps.step} apart"] if steps.step != 1 else [])
-    elif isinstance(steps, tuple):
-        parts = [f"steps {', '.join(map(str, steps[:8]))}{' and more' if len(steps) > 8 else ''}"]
-    elif steps is not None:
-        parts = [f"steps chosen by {getattr(steps, '__name__', type(steps).__name__)}"]
-    parts += [f"every {every_step} steps"] if every_step != 1 else []
-    return ", ".join(parts + ([f"one in {cadence} of these for the budget"] if cadence != 1 else []))
 
 
 def _at(step: int) -> Clock:

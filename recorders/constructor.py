@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch.compiler import is_compiling
+from torch.compiler import assume_constant_result, is_compiling
 
 from recorders.context import outside_modes
 from recorders.errors import MonitorError
@@ -19,7 +19,7 @@ from reducers import Reducer
 if TYPE_CHECKING:
     from recorders.monitor import Monitor
 
-__all__ = ["Hook", "MonitorConstructor", "hook_behind", "spelled_out"]
+__all__ = ["Hook", "MonitorConstructor", "spelled_out"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Hook:
     Attributes:
         usual: what is called outside of graphs.
         run: that one, or for a while a timed version of it.
+        traced: whether a graph knows it, and guards that it is there.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Hook:
     ) -> None:
         self.run = self.usual = run
         self.trace, self.receiver, self.fail = trace, receiver, fail
+        self.traced = False
 
     def __call__(self, *args: Any) -> None:
         if is_compiling():
             if self.trace is not None:
+                self._mark_traced()
                 self.trace(self.receiver, *args)
             return
         try:
@@ -75,6 +78,12 @@ class Hook:
             if self.fail is not None:
                 self.fail(error, args[0] if args else None)
 
+    @assume_constant_result  # type: ignore[untyped-decorator]
+    def _mark_traced(self) -> bool:
+        """While a graph is traced."""
+        self.traced = True
+        return True
+
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
@@ -82,13 +91,6 @@ class Hook:
 # A hook that is reached outside a compiled graph (after a graph break, or on the outermost module) runs as it is; compiled by
 # itself, it would be compiled anew for every monitor, up to the limit. Inside a graph it is traced all the same.
 set_code_exec_strategy(Hook.__call__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-
-
-def hook_behind(handle: Any) -> Hook | None:
-    """The hook that PyTorch gave `handle` for; None if it is gone, or is none of a module or a tensor."""
-    hooks = handle.hooks_dict_ref() if hasattr(handle, "hooks_dict_ref") else None
-    hook = None if hooks is None else hooks.get(handle.id)
-    return hook if isinstance(hook, Hook) else None
 
 
 def spelled_out(cls: type, root: type) -> inspect.Signature:

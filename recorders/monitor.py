@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from recorders.capture import Capture, OnError
 from recorders.clock import Clock, Phase, Steps, as_steps
 from recorders.compiled import new_receiver, new_twin_key
-from recorders.constructor import Hook, MonitorConstructor, hook_behind, spelled_out
+from recorders.constructor import Hook, MonitorConstructor, spelled_out
 from recorders.errors import TargetError
 from recorders.held import EMPTY, Held
 from recorders.results import Results
+from recorders.switching import hook_of
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
 from reducers.core.reducer import check_reducer
@@ -174,8 +175,8 @@ class Monitor(Results):
         self._clock = clock
         if self.gated:
             clock.gate(self)
-        for hook in map(hook_behind, [*self._handles, *self._suspended]):  # their twin knew the clock before
-            if hook is not None and hook.trace is not None and self.gated:
+        for hook in map(hook_of, [*self._handles, *self._suspended]):  # their twin knew the clock before
+            if isinstance(hook, Hook) and hook.trace is not None and self.gated:
                 hook.trace = getattr(self._twin(), hook.trace.__name__)
 
     @property
@@ -231,6 +232,7 @@ class Monitor(Results):
         Hooks that are part of a compiled graph stay in the module and record nothing: the compiler keeps no guard on hooks that are
         gone, and might run a graph made without them once they are back.
         """
+        self._settle()
         handles, self._handles, self._on = self._handles, [], False
         if self.compiled:
             self._suspended = handles or self._suspended
@@ -238,6 +240,23 @@ class Monitor(Results):
         for handle in handles:
             handle.remove()
         return self
+
+    def _settle(self) -> None:
+        """Before hooks are put on or taken off: all of them are where PyTorch looks for them."""
+        if self._clock is not None and self.gated:
+            self._clock.settle(self)
+
+    def switchable(self) -> tuple[list[Any], bool]:
+        """The handles of the hooks that may be taken out in steps that are not due, and whether these will stay the same.
+
+        None of them before the first call: whether a monitor is called at all is part of the report.
+        """
+        stay = self.compiled or not self.all_handles()
+        return ([] if stay or not self.tally else self.all_handles()), stay or (bool(self.tally) and not hasattr(self, "_hooked"))
+
+    def all_handles(self) -> list[Any]:
+        """The handles of all its hooks."""
+        return [*self._handles, *getattr(self, "_hooked", {}).values()]
 
     def _unhook(self) -> None:
         """Takes hooks that are suspended in another module's graphs off for good."""

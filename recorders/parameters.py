@@ -224,6 +224,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
         return [module.register_forward_pre_hook(self._hook(self._hook_new))]
 
     def deregister(self) -> Monitor:
+        self._settle()
         for handle in self._hooked.values():
             handle.remove()
         self._hooked = WeakIdKeyDictionary()
@@ -285,6 +286,11 @@ class ParameterUpdateMonitor(_ParameterMonitor):
     def deregister(self) -> Monitor:
         self._kept, self._buffers = {}, {}
         return super().deregister()
+
+    def switch(self, active: bool, error: Exception | None) -> None:
+        if not active:
+            self._buffers = {}
+        super().switch(active, error)
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         found = dict(self._among(module, mine))

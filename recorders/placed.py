@@ -11,9 +11,10 @@ from torch import nn
 from recorders.clock import Clock
 from recorders.constructor import MonitorConstructor
 from recorders.errors import SelectionError
+from recorders.meter import Meter
 from recorders.monitor import Monitor
 from recorders.monitors import CallMonitor
-from recorders.overhead import Meter, check_budget
+from recorders.overhead import check_budget
 from recorders.parameters import _ParameterMonitor
 from recorders.recording import lookup
 from recorders.select import Criteria, Names, Place, select_modules, select_parameters, unwrapped

@@ -37,7 +37,8 @@ class Recorder(Placed):
         budget: the share of the steps' time that recording may take, such as 0.03. Where it takes more, one step in 2, 3, 4, ... of
             those that a monitor chooses is recorded: forwards, gradients, updates and pushes alike, so that counts are of
             recorded steps. The cost is measured again all the time, and the cadence follows; `overhead().every_step` is
-            the one in force. Needs a clock that advances: `attach` or `step`. A compiled net gets one graph more.
+            the one in force. In the other steps hooks are out of the modules. Needs a clock that advances: `attach` or `step`. A
+            compiled net gets one graph more, and keeps its hooks.
         **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module and is
             there at once, named as its group.
 
@@ -88,7 +89,7 @@ class Recorder(Placed):
             return
         self._clock.watch(net)
         if (self._clock.attached or self._meter.budget is not None) and self._clock_handle is None:
-            self._clock_handle = self._clock.count(net)
+            self._clock_handle = self._meter.counting = self._clock.count(net)
 
     @property
     def clock(self) -> Clock:
@@ -139,8 +140,8 @@ class Recorder(Placed):
         for monitor in self.values():
             monitor.deregister()
         if self._clock_handle is not None:
-            self._clock_handle.remove()
-            self._clock_handle = None
+            self._clock.uncount()
+            self._clock_handle = self._meter.counting = None
         return self
 
     def samples(self, name: str | int) -> int:
@@ -252,7 +253,8 @@ class Recorder(Placed):
         Without a clock that advances nothing is measured, and the note says so. Nothing is waited for: with a CUDA device the time
         of the host is measured, and by events that of the device's current stream. What waits to be reduced together with
         later observations counts in the step that reduces it; reading results does not count, nor does what a compiled graph
-        computes in its own kernels.
+        computes in its own kernels. What PyTorch does to call the hooks counts, and what the clock does. If no step goes without
+        recording, what recording slows down elsewhere cannot be known, and the note says so.
 
         >>> import torch
         >>> from recorders import ForwardMonitor

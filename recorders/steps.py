@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from recorders.frames import around, keep, kept
+from recorders.stopwatch import entered, left
 
 if TYPE_CHECKING:
     from recorders.batched import Together
@@ -61,6 +64,12 @@ class _Step:
             self.inner = optimizer
 
 
+class _Told(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
+    """Module and monitor by handle. What is taken out of it for a while, as hooks are that are not due, is not told of steps."""
+
+    ordered = False
+
+
 class _Steps:
     """One pair of hooks on all optimizers of the process, on while any monitor wants them.
 
@@ -70,6 +79,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
+        self.told = _Told()
         self.clocks: WeakKeyDictionary[Optimizer, WeakSet[Any]] = WeakKeyDictionary()
         self.handles: list[Any] = []
 
@@ -101,14 +111,15 @@ class _Steps:
             self.handles = []
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        frame = sys._getframe(1)
+        entry, frame = entered(), sys._getframe(1)
         step = _Step(_mine(optimizer), frame)
         keep(frame, _STEP, step)
         if step.own:
             self._tell(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+        left(entry)
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        frame = sys._getframe(1)
+        entry, frame = entered(), sys._getframe(1)
         step = kept(frame, _STEP) or _Step(_mine(optimizer), frame)  # hooks may have been put on in the middle of it
         clocks = step.clocks if _skipped(optimizer) else step.clocks | self._clocks_of(optimizer)
         if step.around and not step.own:
@@ -118,6 +129,7 @@ class _Steps:
             self._tell(step.own, optimizer, "_at_gradients")
         if not _skipped(optimizer):
             self._tell(step.own, step.inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+        left(entry)
         for clock in clocks:  # after the monitors: what they saw belongs to the step that ends
             clock.advance()
 
@@ -139,23 +151,38 @@ class _Steps:
 
         together = Together()
         try:
-            for module, monitors in list(self.monitors.items()):
-                for monitor in list(monitors):
-                    for moment in moments:
-                        getattr(monitor, moment)(module, optimizer, mine, together)
+            for number, (module_ref, monitor_ref) in list(self.told.items()):
+                module, monitor = module_ref(), monitor_ref()
+                if module is None or monitor is None:
+                    self.told.pop(number, None)
+                    continue
+                for moment in moments:
+                    getattr(monitor, moment)(module, optimizer, mine, together)
         finally:  # one of them may raise, and the others have seen what they have seen
             together.record()
 
 
 class StepHandle:
-    """Puts a monitor on the steps of all optimizers; like the handle of a hook, `remove` takes it off."""
+    """Puts a monitor on the steps of all optimizers; like the handle of a hook, `remove` takes it off.
+
+    What is taken out of the dictionary that `hooks_dict_ref` returns is told of no step until it is put back.
+    """
 
     def __init__(self, module: nn.Module, monitor: StepMonitor) -> None:
-        self.module, self.monitor = weakref.ref(module), monitor
+        self.module, self.monitor = weakref.ref(module), weakref.ref(monitor)
+        self.id = next(_numbers)
         _steps.add(module, monitor)
+        _steps.told[self.id] = self.module, self.monitor
+
+    @staticmethod  # which holds no monitor
+    def hooks_dict_ref() -> OrderedDict[int, Any]:
+        return _steps.told
 
     def remove(self) -> None:
-        _steps.drop(self.module(), self.monitor)
+        _steps.told.pop(self.id, None)
+        monitor = self.monitor()
+        if monitor is not None:
+            _steps.drop(self.module(), monitor)
 
 
 def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
@@ -164,6 +191,7 @@ def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
 
 
 _steps = _Steps()
+_numbers = itertools.count()
 _STEP = "step of recorders"
 
 

@@ -28,7 +28,7 @@ from recorders import (
     Recorder,
     RecordingWarning,
     StateMonitor,
-    overhead,
+    meter,
     stopwatch,
 )
 from recorders.constructor import Hook
@@ -127,13 +127,14 @@ def test_the_share_of_a_step_is_what_the_monitors_took_of_it(time: Time) -> None
 def test_steps_that_are_not_measured_read_no_time(time: Time) -> None:
     cost = Cost(time, 0.1)
     cost.run(1)
-    assert time.reads == 1  # the first step that is measured begins
-    cost.run(overhead.FIRST + overhead.WINDOW)
+    assert time.reads == 2  # the first step that is measured begins: how long that takes counts too
+    cost.run(meter.FIRST + meter.WINDOW)
     reads = time.reads
-    cost.run(overhead.APART - 2)
+    cost.run(meter.APART - 2)
     assert time.reads == reads
-    cost.run(overhead.APART * 10)
-    assert time.reads == reads + 10 * 4  # begin and end of a step, and of its one push
+    cost.run(meter.APART * 10)
+    # begin and end of: preparing to measure a step, the step, its one push, a call of a module, and what follows the step
+    assert time.reads == reads + 10 * 9
 
 
 def test_hooks_are_as_they_were_in_steps_that_are_not_measured() -> None:
@@ -150,7 +151,7 @@ def test_hooks_are_as_they_were_in_steps_that_are_not_measured() -> None:
     hooks = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, Hook)]
     assert hooks
     assert all(hook.run != hook.usual for hook in hooks)
-    train(model, optimizer, overhead.FIRST + overhead.WINDOW)
+    train(model, optimizer, meter.FIRST + meter.WINDOW)
     assert recorder._meter._sample is None
     assert {name: set(vars(monitor)) for name, monitor in recorder.items()} == untouched
     assert all(hook.run == hook.usual for hook in hooks)
@@ -210,6 +211,36 @@ def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time
     assert dict(mine.overhead().by_name) == pytest.approx({"a": 1.0, "b": 4.0})
     assert dict(other.overhead().by_name) == pytest.approx({"c": 5.0})
     assert mine["a"].samples == other["c"].samples == 4
+
+
+def test_what_pytorch_takes_to_call_a_hook_that_does_nothing_is_counted(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = [lambda _: time.spend(1.0), lambda _: time.spend(3.0), lambda _: time.spend(4.0)]
+    monkeypatch.setattr(stopwatch, "_modules", lambda: probes)
+    layer = nn.Linear(2, 2)
+    nothing = {"train_update": False, "phase": "grad"}
+    recorder = Recorder(out=ForwardMonitor(Count(), **nothing), back=BackwardMonitor(Count(), **nothing)).modules(layer)
+    for _ in range(5):
+        layer(torch.ones(1, 2)).sum().backward()
+        time.spend(10.0)
+        recorder.step()
+    cost = recorder.overhead()
+    assert dict(cost.by_name) == {"out": 2.0, "back": 2.0}  # the first hook of a module; another, and one on the gradient
+    assert cost.seconds > 4.0  # the probes took time too
+    assert recorder["out"].tally["not recorded with gradients on"] == 5
+    assert set(recorder.iter_samples()) == {0}
+
+
+def test_steps_that_record_are_compared_with_those_that_do_not(time: Time) -> None:
+    """What a hook does not see of its own cost: what comes after is slower, for the caches hold other things."""
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1), every_step=5)).modules(layer)
+    for step in range(200):
+        layer(torch.ones(1))
+        time.spend(0.8 if step % 5 else 1.2)
+        recorder.step()
+    cost = recorder.overhead()
+    assert cost.seconds == pytest.approx((0.1 + 0.4) / 5, rel=0.01)
+    assert dict(cost.by_name) == pytest.approx({"": 0.1 / 5}, rel=0.01)
 
 
 def test_a_hook_within_the_work_of_a_hook_counts_once(time: Time) -> None:
@@ -281,7 +312,7 @@ def test_an_interruption_while_a_measured_step_begins_or_ends_leaves_nothing_beh
 
     layer = nn.Identity()
     recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(1.0))).modules(layer)
-    for owner, attr in ((stopwatch, "_hook_of"), (stopwatch.Sample, "_timed_method"), (stopwatch.Sample, "close")):
+    for owner, attr in ((stopwatch, "hook_of"), (stopwatch.Sample, "_timed_method"), (stopwatch.Sample, "close")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, attr, interrupted)
             layer(torch.ones(1))
@@ -493,13 +524,13 @@ def test_the_cadence_changes_at_most_once_in_a_window(time: Time) -> None:
         cost.cost = 0.3 if step % 7 else 0.0
         cost.run(1)
     changes = [step for step, (a, b) in enumerate(pairwise(cost.cadences)) if a != b]
-    assert changes[0] == overhead.FIRST - 1
-    assert all(b - a >= overhead.WINDOW for a, b in pairwise(changes))
+    assert changes[0] == meter.FIRST - 1
+    assert all(b - a >= meter.WINDOW for a, b in pairwise(changes))
 
 
 def test_what_waits_and_is_reduced_once_in_a_while_is_in_the_average(time: Time) -> None:
     cost = Cost(time, 0.0)
-    for step in range(64 * 31 + overhead.FIRST + overhead.WINDOW):
+    for step in range(64 * 31 + meter.FIRST + meter.WINDOW):
         cost.cost = 6.4 if step % 64 == 63 else 0.0
         cost.run(1)
     assert cost.recorder.overhead().seconds == pytest.approx(0.1, rel=0.25)
@@ -512,9 +543,8 @@ def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:
     assert cost.recorder.samples("loss") == 500
 
 
-def test_what_hooks_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_too_much(time: Time) -> None:
-    layer = nn.Identity()
-    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.05).modules(layer)
+def test_what_pushes_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_too_much(time: Time) -> None:
+    recorder = Recorder(loss=CallMonitor(Count(), op_=time.costing(0.1)), budget=0.05)
     due = recorder[0]._due
 
     def slow(*args: Any) -> bool:
@@ -523,7 +553,7 @@ def test_what_hooks_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_
 
     recorder[0]._due = slow  # type: ignore[method-assign]
     for _ in range(300):
-        layer(torch.ones(1))
+        recorder.push("loss", 1.0)
         time.spend(0.9)
         recorder.step()
     cost = recorder.overhead()
@@ -532,9 +562,8 @@ def test_what_hooks_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_
     assert cost.seconds == pytest.approx(0.06 + 0.1 / 22, rel=0.01)
 
 
-def test_an_interruption_now_and_then_does_not_pass_for_what_idle_hooks_cost(time: Time) -> None:
-    layer = nn.Identity()
-    recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.03).modules(layer)
+def test_an_interruption_now_and_then_does_not_pass_for_what_idle_pushes_cost(time: Time) -> None:
+    recorder = Recorder(loss=CallMonitor(Count(), op_=time.costing(0.1)), budget=0.03)
     due = recorder[0]._due
 
     def interrupted(*args: Any) -> bool:
@@ -544,7 +573,7 @@ def test_an_interruption_now_and_then_does_not_pass_for_what_idle_hooks_cost(tim
     recorder[0]._due = interrupted  # type: ignore[method-assign]
     cadences = set()
     for _ in range(6000):
-        layer(torch.ones(1))
+        recorder.push("loss", 1.0)
         time.spend(0.9)
         recorder.step()
         cadences.add(recorder.clock.cadence)
@@ -604,9 +633,9 @@ def test_a_budget_without_steps_is_told_of_once() -> None:
     layer = nn.Linear(3, 2)
     recorder = Recorder(ForwardMonitor(Count()), budget=0.03).modules(layer)
     with torch.no_grad():
-        for _ in range(2 * overhead.PATIENCE):
+        for _ in range(2 * meter.PATIENCE):
             layer(torch.ones(1, 3))
-    for _ in range(overhead.PATIENCE - 1):
+    for _ in range(meter.PATIENCE - 1):
         layer(torch.ones(1, 3))
     with pytest.warns(RecordingWarning, match=r"300 forwards with gradients on, and not one step .* recorder\.attach\(optimizer\)"):
         layer(torch.ones(1, 3))
@@ -617,9 +646,9 @@ def test_a_budget_without_steps_is_told_of_once() -> None:
 def test_a_clock_that_advances_is_not_told_of() -> None:
     layer = nn.Linear(3, 2)
     recorder = Recorder(ForwardMonitor(Count()), budget=0.03).modules(layer).step()
-    for _ in range(overhead.PATIENCE + 1):
+    for _ in range(meter.PATIENCE + 1):
         layer(torch.ones(1, 3))
-    assert recorder.samples(0) == overhead.PATIENCE + 1
+    assert recorder.samples(0) == meter.PATIENCE + 1
 
 
 def test_a_pickled_recorder_keeps_budget_and_cadence(time: Time) -> None:
@@ -675,7 +704,7 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
     recorded, cadences = 0, set()
     for step in range(100):
         if step in (30, 60):
-            recorder._meter._window = overhead._Window()
+            recorder._meter._window = meter.Window()
             recorder._meter.every_step = 3 if budget and step == 30 else recorder._meter.every_step
         optimizer.zero_grad()
         loss = compiled(torch.randn(5, 3)).square().mean()
