@@ -212,6 +212,17 @@ def draw(path: Path) -> None:
     figure.savefig(path, metadata={"Software": None})
 
 
+PACKAGES = [
+    "core",
+    "statistics",
+    "distributions",
+    "multivariate",
+    "exemplars",
+    "temporal",
+    "combinators",
+]  # as they build on another
+
+
 def catalogue() -> str:
     """Every public reducer and function with the first line of its docstring, by the file it is in."""
     lines: list[str] = []
@@ -220,9 +231,9 @@ def catalogue() -> str:
         thing = getattr(reducers, name)
         reducer = inspect.isclass(thing) and issubclass(thing, (reducers.Reducer, reducers.Cell))
         if (reducer and not inspect.isabstract(thing)) or inspect.isfunction(thing):
-            file = thing.__module__.removeprefix("reducers.")
+            file = thing.__module__.removeprefix("reducers.").replace(".", "/")
             found.setdefault(file, []).append((f"`{name}`", (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")))
-    for file in sorted(found):
+    for file in sorted(found, key=lambda file: (PACKAGES.index(file.partition("/")[0]), file)):
         lines += [f"### {file}.py", "", *_table(("name", "what it gives"), found[file]), ""]
     return "\n".join(lines).rstrip()
 
