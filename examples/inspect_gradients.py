@@ -18,9 +18,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from recorders.inspector import Inspector
-from recorders.lenses import LossMetrics, OutputGradientGeometry
-from recorders.visualizers import MatplotlibVisualizer, TextVisualizer
+from recorders.watch.inspector import Inspector
+from recorders.watch.lenses import LossMetrics, OutputGradientGeometry
+from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer
 
 
 def main(folder: Path, epochs: int = 15) -> list[Path]:

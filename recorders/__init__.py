@@ -1,8 +1,6 @@
 """Where tensors are captured, and where results go."""
 
-from recorders.attributes import DifferenceMonitor, StateMonitor
-from recorders.clock import Clock
-from recorders.constructor import MonitorConstructor
+from recorders.capture.hooks import MonitorConstructor
 from recorders.errors import (
     CorruptRecordingError,
     LensError,
@@ -20,16 +18,18 @@ from recorders.errors import (
     TargetError,
     TickError,
 )
-from recorders.gradients import BackwardInputMonitor, BackwardMonitor
-from recorders.inspector import Inspector
-from recorders.monitor import Monitor
-from recorders.monitors import CallMonitor, ForwardInputMonitor, ForwardMonitor
-from recorders.pairs import PairMonitor
-from recorders.parameters import OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
-from recorders.recorder import Recorder
-from recorders.recording import Recording, Subrecording
-from recorders.storage import load, save
-from recorders.timeline import Timeline
+from recorders.monitors.attributes import DifferenceMonitor, StateMonitor
+from recorders.monitors.base import Monitor
+from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
+from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor
+from recorders.monitors.pairs import PairMonitor
+from recorders.monitors.parameters import OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
+from recorders.recorder.recorder import Recorder
+from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.storage import load, save
+from recorders.schedule.clock import Clock
+from recorders.watch.inspector import Inspector
+from recorders.watch.timeline import Timeline
 
 __all__ = [
     "BackwardInputMonitor",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from recorders.errors import MissingExtraError, RecorderError
-from recorders.visualizers.visualizer import require
+from recorders.watch.visualizers.visualizer import require
 
 __all__ = ["main"]
 

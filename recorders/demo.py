@@ -35,9 +35,9 @@ from recorders import (
     StorageError,
     load,
 )
-from recorders.findings import Finding, findings
-from recorders.overview import Layer, overview
-from recorders.visualizers.overview import overview_figure, overview_table
+from recorders.watch.findings import Finding, findings
+from recorders.watch.overview import Layer, overview
+from recorders.watch.visualizers.overview import overview_figure, overview_table
 from reducers import Activity, Collect, Product, Summary
 
 __all__ = ["Digits", "demo", "digits", "network", "train", "watch"]

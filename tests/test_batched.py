@@ -25,7 +25,7 @@ from recorders import (
     Recorder,
     RecordingWarning,
 )
-from recorders.batched import Row
+from recorders.capture.batching import Row
 from reducers import Collect, Count, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
 
 BOTH = Product(norm=Norm(), summary=Summary())

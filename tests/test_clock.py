@@ -34,7 +34,7 @@ from recorders import (
     RecordingWarning,
     StateMonitor,
 )
-from recorders.clock import Steps
+from recorders.schedule.clock import Steps
 from reducers import CKA, Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 

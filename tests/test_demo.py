@@ -19,9 +19,9 @@ from rich.console import Console
 
 from recorders import CallMonitor, NotARecordingError, Recorder, StorageError, load
 from recorders.demo import demo, network, watch
-from recorders.findings import findings
-from recorders.overview import Layer, Spread, overview
-from recorders.visualizers.overview import overview_figure, overview_table
+from recorders.watch.findings import findings
+from recorders.watch.overview import Layer, Spread, overview
+from recorders.watch.visualizers.overview import overview_figure, overview_table
 from reducers import Mean
 
 WIDTH = 80

@@ -29,7 +29,7 @@ from recorders import (
     Recording,
     Subrecording,
 )
-from recorders.distributed import sync
+from recorders.recordings.sync import sync
 from reducers import Collect, Count, First, Fold, Geometry, Last, Max, Mean, Min, Moments, Product, Reducer, State, Sum
 
 SIZE = 3

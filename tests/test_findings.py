@@ -21,8 +21,8 @@ from recorders import (
     Recorder,
     load,
 )
-from recorders.findings import findings
-from recorders.overview import Spread, overview
+from recorders.watch.findings import findings
+from recorders.watch.overview import Spread, overview
 from reducers import Activity, Collect, Mean, Product, Summary
 
 

@@ -31,8 +31,8 @@ from recorders import (
     Recorder,
     StateMonitor,
 )
-from recorders.context import capturing
-from recorders.operands import recomputing
+from recorders.capture.context import capturing
+from recorders.capture.operands import recomputing
 from reducers import Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 

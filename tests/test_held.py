@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recorders.held
+import recorders.capture.buffers
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, MonitorError, Recorder, RecordingWarning
-from recorders.held import ENOUGH, MOST, SMALL, Waiting
+from recorders.capture.buffers import ENOUGH, MOST, SMALL, Waiting
 from reducers import EMA, Collect, Last, Mean, Moments, Product, State, Statistic, Summary
 
 
@@ -178,7 +178,7 @@ def test_big_observations_do_not_wait() -> None:
 
 def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    monkeypatch.setattr(recorders.held, "TOGETHER", together := 1 << 22)
+    monkeypatch.setattr(recorders.capture.buffers, "TOGETHER", together := 1 << 22)
     net = nn.Sequential(*[nn.Identity() for _ in range(1_000)])
     recorder = Recorder(ForwardMonitor(Mean())).children(net)
     for _ in range(4 * MOST):
@@ -191,4 +191,4 @@ def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeyp
     assert set(recorder.iter_samples()) == {4 * MOST}
     del recorder, net, places
     gc.collect()
-    assert not [place for place in recorders.held._places if place.size == 2048]
+    assert not [place for place in recorders.capture.buffers._places if place.size == 2048]

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders.charts import Chart, ChartView
 from recorders.errors import LensError, RecordingWarning, SelectionError, TargetError, TickError
-from recorders.inspector import Inspector
-from recorders.lenses import Lens, LossMetrics, OutputGradientGeometry, running
-from recorders.monitors import ForwardMonitor
-from recorders.parameters import ParameterMonitor
-from recorders.timeline import Timeline
+from recorders.monitors.forward import ForwardMonitor
+from recorders.monitors.parameters import ParameterMonitor
+from recorders.watch.charts import Chart, ChartView
+from recorders.watch.inspector import Inspector
+from recorders.watch.lenses import Lens, LossMetrics, OutputGradientGeometry, running
+from recorders.watch.timeline import Timeline
 from reducers import Count, Mean
 
 NORM, CORRELATION = "Output Gradient Norm", "Output Gradient Correlation"

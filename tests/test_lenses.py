@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from recorders.charts import Chart, ChartView, charts_of, keep_charts
 from recorders.errors import CorruptRecordingError, LensError
-from recorders.gradients import BackwardMonitor
-from recorders.lenses import Lens, LossMetrics, OutputGradientGeometry, collected, not_activation, running, statistics
-from recorders.timeline import Timeline
+from recorders.monitors.gradients import BackwardMonitor
+from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
+from recorders.watch.lenses import Lens, LossMetrics, OutputGradientGeometry, collected, not_activation, running, statistics
+from recorders.watch.timeline import Timeline
 from reducers import Max, Mean, Moments, Product
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recorders.operands import as_operand, detached, leaves, pack, shapes, transient
+from recorders.capture.operands import as_operand, detached, leaves, pack, shapes, transient
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -31,7 +31,7 @@ from recorders import (
     meter,
     stopwatch,
 )
-from recorders.constructor import Hook
+from recorders.capture.hooks import Hook
 from reducers import Count, Last, Mean, Norm, Sum
 
 
@@ -189,7 +189,7 @@ def test_every_kind_of_monitor_is_timed(time: Time) -> None:
 
 
 def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recorders.batched import Together
+    from recorders.capture.batching import Together
 
     record = Together.record
 

@@ -189,7 +189,7 @@ def test_a_failing_callable_does_not_disturb_the_step() -> None:
 
 
 def test_nothing_is_left_behind_when_monitors_go_or_modules_die() -> None:
-    from recorders.steps import _steps
+    from recorders.schedule.steps import _steps
 
     before = len(_steps.monitors)
     net = nn.Linear(3, 2)

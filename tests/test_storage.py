@@ -27,7 +27,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from recorders import manifest
-from recorders.commit import Commit
 from recorders.errors import (
     CorruptRecordingError,
     MergeError,
@@ -37,8 +36,9 @@ from recorders.errors import (
     SchemaError,
     StorageError,
 )
-from recorders.recording import Recording, Subrecording
-from recorders.storage import load, save
+from recorders.recordings.commit import Commit
+from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.storage import load, save
 from reducers import Count, Mean, Product, Reducer, Statistic, Sum
 from reducers.core.reducer import registry
 
@@ -612,7 +612,7 @@ class TestReaders:
                 overtaken.append(save(sample(2.0), tmp_path))
             return found
 
-        monkeypatch.setattr("recorders.storage.read_manifest", slow)
+        monkeypatch.setattr("recorders.recordings.storage.read_manifest", slow)
         assert facts(load(tmp_path)) == facts(sample(2.0))
         assert overtaken
 

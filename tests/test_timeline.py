@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, SelectionError, StorageError, TickError
-from recorders.timeline import Row, Timeline
+from recorders.watch.timeline import Row, Timeline
 
 ODD_NAMES = [
     "",
@@ -287,7 +287,7 @@ def test_a_forked_process_writes_on_its_own_connection(tmp_path: Path) -> None:
     """In a process of its own, because pytest's has threads."""
     script = """
 import os, sys
-from recorders.timeline import Timeline
+from recorders.watch.timeline import Timeline
 timeline, memory = Timeline(sys.argv[1]), Timeline()
 timeline.append(0, {"loss": {"mean": 0.0}}), memory.append(0, {"loss": {"mean": 0.0}})
 child = os.fork()

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from recorders.charts import Chart, ChartView, keep_charts
 from recorders.errors import LensError, MissingExtraError
-from recorders.timeline import Timeline
-from recorders.visualizers import MatplotlibVisualizer, TextVisualizer, Visualizer, as_visualizers, play
+from recorders.watch.charts import Chart, ChartView, keep_charts
+from recorders.watch.timeline import Timeline
+from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, Visualizer, as_visualizers, play
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

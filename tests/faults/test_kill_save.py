@@ -24,7 +24,7 @@ import torch
 
 from recorders import Recording, Subrecording
 from recorders.errors import NotARecordingError, StorageError
-from recorders.storage import load, save
+from recorders.recordings.storage import load, save
 from reducers import Sum
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from recorders.timeline import Timeline
+from recorders.watch.timeline import Timeline
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 NAMES = 60
 ROUND = """
 import os, random, signal, sys, time
-from recorders.timeline import Timeline
+from recorders.watch.timeline import Timeline
 path, acknowledged, rounds, names = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 rng = random.Random(0)
 for _ in range(rounds):

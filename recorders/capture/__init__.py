@@ -1,0 +1,1 @@
+"""From a hook to what a reducer gets."""

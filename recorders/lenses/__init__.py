@@ -1,8 +1,0 @@
-"""Named presets: what to watch in a network, and how to show it."""
-
-from recorders.lenses.geometry import OutputGradientGeometry
-from recorders.lenses.lens import Lens, any_module, not_activation
-from recorders.lenses.losses import LossMetrics
-from recorders.lenses.spread import collected, running, statistics
-
-__all__ = ["Lens", "LossMetrics", "OutputGradientGeometry", "any_module", "collected", "not_activation", "running", "statistics"]

@@ -1,0 +1,1 @@
+"""A reducer bound to one place of one module."""

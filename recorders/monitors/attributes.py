@@ -1,0 +1,234 @@
+"""Monitors of attributes of a module: their values, and how a forward changes them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from recorders.capture.calls import forward_frame, keep, kept
+from recorders.capture.context import NoInference
+from recorders.capture.operands import as_operand, tracing
+from recorders.errors import TargetError
+from recorders.monitors.base import Monitor
+from reducers import Reducer
+
+__all__ = ["DifferenceMonitor", "StateMonitor"]
+
+_NOT_DUE = object()
+
+
+class _AttributeMonitor(Monitor):
+    """Reads attributes of the module, by dot path."""
+
+    def __init__(self, reducer: Reducer, attr: str | Sequence[str], module: nn.Module | None = None, **options: Any) -> None:
+        if not attr or not (isinstance(attr, str) or all(isinstance(name, str) and name for name in attr)):
+            raise TargetError(f"{type(self).__name__} needs the name of an attribute, with dots for nested ones; got {attr!r}")
+        self._attr = attr if isinstance(attr, str) else tuple(attr)
+        super().__init__(reducer, module, **options)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self._attr,) if isinstance(self._attr, str) else self._attr
+
+    def applies(self, module: nn.Module) -> bool:
+        return all(_parametrized(module, name) or _has(module, name) for name in self._names)
+
+    def _check(self, module: nn.Module) -> None:
+        for name in self._names:
+            self._check_readable(module, name)
+            self._read(module, name)
+
+    def _check_readable(self, module: nn.Module, name: str) -> None:
+        """A parametrized tensor is computed at every reading, which may change the model: a step of power iteration, say."""
+        if _parametrized(module, name):
+            owner_name, _, leaf = name.rpartition(".")
+            place = f"{owner_name}.parametrizations.{leaf}" if owner_name else f"parametrizations.{leaf}"
+            raise TargetError(
+                f"{self.describe(module)}: {name!r} is parametrized, and reading it would compute it anew and may change the "
+                f"model; put a ForwardMonitor on the module {place!r} instead, which returns it whenever it is computed"
+            )
+
+    def _read(self, module: nn.Module, name: str) -> Any:
+        try:
+            return as_operand(operator.attrgetter(name)(module))
+        except AttributeError:
+            there = sorted(
+                {*module._parameters, *module._buffers, *module._modules, *(k for k in vars(module) if k[0] != "_")} - {"training"}
+            )
+            raise TargetError(
+                f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; it has {there}. "
+                "Where forward sets it, give it a first value (None will do) before the monitor is put on"
+            ) from None
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    try:
+        operator.attrgetter(name)(module)
+    except AttributeError:
+        return False
+    return True
+
+
+def _parametrized(module: nn.Module, name: str) -> bool:
+    """Whether the attribute is computed by `torch.nn.utils.parametrize`; found out without reading it."""
+    owner_name, _, leaf = name.rpartition(".")
+    if owner_name and not _has(module, owner_name):
+        return False
+    owner = operator.attrgetter(owner_name)(module) if owner_name else module
+    return isinstance(owner, nn.Module) and is_parametrized(owner, leaf)
+
+
+class StateMonitor(_AttributeMonitor):
+    """Records attributes of a module after its forward (before it with `as_prehook=True`). Operands: the attributes, in order.
+
+    Args:
+        attr: name or dot path; or several, each with a state of its own unless `map_` or `op_` brings them together.
+        as_prehook: read before the forward instead of after it.
+
+    An attribute that is None is not recorded; Python numbers are taken as tensors.
+
+    >>> import torch
+    >>> from reducers import Last
+    >>> norm = torch.nn.BatchNorm1d(1)
+    >>> monitor = StateMonitor(Last(), "num_batches_tracked", norm)
+    >>> _ = norm(torch.ones(4, 1))
+    >>> monitor.peek()
+    tensor(1)
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        attr: str | Sequence[str],
+        module: nn.Module | None = None,
+        *,
+        as_prehook: bool = False,
+        **options: Any,
+    ) -> None:
+        self.as_prehook = as_prehook
+        super().__init__(reducer, attr, module, **options)
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        if self.as_prehook:
+            return [module.register_forward_pre_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
+        return [module.register_forward_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
+
+    def _see(self, module: nn.Module, *_: Any) -> None:
+        if not self._passed_by() and self._due(module, self._training(module)):
+            try:
+                operands = [self._read(module, name) for name in self._names]
+            except Exception as error:  # a property may raise anything
+                self._fail(error, module, ())
+                return
+            self._record(module, *operands)
+
+    def _trace_see(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
+        if self._wanted_in_graph(module):
+            self._trace(receiver, module, *[self._read(module, name) for name in self._names])
+
+    def _default(self, *operands: Any) -> Any:
+        if isinstance(self._attr, str):
+            return operands[0]
+        there = {name: operand for name, operand in zip(self._attr, operands, strict=True) if operand is not None}
+        return there or None
+
+
+class DifferenceMonitor(_AttributeMonitor):
+    """Records how a forward changes an attribute of its module. Operands: after, before.
+
+    The default is `after - before`; a None on one side counts as zeros, on both sides it is not recorded. The value before is
+    cloned, so that a change in place is seen. Booleans and integers are subtracted as int64.
+
+    >>> import torch
+    >>> from reducers import Last
+    >>> norm = torch.nn.BatchNorm1d(1, momentum=0.5)
+    >>> monitor = DifferenceMonitor(Last(), "running_mean", norm)
+    >>> _ = norm(torch.tensor([[2.0], [6.0]]))
+    >>> monitor.peek()
+    tensor([2.])
+    """
+
+    def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Any) -> None:
+        if not isinstance(attr, str):
+            raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
+        self._place = f"before of monitor {id(self)}"  # where in the frame of a call its value before is kept, and gone with it
+        self._befores: list[Any] = []  # of the calls under way while a graph is traced, on a twin
+        super().__init__(reducer, attr, module, **options)
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        before = module.register_forward_pre_hook(self._hook(self._before, "_trace_before"), prepend=self.prepend)
+        return [before, module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
+
+    def _before(self, module: nn.Module, *_: Any) -> None:
+        if tracing():
+            return
+        value: Any = _NOT_DUE
+        if self.active and self._on:
+            try:
+                value = self._read(module, self._attr)  # type: ignore[arg-type]
+            except Exception as error:  # a property may raise anything
+                self._fail(error, module, ())
+                return
+            with NoInference(False), torch.no_grad():
+                value = value.detach().clone() if isinstance(value, Tensor) else value
+        keep(forward_frame(), self._place, (value,))
+
+    def _after(self, module: nn.Module, *_: Any) -> None:
+        frame = forward_frame()
+        found = kept(frame, self._place)
+        if found is None:  # put on in the middle of a call, or something failed before the value was read
+            return
+        keep(frame, self._place, None)
+        (before,) = found
+        if before is _NOT_DUE:
+            self._skip("not in its steps")
+        elif not self._passed_by() and self._due(module, self._training(module)):
+            try:
+                after = self._read(module, self._attr)  # type: ignore[arg-type]
+            except Exception as error:
+                self._fail(error, module, ())
+                return
+            self._record(module, after, before)
+
+    def _trace_before(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
+        if tracing():
+            return
+        if self._awake_in_graph():
+            value = self._read(module, self._attr)  # type: ignore[arg-type]
+            self._befores.append(value.detach().clone() if isinstance(value, Tensor) else value)
+        else:
+            self._befores.append(_NOT_DUE)
+
+    def _trace_after(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
+        if self._befores:
+            before = self._befores.pop()
+            if before is not _NOT_DUE and self._wanted_in_graph(module):
+                self._trace(receiver, module, self._read(module, self._attr), before)  # type: ignore[arg-type]
+
+    def _mapped(self, operands: tuple[Any, ...]) -> Any:
+        after, before = operands
+        if self.filter_ is None and after is None and before is None:
+            self._skip("operand was None")
+            return None
+        return super()._mapped(_with_zeros(after, before))
+
+    def _default(self, *operands: Any) -> Any:
+        after, before = _with_zeros(*operands)
+        if after is None and before is None:
+            return None
+        after, before = (x if x.is_floating_point() or x.is_complex() else x.long() for x in (after, before))  # 1 - 2 is no uint8
+        return after - before
+
+
+def _with_zeros(after: Any, before: Any) -> tuple[Any, Any]:
+    """Both, with zeros for one that is None beside a tensor."""
+    if isinstance(after, Tensor) and before is None:
+        return after, torch.zeros_like(after)
+    if isinstance(before, Tensor) and after is None:
+        return torch.zeros_like(before), before
+    return after, before

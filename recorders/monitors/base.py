@@ -1,0 +1,328 @@
+"""Monitor: a reducer bound to one place of one module. Recipe, hooks on and off."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from torch import Tensor, nn
+
+from recorders.capture.buffers import EMPTY, Held
+from recorders.capture.compiled import new_receiver, new_twin_key
+from recorders.capture.hooks import Hook, MonitorConstructor, spelled_out
+from recorders.capture.switching import hook_of
+from recorders.errors import TargetError
+from recorders.monitors.capture import Capture, OnError
+from recorders.monitors.results import Results
+from recorders.schedule.clock import Clock, Phase, Steps, as_steps
+from reducers import Reducer, State
+from reducers.combinators.fused import Fused
+from reducers.core.reducer import check_reducer
+
+__all__ = ["Monitor"]
+
+_twins: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+
+class Monitor(Results):
+    """Captures operands at one place of one module, reduces them, and holds the State.
+
+    Operands pass, in order: the gates (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
+    `reducer.update`. All of them see detached operands, and what they raise never reaches a half-updated state.
+
+    Args:
+        reducer: an instance, such as `Mean("b c -> c")`; immutable, so it may be shared.
+        module: registers the monitor on this module at once; without it the monitor serves as a prototype.
+        train_update: record while training.
+        eval_update: record while evaluating.
+        phase: what counts as training: "module", the mode of the module, or "grad", gradients being on. Gradients and optimizer
+            steps are training by themselves where it is "grad".
+        prepend: put the hook before those already registered.
+        condition: called without arguments; nothing is recorded where it returns False.
+        steps: the steps of the clock in which to record: `range(100, 200)`, `slice(1000, None)`, the steps themselves, or a
+            function of the step, called once a step; all of them where None.
+        every_step: record in steps that this number divides, all of their calls. Steps are those of `monitor.clock`, which
+            `Recorder.attach` or `Recorder.step` advances. Inside compiled graphs the monitors of one clock that choose steps cost
+            one graph more, all together.
+        every: record the first of every so many calls that passed the gates before. A compiled graph lifts the others too, to
+            leave them out; steps that are not chosen cost nothing.
+        filter_: called with the operands; nothing is recorded where it returns False.
+        map_: called with the operands; returns the tuple of tensors that the reducer gets.
+        op_: called with the operands, only where `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
+        on_error: what to do when a callable or the reducer fails: "warn" (once; the observation is left out and training goes on),
+            "disable" (warn, and take the monitor off) or "raise".
+
+    Raises:
+        ReducerTypeError: `reducer` is no reducer instance.
+        TargetError: `module` is no module, or has not what is to be watched.
+    """
+
+    _defaults: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Spells out `**options` in the signature, so that help and editors show every argument."""
+        super().__init_subclass__(**kwargs)
+        signature = spelled_out(cls, Monitor)
+        cls.__signature__ = signature  # type: ignore[attr-defined]
+        cls._defaults = {name: p.default for name, p in signature.parameters.items() if name not in ("reducer", "attr", "module")}
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        module: nn.Module | None = None,
+        *,
+        train_update: bool = True,
+        eval_update: bool = True,
+        phase: Phase = "module",
+        prepend: bool = False,
+        condition: Callable[[], bool] | None = None,
+        steps: Steps | None = None,
+        every_step: int = 1,
+        every: int = 1,
+        filter_: Callable[..., bool] | None = None,
+        map_: Callable[..., tuple[Tensor, ...]] | None = None,
+        op_: Callable[..., Any] | None = None,
+        on_error: OnError = "warn",
+    ) -> None:
+        kind = type(self).__name__
+        self.reducer = check_reducer(reducer, kind)
+        for label, number in {"every": every, "every_step": every_step}.items():
+            if not isinstance(number, int) or number < 1:
+                counted = "steps" if label == "every_step" else "calls"
+                raise ValueError(f"{kind}({label}={number!r}): {label} is a whole number of {counted}, at least 1")
+        if phase not in ("module", "grad"):
+            raise ValueError(f"{kind}(phase={phase!r}): choose 'module' or 'grad'")
+        if on_error not in ("raise", "warn", "disable"):
+            raise ValueError(f"{kind}(on_error={on_error!r}): choose 'raise', 'warn' or 'disable'")
+        for label, function in {"condition": condition, "filter_": filter_, "map_": map_, "op_": op_}.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"{kind}({label}={function!r}): {label} must be callable")
+        self.train_update, self.eval_update, self.prepend = train_update, eval_update, prepend
+        self.phase, self.steps, self.every_step = phase, as_steps(steps), every_step
+        self.condition, self.every, self.on_error = condition, every, on_error
+        self.filter_, self.map_, self.op_ = filter_, map_, op_
+        self.name = ""
+        self.rehearsing = False
+        self.rehearsed: dict[str, tuple[int, ...]] = {}
+        self.tally: dict[str, int] = {}
+        self.last_error: str | None = None
+        self._held = EMPTY
+        self._engine = self.reducer
+        self._batchable = self.reducer.batchable
+        self.bare = filter_ is None and map_ is None and op_ is None
+        self._plain = self._batchable and self.bare and type(self)._default is Capture._default
+        self._open = self._plain and train_update and eval_update and condition is None and every == 1
+        self.compiled = False
+        self.receiver, self.twin_key = new_receiver(self), ""
+        self._on = True
+        self._merged = 0
+        self._functions: tuple[Callable[[Any, int], Any], ...] = ()
+        self._eligible: dict[object, int] = {}
+        self._lock = threading.RLock()  # a signal handler may save in the middle of an update
+        self._handles: list[Any] = []
+        self._suspended: list[Any] = []
+        self._shared_twin: Monitor | None = None
+        self._module: weakref.ref[nn.Module] | None = None
+        self._module_class = ""
+        self.active, self.gated = True, self.steps is not None or every_step != 1
+        self._clock: Clock | None = None  # one of its own only where no recorder gives it another
+        if module is not None:
+            self.register(module)
+
+    @classmethod
+    def partialconstructor(cls, reducer: Reducer, **options: Any) -> MonitorConstructor:
+        """The monitor's arguments except `attr` and `module`, kept as a recipe that is called with those two.
+
+        Raises:
+            TypeError: an argument the monitor does not know.
+        """
+        check_reducer(reducer, f"{cls.__name__}.partialconstructor")
+        if unknown := sorted(set(options) - set(cls._defaults)):
+            raise TypeError(f"{cls.__name__}.partialconstructor got {unknown}; it takes {list(cls._defaults)}")
+        return MonitorConstructor(cls, reducer, tuple(sorted(options.items())))
+
+    @property
+    def constructor(self) -> MonitorConstructor:
+        """The recipe of this monitor, for making others like it."""
+        given = {name: getattr(self, name) for name in self._defaults}
+        changed = sorted(
+            (name, value) for name, value in given.items() if value is not self._defaults[name] and value != self._defaults[name]
+        )
+        return MonitorConstructor(type(self), self.reducer, tuple(changed))
+
+    def fuse(self) -> Monitor:
+        """From now on big observations are reduced through `torch.compile`, where it works; returns the monitor itself."""
+        self._engine = Fused(self.reducer)
+        return self
+
+    @property
+    def clock(self) -> Clock:
+        """Whose steps `steps` and `every_step` mean: one of its own, or of its recorder; may be set."""
+        clock = self._clock
+        if clock is None:
+            clock = self.clock = Clock()
+        return clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        if self._clock is not None:
+            self._clock.release(self)
+        self._clock = clock
+        if self.gated:
+            clock.gate(self)
+        for hook in map(hook_of, [*self._handles, *self._suspended]):  # their twin knew the clock before
+            if isinstance(hook, Hook) and hook.trace is not None and self.gated:
+                hook.trace = getattr(self._twin(), hook.trace.__name__)
+
+    @property
+    def attr(self) -> Any:
+        """The attribute or parameter the monitor watches, None where it watches none."""
+        return getattr(self, "_attr", None)
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module the monitor sits on, held weakly; None where it was never put on one, or that one is gone."""
+        return None if self._module is None else self._module()
+
+    @property
+    def registered(self) -> bool:
+        """Whether the monitor's hooks are on."""
+        return bool(self._handles)
+
+    def register(self, module: nn.Module | None = None) -> Monitor:
+        """Puts the hooks on, on `module` or on the module it sat on before; returns the monitor itself.
+
+        Raises:
+            TargetError: there is no module, or it has not what is to be watched.
+        """
+        target = module if module is not None else self.module
+        if not isinstance(target, nn.Module):
+            raise TargetError(
+                f"{self.describe()} needs a torch.nn.Module to sit on and got {'none' if target is None else repr(target)}"
+            )
+        if target is self.module and (self.registered or self._suspended):
+            self._handles, self._suspended, self._on = self._handles or self._suspended, [], True
+            return self
+        self._check(target)
+        self.deregister()
+        self._unhook()
+        self._module, self._module_class = weakref.ref(target), type(target).__name__
+        self._wind()
+        try:
+            self._handles = self._attach(target)
+        except RuntimeError as error:  # modules of torch.jit.script take no hooks
+            kind = type(target).__name__
+            raise TargetError(f"{self.describe(target)}: {error}; leave it out of the selection with exclude={kind}") from error
+        self._on = True
+        return self
+
+    def _wind(self) -> None:
+        """Before anything is recorded: a monitor that chooses steps needs a clock."""
+        if self.gated and self._clock is None:
+            self.clock = Clock()
+
+    def deregister(self) -> Monitor:
+        """Takes the hooks off; what was recorded stays. Returns the monitor itself.
+
+        Hooks that are part of a compiled graph stay in the module and record nothing: the compiler keeps no guard on hooks that are
+        gone, and might run a graph made without them once they are back.
+        """
+        self._settle()
+        handles, self._handles, self._on = self._handles, [], False
+        if self.compiled:
+            self._suspended = handles or self._suspended
+            return self
+        for handle in handles:
+            handle.remove()
+        return self
+
+    def _settle(self) -> None:
+        """Before hooks are put on or taken off: all of them are where PyTorch looks for them."""
+        if self._clock is not None and self.gated:
+            self._clock.settle(self)
+
+    def switchable(self) -> tuple[list[Any], bool]:
+        """The handles of the hooks that may be taken out in steps that are not due, and whether these will stay the same.
+
+        None of them before the first call: whether a monitor is called at all is part of the report.
+        """
+        stay = self.compiled or not self.all_handles()
+        return ([] if stay or not self.tally else self.all_handles()), stay or (bool(self.tally) and not hasattr(self, "_hooked"))
+
+    def all_handles(self) -> list[Any]:
+        """The handles of all its hooks."""
+        return [*self._handles, *getattr(self, "_hooked", {}).values()]
+
+    def _unhook(self) -> None:
+        """Takes hooks that are suspended in another module's graphs off for good."""
+        handles, self._suspended = self._suspended, []
+        for handle in handles:
+            handle.remove()
+
+    def _hook(self, run: Callable[..., None], trace: str | None = None) -> Hook:
+        """A hook that calls `run`; in a graph that is being traced, the method `trace` of the twin."""
+        traced = None if trace is None else getattr(self._twin(), trace)
+        return Hook(run, traced, self.receiver, self._hook_failed)
+
+    def _twin(self) -> Monitor:
+        """What graphs know of this monitor: one monitor, that sits nowhere, for all that are made alike.
+
+        The compiler guards all that it looks at, so that monitors with twins of their own would cost a graph each.
+        """
+        recipe = self.constructor
+        clock = self._clock if self.gated else None
+        key = recipe, self.attr, self.gated, id(clock)
+        with suppress(TypeError):  # an argument has no hash
+            found: Monitor | None = _twins.get(key)
+            if found is not None:
+                self._shared_twin = found
+                return found
+        twin = self._shared_twin = recipe(self.attr)
+        twin.gated, twin._clock, twin.twin_key = self.gated, clock, new_twin_key(twin)
+        with suppress(TypeError):
+            _twins[key] = twin
+        return twin
+
+    def _hook_failed(self, error: Exception, module: Any) -> None:
+        self._fail(error, module if isinstance(module, nn.Module) else None, ())
+
+    def describe(self, module: nn.Module | None = None) -> str:
+        """Monitor, name and module, for messages."""
+        target = module if module is not None else self.module
+        name = f" {self.name!r}" if self.name else ""
+        attr = f" of {self.attr!r}" if self.attr is not None else ""
+        return f"{type(self).__name__}{name}{attr} on {'no module' if target is None else type(target).__name__}"
+
+    def __repr__(self) -> str:
+        parts = [repr(self.reducer), *([repr(self.attr)] if self.attr is not None else [])]
+        parts += [f"{name}={value!r}" for name, value in self.constructor.options]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.constructor, self.attr, self.name, self.states, self.samples, self._functions)
+
+    @abstractmethod
+    def _attach(self, module: nn.Module) -> list[Any]:
+        """Puts the hooks on and returns their handles."""
+
+    def applies(self, module: nn.Module) -> bool:
+        """Whether there is anything on `module` for this monitor to watch; where not, a Recorder passes the module by."""
+        return True
+
+    def _check(self, module: nn.Module) -> None:
+        """Raises `TargetError` where `module` has not what is to be watched."""
+        if not self.applies(module):
+            raise TargetError(f"{self.describe(module)}: there is nothing on it for this monitor to watch")
+
+
+def _rebuild(
+    constructor: MonitorConstructor, attr: Any, name: str, states: dict[str, State], samples: int, functions: tuple[Any, ...]
+) -> Monitor:
+    monitor = constructor(attr)
+    monitor.name, monitor._held, monitor._merged, monitor._functions = name, Held(states, {}, {}), samples, functions
+    return monitor

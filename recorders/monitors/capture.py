@@ -1,0 +1,336 @@
+"""Capture: what happens between a hook and a State. Gates, callables, reducing, and what to do when any of it fails."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from recorders.capture.buffers import Held, place, place_of_lifts, settled
+from recorders.capture.compiled import emit_call, emit_leaves, unpacked
+from recorders.capture.context import as_monitor, capturing
+from recorders.capture.operands import (
+    detached,
+    graph_task,
+    leaves,
+    plain,
+    recomputing,
+    shapes,
+    symbolic,
+    tracing,
+    transient,
+    usual,
+)
+from recorders.errors import MonitorError, OperandError, RecordingWarning
+from recorders.schedule.clock import Chosen, Clock, Phase
+from reducers import Reducer, State
+
+__all__ = ["Capture", "OnError"]
+
+OnError = Literal["raise", "warn", "disable"]
+
+
+_LONE = ("",)
+
+
+class Capture(ABC):
+    """The part of a Monitor that records: the only thing in the house that mutates, and it mutates by rebinding.
+
+    The states and their counts are one attribute, `_held`, which is bound at once, after all that can fail.
+    """
+
+    reducer: Reducer
+    train_update: bool
+    eval_update: bool
+    phase: Phase
+    condition: Callable[[], bool] | None
+    steps: Chosen
+    every_step: int
+    every: int
+    active: bool
+    gated: bool
+    filter_: Callable[..., bool] | None
+    map_: Callable[..., tuple[Tensor, ...]] | None
+    op_: Callable[..., Any] | None
+    on_error: OnError
+    rehearsing: bool
+    rehearsed: dict[str, tuple[int, ...]]
+    tally: dict[str, int]
+    last_error: str | None
+    compiled: bool
+    receiver: Tensor
+    twin_key: str
+    bare: bool
+    _on: bool
+    _held: Held
+    _engine: Reducer
+    _batchable: bool
+    _open: bool
+    _plain: bool
+    _eligible: dict[object, int]
+    _clock: Clock | None
+    _lock: threading.RLock
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module | None:
+        """The module the monitor sits on."""
+
+    @abstractmethod
+    def describe(self, module: nn.Module | None = None) -> str:
+        """Monitor, name and module, for messages."""
+
+    @abstractmethod
+    def deregister(self) -> Any:
+        """Takes the hooks off."""
+
+    def _default(self, *operands: Any) -> Any:
+        """What the reducer gets where neither `map_` nor `op_` is given."""
+        return operands[0]
+
+    def _skip(self, reason: str) -> bool:
+        self.tally[reason] = self.tally.get(reason, 0) + 1
+        return False
+
+    def _passed_by(self) -> bool:
+        """Whether this forward is none of the user's own, or was seen before."""
+        if recomputing():
+            return not self._skip("recomputed by checkpointing")
+        return capturing() and not self._skip("called by a monitor")
+
+    def switch(self, active: bool, error: Exception | None) -> None:
+        """Records from now on or not; `error` is what asking `steps` raised."""
+        self.active = active
+        if error is not None:
+            self._fail(error, None, ())
+
+    def _wanted_in_graph(self, module: nn.Module | None) -> bool:
+        """Whether a graph that is being traced records this: asked of a twin. All other gates are asked when the graph runs.
+
+        Of the steps a graph knows no more than whether any monitor of the clock records in them: there are two graphs.
+        """
+        wanted = self.train_update if self._training(module) else self.eval_update
+        return wanted and self._awake_in_graph() and not tracing()
+
+    def _awake_in_graph(self) -> bool:
+        return not self.gated or self._clock is None or self._clock.busy
+
+    def _trace(self, receiver: Tensor, module: nn.Module | None, *operands: Any, path: str = "") -> None:
+        """One observation in a graph that is being traced: asked of a twin, for the monitor whose `receiver` it is."""
+        if self.bare:
+            found = list(leaves(self._default(*operands), path))
+            if found:
+                emit_leaves(receiver, self.twin_key, [leaf for leaf, _ in found], [tensor for _, tensor in found], path)
+                return
+        emit_call(receiver, operands, path)
+
+    def _training(self, module: nn.Module | None) -> bool:
+        """Whether what `module` does now counts as training."""
+        return module.training if self.phase == "module" and module is not None else torch.is_grad_enabled()
+
+    def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
+        """The gates, in order: train/eval, steps, condition, every (counted apart for each stream of observations)."""
+        wanted = self.train_update if training else self.eval_update
+        if not self._on:
+            return False
+        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        if not wanted:
+            if self.phase == "grad":
+                return self._skip("not recorded with gradients on" if training else "not recorded with gradients off")
+            return self._skip("not recorded in train mode" if training else "not recorded in eval mode")
+        return self._due_now(module, stream)
+
+    def _due_now(self, module: nn.Module | None, stream: object) -> bool:
+        """The gates that inside a compiled graph are asked when it runs: all but train/eval."""
+        if not self.active:
+            return self._skip("not in its steps")
+        if self.condition is not None:
+            try:
+                if not self.condition():
+                    return self._skip("condition was false")
+            except Exception as error:
+                self._fail(error, module, ())
+                return False
+        if self.every == 1:
+            return True
+        eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
+        return eligible % self.every == 0 or self._skip("not due (every)")
+
+    def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
+        """Filter, map and reduce; then bind the new states, at once.
+
+        Args:
+            path: of the leaf the operands belong to, where each leaf is observed by itself.
+        """
+        self._run(module, operands, lambda: self._reduce(operands, path))
+
+    def _run(self, module: nn.Module | None, operands: tuple[Any, ...], reduce: Callable[[], None]) -> None:
+        """Calls `reduce` as what a monitor does: in full precision, without gradients, and its failures told."""
+        try:
+            as_monitor(reduce)
+        except Exception as error:
+            self._fail(error, module, operands)
+
+    def _reduce(self, operands: tuple[Any, ...], path: str) -> None:
+        if self.bare:
+            inputs = self._mapped(operands)
+        elif self._unreal(tensor for operand in operands for _, tensor in leaves(operand)):
+            return
+        else:
+            operands = tuple(map(detached, operands))
+            if self.filter_ is not None and not self.filter_(*operands):
+                self._skip("filtered out")
+                return
+            inputs = self._mapped(operands)
+        if inputs is None:
+            return
+        if path:
+            inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
+        if self.rehearsing:
+            self.rehearsed.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
+        self._bind(inputs)
+
+    def _quick(self, x: object) -> bool:
+        """The way of most hooks on small layers: whether every gate is open, and `x` now waits for others like it."""
+        if not self._open or not self.active or not self._on or capturing() or graph_task() != -1 or not self._waits(x):
+            return False
+        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        return True
+
+    def _waits(self, x: object) -> bool:
+        """Whether `x`, which passed the gates, is an observation that now waits for others like it."""
+        if type(x) is not Tensor or is_compiling() or not self._plain:
+            return False
+        try:
+            with self._lock:
+                waiting = self._held.waiting.get(_LONE)
+                if waiting is None or not usual(x) or not waiting.takes(x):
+                    return False
+                if waiting.add(x.data if x.requires_grad else x):
+                    self._settled()
+        except Exception as error:
+            self._fail(error, None, (x,))
+        return True
+
+    def _bind(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+        """One observation: it waits for others like it, or new states are bound, at once."""
+        paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
+        alone = self._batchable and len(tensors) == len(paths) > 0
+        with self._lock:
+            waiting = self._held.waiting.get(paths) if alone else None
+            if waiting is not None and waiting.takes_all(tensors):
+                if waiting.add_all(tensors):
+                    self._settled()
+                return
+            held = self._settled()
+            states = {path: self._engine.update(held.states.get(path, {}), *xs) for path, xs in inputs.items()}
+            self._held = held.after(states, place(paths, tensors) if alone else None)
+
+    def _settled(self) -> Held:
+        """What is held, with nothing that waits; observations that cannot be reduced are left out, and told of."""
+        held = self._held
+        if not held.anything_waits:
+            return held
+        with self._lock:
+            self._held, failed = as_monitor(settled, self._held, self._engine)
+        for error, item in failed:
+            self._fail(error, None, (item,))
+        return self._held
+
+    def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
+        """What a compiled graph lifted, at the moment it runs: the gates that are left, then the new states, bound at once."""
+        if self._due_in_graph(stream):
+            self._run(None, tuple(packs), lambda: self._take(layout, packs))
+
+    def take_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
+        """The same for what it could not lift."""
+        if self._due_in_graph(stream):
+            self._run(None, (leaves,), lambda: self._bind({path: (plain(tensor),) for path, tensor in leaves.items()}))
+
+    def take_call(self, operands: Callable[[], Any], stream: str) -> None:
+        """The same for operands that callables ask for."""
+        if self._due_in_graph(stream):
+            self._record(self.module, *operands(), path=stream)
+
+    def _due_in_graph(self, stream: str) -> bool:
+        if not self._on or self._belated():
+            return False
+        self.compiled = True
+        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        return self._due_now(None, stream)
+
+    def _take(self, layout: str, packs: list[Tensor]) -> None:
+        with self._lock:
+            waiting = self._held.waiting.get((layout,))
+            if waiting is not None and waiting.takes_all(packs):
+                if waiting.add_all(packs):
+                    self._settled()
+                return
+            held = self._settled()
+            lifted = unpacked(layout, packs)
+            states = {path: self._joined(held.states.get(path, {}), state) for path, state in lifted.items()}
+            self._held = held.after(states, place_of_lifts(layout, packs, tuple(lifted)))
+
+    def _joined(self, state: State, lifted: State) -> State:
+        """The graph reuses the memory of what it hands over."""
+        return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
+
+    def _belated(self) -> bool:
+        """Whether a compiled graph hands over what was seen before."""
+        return recomputing() and not self._skip("recomputed by checkpointing")
+
+    def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
+        """By leaf path what the reducer gets; None where there is nothing to record."""
+        if self.map_ is not None:
+            mapped = self.map_(*operands)
+            if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
+                raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
+            found = {"": tuple(plain(x) for x in mapped)}
+        else:
+            value = self._default(*operands) if self.op_ is None else self.op_(*operands)
+            if value is None:
+                self._skip("operand was None")
+                return None
+            there = {"": value} if isinstance(value, Tensor) else dict(leaves(value))
+            if not there:
+                if symbolic(value):
+                    self._skip("traced (torch.fx)")
+                    return None
+                raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
+            if self._unreal(there.values()):
+                return None
+            found = {path: (plain(tensor),) for path, tensor in there.items()}
+        return found
+
+    def _unreal(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these tensors hold no numbers of this moment; then they are not recorded, and counted."""
+        if self.rehearsing:
+            return False
+        if tracing():
+            return not self._skip("traced (torch.jit.trace or make_fx)")
+        return any(map(transient, tensors)) and not self._skip("not a real tensor (meta, fake, vmap or grad)")
+
+    def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
+        if self.on_error == "raise" and isinstance(error, MonitorError):
+            raise error  # told already
+        seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
+        message = f"{self.describe(module)}: {type(error).__name__}: {error}{seen}"
+        first = self.last_error is None
+        self._skip("errors")
+        self.last_error = message
+        if self.on_error == "raise":
+            raise MonitorError(message) from error
+        if self.on_error == "disable":
+            self.deregister()
+            if first:
+                warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=4)
+        elif first:
+            warnings.warn(
+                f"{message}; this observation is left out, and later ones like it silently", RecordingWarning, stacklevel=4
+            )

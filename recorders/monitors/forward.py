@@ -1,0 +1,146 @@
+"""Monitors of what modules return and are given, and of values pushed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recorders.capture.compiled import new_twin_key
+from recorders.capture.context import outside_modes
+from recorders.capture.operands import as_operand, pack
+from recorders.monitors.base import Monitor
+from reducers import Reducer
+
+__all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor"]
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class ForwardMonitor(Monitor):
+    """Records what a module returns. Operands: output, inputs.
+
+    Inputs are the tensor itself where the call had one, a tuple for several, a dict where some were keywords, None without any.
+    Forwards that activation checkpointing runs again during backward are not recorded twice.
+
+    >>> import torch
+    >>> from reducers import Mean
+    >>> layer = torch.nn.ReLU()
+    >>> monitor = ForwardMonitor(Mean(), layer)
+    >>> _ = layer(torch.tensor([-1.0, 3.0]))
+    >>> monitor.peek()
+    tensor(1.5000, dtype=torch.float64)
+    """
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        hook = self._hook(self._after_quickly if self._open else self._after, "_trace_after")
+        return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=True)]
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        kwargs, output = split(rest)
+        if not self._passed_by() and self._due(module, self._training(module)) and not self._waits(output):
+            self._record(module, output, pack(args, kwargs))
+
+    def _after_quickly(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if not self._quick(rest[-1]):
+            self._after(module, args, *rest)
+
+    def _trace_after(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if self._wanted_in_graph(module):
+            kwargs, output = split(rest)
+            self._trace(receiver, module, output, pack(args, kwargs))
+
+
+def split(rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
+    """Keyword arguments and output, as a forward hook gets them; those who move hooks forget that it asked for the former."""
+    return (rest[0], rest[1]) if len(rest) == 2 else ({}, rest[-1])
+
+
+class ForwardInputMonitor(Monitor):
+    """Records what a module is given, keyword arguments included, before it can change it in place. Operands: inputs.
+
+    >>> import torch
+    >>> from reducers import Max
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> monitor = ForwardInputMonitor(Max(), layer)
+    >>> _ = layer(input=torch.tensor([[1.0, 7.0]]))
+    >>> monitor.peek()
+    tensor(7.)
+    """
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        hook = self._hook(self._before_quickly if self._open else self._before, "_trace_before")
+        return [module.register_forward_pre_hook(hook, prepend=self.prepend, with_kwargs=True)]
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
+        if self._passed_by() or not self._due(module, self._training(module)):
+            return
+        inputs = pack(args, kwargs)
+        if not self._waits(inputs):
+            self._record(module, inputs)
+
+    def _before_quickly(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
+        if not self._quick(pack(args, kwargs)):
+            self._before(module, args, kwargs)
+
+    def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
+        if self._wanted_in_graph(module):
+            self._trace(receiver, module, pack(args, kwargs))
+
+
+class CallMonitor(Monitor):
+    """Records what is pushed: losses, metrics, anything that no hook sees. Operands: the values pushed.
+
+    >>> from reducers import Mean
+    >>> loss = CallMonitor(Mean())
+    >>> for value in (3.0, 1.0):
+    ...     loss.push(value)
+    >>> loss.peek()
+    tensor(2., dtype=torch.float64)
+    """
+
+    def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Any) -> None:
+        super().__init__(reducer, module, **options)
+        self.twin_key = new_twin_key(self)  # what pushes inside a graph knows the monitor itself
+
+    def deregister(self) -> Monitor:
+        """Takes it off its module; what is pushed is recorded all the same. Returns the monitor itself."""
+        super().deregister()
+        self._on = True
+        return self
+
+    def push(self, *values: Any) -> None:
+        """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
+        if torch.compiler.is_compiling():
+            if self._wanted_in_graph(self.module):
+                self._trace(self.receiver, None, *map(_numbers, values))
+        else:
+            outside_modes(self._pushed, *values)
+
+    def _pushed(self, *values: Any) -> None:
+        """Outside of graphs, which guard what they call: for a while a timed version may take its place."""
+        module = self.module
+        self._wind()
+        if self.on_error == "disable" and self.last_error is not None:
+            self._skip("pushed after the failure that took it off")
+        elif self._due(module, self._training(module)):
+            self._record(module, *map(_numbers, values))
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        return []
+
+    def _training(self, module: nn.Module | None) -> bool:
+        if module is None and self.phase == "module":  # there is no mode: it is pushed in one that is recorded
+            return self.train_update
+        return super()._training(module)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _numbers(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return [_numbers(item) for item in value]
+    return as_operand(value)

@@ -1,0 +1,114 @@
+"""Monitors of two places at once, for statistics of how what one module returns goes with what another does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from recorders.capture.compiled import emit_call
+from recorders.capture.hooks import Hook
+from recorders.capture.operands import plain, tracing
+from recorders.errors import OperandError, TargetError
+from recorders.monitors.base import Monitor
+from reducers import Reducer
+
+__all__ = ["PairMonitor"]
+
+
+class PairMonitor(Monitor):
+    """Records what two modules return for the same input. Operands: output, output of the other module.
+
+    The reducer gets both, as `CKA`, `CrossCovariance` and others that take two tensors want them. What comes first is cloned and
+    waits for its partner; where a module is called again before the other one was, its older output is left out.
+
+    Args:
+        other: the other module; of the same network or of another. It is held weakly.
+
+    >>> import torch
+    >>> from reducers import CKA
+    >>> wide, narrow = torch.nn.Linear(4, 8), torch.nn.Linear(4, 3)
+    >>> monitor = PairMonitor(CKA(), narrow, wide)
+    >>> for batch in torch.randn(5, 16, 4).unbind():
+    ...     _ = wide(batch), narrow(batch)
+    >>> monitor.samples, 0 < monitor.peek()["cka"] < 1
+    (5, tensor(True))
+    """
+
+    def __init__(self, reducer: Reducer, other: nn.Module | None = None, module: nn.Module | None = None, **options: Any) -> None:
+        if other is not None and not isinstance(other, nn.Module):
+            raise TargetError(
+                f"PairMonitor needs a torch.nn.Module as the other module; got {type(other).__name__}: {other!r:.100}"
+            )
+        self._other = None if other is None else weakref.ref(other)
+        self._waiting: tuple[str, Any] | None = None
+        super().__init__(reducer, module, **options)
+
+    @property
+    def other(self) -> nn.Module | None:
+        """The other module; None where there was none, or it is gone."""
+        return None if self._other is None else self._other()
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        other = self.other
+        if other is None:
+            raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
+        self._waiting = None
+        return [
+            place.register_forward_hook(
+                Hook(partial(self._arrive, side), _TRACE[side], self.receiver, self._hook_failed), prepend=self.prepend
+            )
+            for side, place in (("mine", module), ("other", other))
+        ]
+
+    def take_call(self, operands: Callable[[], Any], stream: str) -> None:
+        self.compiled = True
+        self._arrive(stream, *operands())
+
+    def _arrive(self, side: str, *args: Any) -> None:
+        output = args[-1]
+        module = self.module
+        if module is None:  # gone; the other one lives on
+            self.deregister()
+            return
+        if self._passed_by():
+            return
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or waiting[0] == side:
+            if waiting is not None:
+                self._skip("called again before its partner was")
+            self._waiting = side, output.detach().clone() if isinstance(output, Tensor) else output
+            return
+        if self._due(module, self._training(module)):
+            self._record(module, *((output, waiting[1]) if side == "mine" else (waiting[1], output)))
+
+    def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
+        if self.map_ is not None or self.op_ is not None:
+            return super()._mapped(operands)
+        if not all(isinstance(operand, Tensor) for operand in operands):
+            kinds = [type(operand).__name__ for operand in operands]
+            raise OperandError(f"the two modules returned {kinds}; pick a tensor of each with map_=lambda mine, other: (..., ...)")
+        if self._unreal(operands):
+            return None
+        return {"": tuple(plain(operand) for operand in operands)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, (constructor, *rest) = super().__reduce__()
+        options = tuple((name, value) for name, value in constructor.options if name != "other")  # a module would be copied too
+        return rebuild, (type(constructor)(constructor.kind, constructor.reducer, options), *rest)
+
+
+def _trace_mine(receiver: Tensor, module: nn.Module, *args: Any) -> None:
+    if not tracing():
+        emit_call(receiver, args[-1:], "mine")
+
+
+def _trace_other(receiver: Tensor, module: nn.Module, *args: Any) -> None:
+    if not tracing():
+        emit_call(receiver, args[-1:], "other")
+
+
+_TRACE = {"mine": _trace_mine, "other": _trace_other}

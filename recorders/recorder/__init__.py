@@ -1,0 +1,1 @@
+"""Monitors by name, selected from a net."""

@@ -1,0 +1,203 @@
+"""Measures some of the steps, and chooses how seldom to record so that it stays within a budget.
+
+The cost has three parts: what the monitors do, which is timed; what PyTorch does to call them, which it does not do for a module
+without hooks; and what the clock does at every step. The second is measured at the end of measured steps, on modules of our own:
+there the caches are as the training leaves them, and a call takes several times what it takes in a loop. If there are steps that
+record nothing, steps that record are also compared with them, so that what recording slows down elsewhere is seen too.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from recorders.errors import RecordingWarning
+from recorders.recorder.overhead import Overhead
+from recorders.recorder.window import FIRST, Sums, Window
+from recorders.schedule.stopwatch import Sample, Way, now
+
+if TYPE_CHECKING:
+    from recorders.monitors.base import Monitor
+
+__all__ = ["Meter"]
+
+APART = 31  # steps from one that is measured to the next; odd, for what waits is reduced every 96th time or so
+WINDOW = 64  # measured steps after which the cadence is chosen; at first FIRST of them, which may only lower it
+SPAN = 8 * WINDOW  # steps, from where on a window is shorter where records are far apart
+SLACK = 0.85  # of the budget, that a higher cadence must keep within: nothing flutters between two
+PATIENCE = 300  # forwards with gradients on, before anybody may expect the first step
+PENDING = 8  # measured steps whose events of a device are waited for
+
+
+class Meter:
+    """Measures what the monitors of a recorder cost, in some of the steps of its clock, and chooses the cadence for a budget.
+
+    Attributes:
+        budget: the share of the steps that recording may take; None where it is only measured.
+        every_step: the cadence: of the steps that monitors choose, one in so many is recorded.
+        on: whether there is anything to measure: hooks are on.
+        counting: the handle of the hook by which the clock counts micro-batches.
+    """
+
+    def __init__(self, budget: float | None = None, every_step: int = 1) -> None:
+        self.budget, self.every_step, self.on = budget, every_step, True
+        self.counting: Any = None
+        self._way = Way()
+        self.monitors: WeakValueDictionary[str, Monitor] = WeakValueDictionary()
+        self._sample: Sample | None = None
+        self._before, self._window, self._size = Window(), Window(), FIRST
+        self._dense = FIRST + WINDOW  # measured steps in a row, before they get apart
+        self._ago = APART  # steps that record since the last one that was measured
+        self._since: int | None = None  # steps since one that records was measured; None if no other is wanted to compare it with
+        self._ended: float | None = None  # when the measuring of the step before ended
+        self._ungated = False
+        self._pending: list[tuple[Sums, list[tuple[Any, Any]]]] = []
+        self._advanced = self._told = False
+
+    def add(self, name: str, monitor: Monitor) -> None:
+        """Measures `monitor` too."""
+        self.switch(True)
+        self.monitors[name] = monitor
+        self._ungated = any(not one.gated for one in self.monitors.values())
+
+    def remove(self, name: str) -> None:
+        """Measures it no more."""
+        self.drop()
+        self.monitors.pop(name, None)
+        self._ungated = any(not one.gated for one in self.monitors.values())
+
+    def switch(self, on: bool) -> None:
+        """Hooks were put on or taken off."""
+        self.drop()
+        self.on = on
+
+    def drop(self) -> None:
+        """Leaves the step that is being measured out: something else than recording went on in it."""
+        sample, self._sample, self._ended = self._sample, None, None
+        if sample is not None:
+            sample.close()
+
+    def end(self) -> int:
+        """A step has ended; returns the cadence from now on."""
+        self._advanced = True
+        sample, self._sample = self._sample, None
+        if sample is not None and (seconds := sample.end()) is not None:
+            sums = self._window.busy if sample.busy else self._window.idle
+            sums.add(sample, seconds)
+            if sample.pairs:
+                self._pending = [*self._pending, (sums, sample.pairs)][-PENDING:]
+            self._window.way = self._way = self._way.probed()
+            self._ended = now()
+            self._window.samples += 1
+            self._window.sampling += self._ended - sample.ended
+        if self._pending:
+            self._pending = [item for item in self._pending if not _read(*item)]
+        if self._window.busy.steps >= self._size:
+            self._choose()
+        return self.every_step
+
+    def begin(self, records: bool) -> None:
+        """A step begins; `records` says whether any monitor with steps of its own, or a budget, does in it."""
+        started = None
+        if self._ended is not None:
+            started = now()
+            self._window.advances.append(started - self._ended)
+            self._ended = None
+        if not self.on:
+            return
+        busy = records or self._ungated
+        self._window.steps += 1
+        self._window.chosen += self.every_step * busy
+        self._ago += busy
+        if busy and self._ago >= (1 if self._dense else max(1, APART // self.every_step) | 1):
+            self._ago, self._dense = 0, max(0, self._dense - 1)
+            self._since = None if self._ungated else 0
+        elif busy or self._since is None:
+            return
+        else:
+            self._since += 1
+            if self._since < self.every_step // 2:  # caches are as they were before
+                return
+            self._since = None
+        if not self.monitors:
+            return
+        started = now() if started is None else started
+        self._sample = Sample(busy)
+        self._window.sampling += self._sample.begin(self.monitors, self.counting) - started
+
+    def switched(self, started: float) -> None:
+        """Hooks were taken out or put back since then."""
+        self._window.switches += 1
+        self._window.switching += now() - started
+
+    def forwards(self, count: int) -> None:
+        """So many forwards have come since the last step."""
+        if self.budget is not None and count >= PATIENCE and not self._advanced and not self._told:
+            self._told = True
+            warnings.warn(
+                f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock, by which the "
+                "budget is kept: call recorder.attach(optimizer), or recorder.step() after every step",
+                RecordingWarning,
+                stacklevel=2,
+            )
+
+    def _choose(self) -> None:
+        window, first = self._window, not self._before.steps
+        if self.budget is not None and window.share(self.every_step) > self.budget:
+            self.every_step = max(self.every_step, window.every_within(self.budget))
+        elif self.budget is not None and not first:
+            self.every_step = min(self.every_step, window.every_within(self.budget * SLACK))
+        self._before, self._window = window, Window()
+        self._size = max(FIRST, min(WINDOW, SPAN // self.every_step))
+
+    def overhead(self) -> Overhead:
+        """What was measured lately."""
+        both = self._before + self._window
+        steps = both.busy.steps + both.idle.steps
+        often = both.frequency / self.every_step
+        if not steps:
+            return Overhead(math.nan, math.nan, {}, 0, self.every_step, self.budget, note=self._nothing())
+        share = {True: often, False: 1 - often}
+        by_name = dict.fromkeys(self.monitors, 0.0)
+        for kind, sums in ((True, both.busy), (False, both.idle)):
+            for name in by_name:
+                seconds = sums.seconds[name] + both.way.cost(*sums.ways[name])
+                by_name[name] += share[kind] * seconds / max(1, sums.steps)
+        seconds = often * (both.busy.on_host + both.around) + (1 - often) * (both.idle.on_host + both.idle.called(both.way))
+        seconds += both.upkeep + (both.switching + both.sampling) / max(1, both.steps)
+        device = None
+        if both.busy.device_steps:
+            device = often * both.busy.on_device + (1 - often) * both.idle.on_device
+        return Overhead(seconds, both.bare + seconds, by_name, steps, self.every_step, self.budget, device, self._note(both))
+
+    def _nothing(self) -> str:
+        if not self._advanced:
+            return "the clock has not advanced: call recorder.attach(optimizer), or recorder.step() after every step"
+        return "the first step is left out, as warm-up, and steps in which hooks are put on or off; no other has ended yet"
+
+    def _note(self, both: Window) -> str:
+        left_out = ["reading results"]
+        if min(both.busy.steps, both.idle.steps) < FIRST:
+            left_out.append("what it slows down elsewhere, for no steps without it were measured")
+        if any(monitor.compiled for monitor in self.monitors.values()):
+            left_out.append("what compiled graphs compute for it in their own kernels")
+        parts = [f"not in it: {', '.join(left_out)}"]
+        if both.busy.device_steps:
+            parts.append("on the device, gaps between the kernels of a hook are counted too")
+        if self.budget is not None and both.beyond(self.budget):
+            parts.append("no cadence keeps within the budget: steps that record nothing take more of it")
+        return "; ".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Meter, (self.budget, self.every_step)
+
+
+def _read(sums: Sums, pairs: list[tuple[Any, Any]]) -> bool:
+    """Adds what the device took, once it is known; nothing is waited for."""
+    if not all(end is None or end.query() for _, end in pairs):
+        return False
+    sums.device_steps += 1
+    sums.device += sum(start.elapsed_time(end) for start, end in pairs if end is not None) / 1e3
+    return True

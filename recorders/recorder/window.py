@@ -1,0 +1,170 @@
+"""What was found in some measured steps: the parts of what recording costs, and which cadence keeps it within a budget."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from recorders.schedule.stopwatch import Sample, Seconds, Way, Ways
+
+__all__ = ["FIRST", "Sums", "Window"]
+
+FIRST = 8  # measured steps that are enough to say something
+SELDOM = 1000  # the lowest cadence
+
+
+class Sums:
+    """Measured steps of one kind: those in which anything records, or the others."""
+
+    def __init__(self) -> None:
+        self.steps = self.device_steps = 0
+        self.total = self.device = 0.0
+        self.seconds, self.ways = Seconds(), Ways()
+        self.each: list[float] = []  # seconds in monitors, of each step
+        self.rest: list[float] = []  # the other seconds of it
+        self.upkeep: list[float] = []  # of those what the clock took
+
+    def __add__(self, other: Sums) -> Sums:
+        both = Sums()
+        for sums in (self, other):
+            both.steps += sums.steps
+            both.total += sums.total
+            both.device_steps += sums.device_steps
+            both.device += sums.device
+            both.seconds.add(sums.seconds)
+            both.ways.add(sums.ways)
+            both.each += sums.each
+            both.rest += sums.rest
+            both.upkeep += sums.upkeep
+        return both
+
+    def add(self, sample: Sample, seconds: float) -> None:
+        """One step more."""
+        spent = sum(sample.seconds.values())
+        self.steps += 1
+        self.total += seconds
+        self.seconds.add(sample.seconds)
+        self.ways.add(sample.ways)
+        self.each.append(spent)
+        self.rest.append(seconds - spent)
+        self.upkeep.append(sample.upkeep)
+
+    def called(self, way: Way) -> float:
+        """Seconds a step that PyTorch takes to call what is ours."""
+        return sum(way.cost(*calls) for calls in self.ways.values()) / max(1, self.steps)
+
+    @property
+    def usual(self) -> float:
+        """Seconds of a step on the host, but for the few that take long."""
+        return _middle(self.each)
+
+    @property
+    def on_host(self) -> float:
+        """Seconds a step."""
+        return sum(self.seconds.values()) / max(1, self.steps)
+
+    @property
+    def on_device(self) -> float:
+        """Seconds a step."""
+        return self.device / max(1, self.device_steps)
+
+
+class Window:
+    """Some measured steps, and how many steps of each kind went by meanwhile."""
+
+    def __init__(self) -> None:
+        self.busy, self.idle = Sums(), Sums()
+        self.steps = self.chosen = self.samples = self.switches = 0
+        self.sampling = self.switching = 0.0
+        self.advances: list[float] = []  # what the clock takes between two steps
+        self.way = Way()
+
+    def __add__(self, other: Window) -> Window:
+        both = Window()
+        both.busy, both.idle = self.busy + other.busy, self.idle + other.idle
+        both.steps, both.chosen, both.samples = self.steps + other.steps, self.chosen + other.chosen, self.samples + other.samples
+        both.switches, both.switching = self.switches + other.switches, self.switching + other.switching
+        both.sampling, both.advances, both.way = self.sampling + other.sampling, self.advances + other.advances, other.way
+        return both
+
+    @property
+    def frequency(self) -> float:
+        """Of all steps, those that would record without a cadence."""
+        return min(1.0, self.chosen / self.steps) if self.steps else 1.0
+
+    @property
+    def bare(self) -> float:
+        """Seconds of a step, but for recording."""
+        taken = 0.0
+        for sums, ways in ((self.busy, self.around), (self.idle, self.idle.called(self.way))):
+            taken += sums.total - sums.steps * (sums.on_host + ways) - sum(sums.upkeep)
+        return max(0.0, taken) / max(1, self.busy.steps + self.idle.steps)
+
+    @property
+    def around(self) -> float:
+        """Seconds of a step that records, around what the monitors do: the way to them, and what else is slower than without them.
+
+        The latter is what steps that record take beyond those that do not, as far as it is no chance.
+        """
+        way = self.busy.called(self.way) + (_middle(self.busy.upkeep) - _middle(self.idle.upkeep) if self.idle.steps else 0.0)
+        if min(self.busy.steps, self.idle.steps) < FIRST:
+            return way
+        error = math.hypot(_error(self.busy.rest), _error(self.idle.rest))
+        return max(way, median(self.busy.rest) - median(self.idle.rest) - 2 * error)
+
+    @property
+    def upkeep(self) -> float:
+        """Seconds of each step, whether it records or not, that the clock takes."""
+        return _middle(self.idle.upkeep or self.busy.upkeep) + _middle(self.advances)
+
+    @property
+    def once(self) -> float:
+        """Seconds that a step which records costs besides, where others do not: hooks are switched, and two steps are measured."""
+        return 2 * (self.switching / max(1, self.switches) + self.sampling / max(1, self.samples))
+
+    @property
+    def _recording(self) -> float:
+        """Seconds of a step that records, on the host or on the device, where it takes longer."""
+        return max(self.busy.on_host + self.around, self.busy.on_device)
+
+    @property
+    def _idle(self) -> float:
+        """The same for the other steps, of which none takes long on purpose."""
+        return max(self.idle.usual + self.idle.called(self.way), self.idle.on_device)
+
+    def cost(self, every: int) -> float:
+        """Seconds of recording a step where one in so many of the chosen steps records."""
+        often = self.frequency / every
+        return often * self._recording + (1 - often) * self._idle + self.upkeep + (often * self.once if often < 1 else 0.0)
+
+    def share(self, every: int) -> float:
+        """The same, of the step."""
+        cost = self.cost(every)
+        return cost / (self.bare + cost) if cost else 0.0
+
+    def every_within(self, budget: float) -> int:
+        """The highest cadence that keeps within the budget.
+
+        What steps cost that do not record is part of it. Where they leave less than a tenth of the budget, recording takes a tenth:
+        a lower cadence would hardly help.
+        """
+        if self.share(1) <= budget:
+            return 1
+        allowed = budget / (1 - budget) * self.bare
+        beyond = self.frequency * (self._recording - self._idle + self.once)
+        room = max(allowed - self._idle - self.upkeep, allowed / 10)
+        return max(1, min(SELDOM, math.ceil(beyond / room - 1e-9) if room else SELDOM))
+
+    def beyond(self, budget: float) -> bool:
+        """Whether steps that record nothing take more than the budget."""
+        return self._idle + self.upkeep > budget / (1 - budget) * self.bare
+
+
+def _middle(values: list[float]) -> float:
+    return median(values) if values else 0.0
+
+
+def _error(values: list[float]) -> float:
+    """The standard error of their median, from how far they are from it."""
+    middle = median(values)
+    return 1.86 * median(abs(value - middle) for value in values) / math.sqrt(len(values))

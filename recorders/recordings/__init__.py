@@ -1,0 +1,1 @@
+"""What was recorded, without hooks: merged, saved, loaded, synchronised."""

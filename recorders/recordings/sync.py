@@ -1,0 +1,245 @@
+"""The recordings of all ranks of a process group as one: `sync`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recorders.errors import MergeError, SyncError
+from recorders.recordings.recording import Recording
+from recorders.recordings.tensorfile import as_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["sync"]
+
+_HEADER = struct.Struct("<qq32s")
+"""Length of the manifest, length of the payload, SHA-256 of the manifest."""
+
+_SHOWN = 20
+"""How many names, or differences, an error lists."""
+
+
+def sync(recording: Recording, group: ProcessGroup | None = None) -> Recording:
+    """The recordings of all ranks merged in rank order, the same on every rank, bit for bit.
+
+    `recording` itself is left as it is, so that nothing counts double however often one syncs. A rank that recorded nothing adds
+    nothing. What ranks hold in common, such as parameters under data parallelism, counts once for every rank.
+
+    At most three collectives, however many subrecorders there are: lengths and checksums; where the checksums differ, the manifests
+    (names, monitors, reducers, keys, shapes, dtypes); and the states. All states of a rank travel as the bytes of one tensor, not
+    as one per dtype, because they are gathered and not reduced: bytes arrive bit for bit in every dtype, also in those that gloo
+    or NCCL do not know. No rank starts to send states before all know that they fit, and nothing is pickled. For a moment every
+    rank holds the states of all.
+
+    Args:
+        recording: what this rank recorded. Every rank of the group must call.
+        group: the ranks to merge; None for all. Tensors travel on its CPU backend, if it has one, else on its accelerator.
+
+    Returns:
+        The merged recording, its states on the CPU; or `recording` as it is, where it is the only one: in a group of one, or where
+        `torch.distributed` was not initialised, so that one script serves one process and many.
+
+    Raises:
+        SyncError: ranks hold different names, monitors or reducers, or the states of a rank cannot be sent or merged. Every rank
+            raises, and lists the differences by rank (as numbered in the whole world). Also: this process is not in the group.
+
+    >>> from recorders import Recording
+    >>> alone = Recording({})
+    >>> sync(alone) is alone
+    True
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return recording
+    if dist.get_rank(group) < 0:
+        raise SyncError(f"rank {dist.get_rank()} is not in the group it was asked to sync with: call sync on its members only")
+    with torch.inference_mode(False):  # states made inside could not be continued outside
+        return _sync(recording, group)
+
+
+def _sync(recording: Recording, group: ProcessGroup | None) -> Recording:
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    device = _transport(group)
+    failure: Exception | None = None
+    try:
+        manifest, payload = _pack(recording, device)
+    except Exception as error:  # the others wait: this rank must take part, and tell them
+        failure = error
+        manifest = json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
+        payload = torch.empty(0, dtype=torch.uint8, device=device)
+    manifests, sizes = _exchange(manifest, payload, len(ranks), group)
+    for findings in (_failures, _differences):
+        if found := list(islice(findings(manifests, ranks), _SHOWN + 1)):
+            shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
+            raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
+    rows = _gather(payload, max(sizes), len(ranks), group).cpu()
+    arrived = (_unpack(recording, there, row[:size]) for there, row, size in zip(manifests, rows, sizes, strict=True))
+    merged = next(arrived)
+    for rank, other in zip(ranks[1:], arrived, strict=True):
+        try:
+            merged = merged.merge(other)
+        except MergeError as error:
+            raise SyncError(f"rank {rank} does not fit the ranks before it: {error}") from error
+    return merged
+
+
+def _transport(group: ProcessGroup | None) -> torch.device:
+    """Where the group's tensors must be; of several devices the CPU, the one that all ranks have for sure."""
+    types = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
+    return torch.device("cpu" if "cpu" in types else types[0])
+
+
+def _gather(mine: Tensor, width: int, size: int, group: ProcessGroup | None) -> Tensor:
+    """One row of `width` bytes for each rank; what is shorter is followed by zeros."""
+    rows = torch.empty(size, width, dtype=torch.uint8, device=mine.device)
+    if width:
+        padding = width - mine.numel()
+        dist.all_gather(list(rows.unbind()), nn.functional.pad(mine, (0, padding)) if padding else mine, group=group)
+    return rows
+
+
+def _exchange(
+    manifest: bytes, payload: Tensor, size: int, group: ProcessGroup | None
+) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+    """The manifests of all ranks, parsed, and the sizes of their payloads."""
+    header = _HEADER.pack(len(manifest), payload.numel(), hashlib.sha256(manifest).digest())
+    rows = _gather(_tensor(header, payload.device), _HEADER.size, size, group)
+    lengths, sizes, digests = zip(*(_HEADER.unpack(_bytes(row)) for row in rows), strict=True)
+    raws = [manifest] * size
+    if len(set(digests)) > 1:
+        rows = _gather(_tensor(manifest, payload.device), max(lengths), size, group)
+        raws = [_bytes(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+    parsed = {raw: json.loads(raw) for raw in set(raws)}  # most are the same
+    return [parsed[raw] for raw in raws], sizes
+
+
+def _tensor(raw: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
+
+
+def _bytes(row: Tensor) -> bytes:
+    data = bytearray(row.numel())
+    if data:
+        torch.frombuffer(data, dtype=torch.uint8).copy_(row)
+    return bytes(data)
+
+
+def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
+    """The manifest, and the bytes of the counts of samples followed by those of all states, in the order of the manifest."""
+    tensors: list[Tensor] = []
+    entries: dict[str, Any] = {}
+    texts: dict[int, str] = {}
+    for name, part in recording.items():
+        if part.reducer is None:
+            raise SyncError(
+                f"subrecorder {name!r} has no reducer: its recipe holds a function; pass it, recording.with_reducers(...)"
+            )
+        if id(part.reducer) not in texts:  # thousands of subrecorders share a few reducers
+            texts[id(part.reducer)] = _text(part.reducer)
+        states: dict[str, dict[str, str]] = {}
+        for leaf, state in part.states.items():
+            states[leaf] = {}
+            for key, value in state.items():
+                tensors.append(_sendable(value, f"state {key!r} of subrecorder {name!r}{f', leaf {leaf!r}' if leaf else ''}"))
+                states[leaf][key] = _spec(value.dtype, value.shape)
+        entries[name] = {
+            "is": f"{part.monitor or 'Monitor'}({texts[id(part.reducer)]}{f', {part.attr!r}' if part.attr else ''})"
+            + "".join(f".apply({_text(function)})" for function in part.functions),
+            "states": states,
+        }
+    manifest = json.dumps({"subrecorders": entries, "aliases": dict(recording.aliases)}).encode()
+    devices = {tensor.device for tensor in tensors}
+    home = devices.pop() if len(devices) == 1 else device  # one transfer in all, not one for each tensor
+    samples = as_bytes(torch.tensor([part.samples for part in recording.values()], dtype=torch.int64, device=home))
+    return manifest, torch.cat([samples, *(tensor.to(home) for tensor in tensors)]).to(device)
+
+
+def _sendable(tensor: Tensor, what: str) -> Tensor:
+    """The bytes of a tensor, along one axis."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        raise SyncError(f"{what} is a {type(tensor).__name__}; only plain tensors can be sent")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else f"{tensor.layout} {tensor.dtype}"
+        raise SyncError(f"{what} is a {kind} tensor; only dense tensors with data can be sent: convert it where it is recorded")
+    return as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def _spec(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """Dtype and shape, such as `float32 64 3`: a text, because thousands of lists would wake the garbage collector."""
+    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
+
+
+@lru_cache(maxsize=1024)
+def _parse(spec: str) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """Dtype, shape and size in bytes, from what `_spec` wrote."""
+    name, *shape = spec.split(" ")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype, tuple(map(int, shape)), dtype.itemsize * math.prod(map(int, shape))
+
+
+def _text(value: Any) -> str:
+    """Like repr, the same in every process: functions and objects without fields, whose repr holds an address, by their names."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = ", ".join(f"{field.name}={_text(getattr(value, field.name))}" for field in fields(value))
+        return f"{type(value).__qualname__}({inside})"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_text, value))})"
+    if value is None or isinstance(value, (str, int, float, complex, torch.dtype)):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _failures(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
+    """What the ranks say that cannot send."""
+    for rank, manifest in zip(ranks, manifests, strict=True):
+        if "error" in manifest:
+            yield f"rank {rank} cannot send what it recorded: {manifest['error']}"
+
+
+def _differences(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
+    """Where ranks differ from the first in what they record, both sides listed."""
+    first, here = manifests[0]["subrecorders"], f"rank {ranks[0]}"
+    for rank, manifest in zip(ranks, manifests, strict=True):
+        other, there = manifest["subrecorders"], f"rank {rank}"
+        mine, theirs = ([name for name in a if name not in b] for a, b in ((first, other), (other, first)))
+        if mine or theirs:
+            yield f"beside what both record, {here} records {_listed(mine)} and {there} records {_listed(theirs)}"
+        for name, entry in first.items():
+            if name in other and entry["is"] != other[name]["is"]:
+                yield f"{name!r} is {entry['is']} on {here} and {other[name]['is']} on {there}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{list(names[:_SHOWN])}{more}" if names else "nothing"
+
+
+def _unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -> Recording:
+    """What one rank sent, in memory of its own, with this rank's reducers and functions."""
+    entries = manifest["subrecorders"]
+    leaves = [(name, leaf, state) for name, entry in entries.items() for leaf, state in entry["states"].items()]
+    specs = [_parse(spec) for _, _, state in leaves for spec in state.values()]
+    counts, *pieces = torch.split(payload, [8 * len(entries), *(size for _, _, size in specs)])
+    # A piece must be copied before it is viewed: it may begin where its dtype may not, and would keep the bytes of all alive.
+    tensors = (piece.clone().view(dtype).view(shape) for piece, (dtype, shape, _) in zip(pieces, specs, strict=True))
+    states: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in entries}
+    for name, leaf, state in leaves:
+        states[name][leaf] = {key: next(tensors) for key in state}
+    samples = counts.clone().view(torch.int64).tolist()
+    parts = {
+        name: replace(recording[name], states=states[name], samples=count, values=None)
+        for name, count in zip(entries, samples, strict=True)
+    }
+    return Recording(parts, manifest["aliases"])

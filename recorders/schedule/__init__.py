@@ -1,0 +1,1 @@
+"""When: steps, phases, gates, and what a step takes."""

@@ -1,0 +1,1 @@
+"""A training watched: lenses, inspector, timeline, pictures."""

@@ -1,0 +1,191 @@
+"""Charts: what to draw of a timeline, as data, and the view of a timeline that visualizers get."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+from recorders.errors import CorruptRecordingError, LensError, SelectionError
+from recorders.watch.timeline import Timeline
+
+__all__ = ["LINES", "RANGES", "Aggregation", "Chart", "ChartView", "charts_of", "keep_charts"]
+
+Aggregation: TypeAlias = "str | Iterable[str] | None"
+
+LINES = ("mean", "std", "min", "max", "median", "Q1", "Q3")
+RANGES = ("std", "min-max", "Q1-Q3")
+_NOTE = "charts"
+
+Series: TypeAlias = tuple[list[int], list[float]]
+Band: TypeAlias = tuple[list[int], list[float], list[float]]
+
+
+def named(aggregation: Aggregation, choices: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """One aggregation or several, as a tuple without repetitions.
+
+    Raises:
+        LensError: one is unknown; lists the choices.
+    """
+    # A string is one aggregation; iterated, it would be letters.
+    given = () if aggregation is None else (aggregation,) if isinstance(aggregation, str) else tuple(aggregation)
+    if unknown := [name for name in given if name not in choices]:
+        raise LensError(f"unknown {what} {unknown[0]!r}; choose from {', '.join(map(repr, choices))}")
+    return tuple(dict.fromkeys(given))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What to draw, as data: one panel a layer, with lines and shaded ranges over ticks.
+
+    Args:
+        title: the name of the chart, and the first part of the names of its rows in the timeline, `title/layer`.
+        of: where the numbers come from: a group of the lens's monitors, then the path in its result, as `("gradient", "norm")`.
+        unit: what the value axis measures.
+        lines: one aggregation, or several: "mean", "std", "min", "max", "median", "Q1", "Q3".
+        ranges: "std" (mean - std to mean + std), "min-max", "Q1-Q3", several of them, or None.
+        log_scale: draw the values on a logarithmic axis.
+        shared: give all panels the same value axis, so that layers compare; on a logarithmic scale they have it anyway.
+        limits: the least and the greatest value there can be, None where there is no such end.
+
+    Raises:
+        LensError: an unknown aggregation.
+
+    >>> Chart("Loss", of=("loss",), lines="median", ranges=("Q1-Q3", "min-max")).lines
+    ('median',)
+    """
+
+    title: str
+    of: tuple[str, ...]
+    unit: str = ""
+    lines: Aggregation = "mean"
+    ranges: Aggregation = ("std", "min-max")
+    log_scale: bool = False
+    shared: bool = False
+    limits: tuple[float | None, float | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", named(self.lines, LINES, "line aggregation"))
+        object.__setattr__(self, "ranges", named(self.ranges, RANGES, "range aggregation"))
+
+    def row(self, layer: str) -> str:
+        """The name in the timeline of one layer of this chart."""
+        return f"{self.title}/{layer}"
+
+
+@dataclass(frozen=True)
+class ChartView:
+    """A chart, the timeline that holds its numbers, and the layers to draw, in network order.
+
+    >>> timeline = Timeline()
+    >>> timeline.append(0, {"Loss/train": {"mean": 2.0, "std": 0.5}})
+    >>> view = ChartView(Chart("Loss", of=("loss",), ranges="std"), timeline, ("train", "eval"))
+    >>> view.line("train", "mean"), view.band("train", "std"), view.line("eval", "mean")
+    (([0], [2.0]), ([0], [1.5], [2.5]), ([], []))
+    """
+
+    chart: Chart
+    timeline: Timeline
+    layers: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return self.chart.title
+
+    @property
+    def unit(self) -> str:
+        return self.chart.unit
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return named(self.chart.lines, LINES, "line aggregation")
+
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        return named(self.chart.ranges, RANGES, "range aggregation")
+
+    @property
+    def log_scale(self) -> bool:
+        return self.chart.log_scale
+
+    @property
+    def shared(self) -> bool:
+        return self.chart.shared or self.chart.log_scale
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the greatest value there can be, infinite where there is no such end."""
+        low, high = self.chart.limits
+        return -math.inf if low is None else low, math.inf if high is None else high
+
+    def series(self, layer: str, statistic: str) -> Series:
+        """One statistic of one layer: ticks and values; both empty where none was recorded, as for a layer that never ran."""
+        try:
+            return self.timeline.series(self.chart.row(layer), statistic)
+        except SelectionError:
+            return [], []
+
+    def line(self, layer: str, aggregation: str) -> Series:
+        """One line of one layer: ticks and values."""
+        return self.series(layer, aggregation)
+
+    def band(self, layer: str, aggregation: str) -> Band:
+        """One shaded range of one layer: ticks, lower and upper ends."""
+        below, above = _ends(aggregation)
+        values = {statistic: dict(zip(*self.series(layer, statistic), strict=True)) for statistic in {*below, *above}}
+        ticks = [tick for tick in values[below[0]] if all(tick in known for known in values.values())]
+        at = [{statistic: known[tick] for statistic, known in values.items()} for tick in ticks]
+        return ticks, [_end(row, below, -1) for row in at], [_end(row, above, 1) for row in at]
+
+    def at(self, tick: int) -> dict[str, dict[str, float]]:
+        """All statistics at one tick, by layer, in network order; layers without any are absent."""
+        rows = self.timeline.at(tick)
+        return {layer: rows[self.chart.row(layer)] for layer in self.layers if self.chart.row(layer) in rows}
+
+
+def ends(statistics: Mapping[str, float], aggregation: str) -> tuple[float, float]:
+    """Both ends of one range; NaN where the statistics it is made of are not there."""
+    below, above = _ends(aggregation)
+    return _end(statistics, below, -1), _end(statistics, above, 1)
+
+
+def _ends(aggregation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the ends of a range are made of: one statistic, or a centre and how far to go from it."""
+    if aggregation == "std":
+        return ("mean", "std"), ("mean", "std")
+    below, above = aggregation.split("-")
+    return (below,), (above,)
+
+
+def _end(row: Mapping[str, float], parts: tuple[str, ...], sign: int) -> float:
+    first, *rest = (row.get(part, math.nan) for part in parts)
+    return first + sign * sum(rest)
+
+
+def keep_charts(timeline: Timeline, views: Iterable[ChartView]) -> None:
+    """Writes the charts into the timeline's notes, so that the file alone can be played back; charts of other titles stay."""
+    kept = {view.title: view for view in [*charts_of(timeline), *views]}
+    timeline.note(_NOTE, json.dumps([{**asdict(view.chart), "layers": view.layers} for view in kept.values()]))
+
+
+def charts_of(timeline: Timeline) -> list[ChartView]:
+    """The charts that were written into a timeline's notes.
+
+    Raises:
+        CorruptRecordingError: the note is not what `keep_charts` writes.
+    """
+    try:
+        return [_view(timeline, **entry) for entry in json.loads(timeline.notes().get(_NOTE, "[]"))]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptRecordingError(f"{timeline.path}: its note of charts cannot be read: {error}") from error
+
+
+def _view(
+    timeline: Timeline, *, title: str, of: list[str], layers: list[str], limits: list[float | None], **rest: object
+) -> ChartView:
+    if not all(isinstance(text, str) for text in (title, *of, *layers)):
+        raise TypeError("titles, groups and layers are text")
+    low, high = (None if end is None else float(end) for end in limits)
+    return ChartView(Chart(title, tuple(of), limits=(low, high), **rest), timeline, tuple(layers))  # type: ignore[arg-type]

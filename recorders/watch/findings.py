@@ -1,0 +1,214 @@
+"""What is wrong with a net, as far as its recording shows it: findings, each with its reason and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from recorders.recorder.recorder import Recorder
+from recorders.recordings.recording import Recording
+from recorders.watch.overview import Layer, Spread, overview, pushed
+
+__all__ = ["UPDATE_RANGE", "Finding", "findings"]
+
+UPDATE_RANGE = (1e-4, 1e-2)
+"""Healthy sizes of an update relative to the weights: a factor of ten around 1e-3.
+
+The rule of thumb is A. Karpathy's, from the course CS231n, "Neural Networks Part 3", section "Ratio of weights:updates".
+"""
+
+GRADIENT_DECAY = 1e-4
+"""How far the norm of the gradients may fall from one layer to another."""
+
+SATURATED_SLOPE = 0.05
+"""A unit whose mean slope is below this share of the steepest hardly passes gradients on."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        layer: where; "loss" and the like for what was pushed by hand.
+        what: what was seen, with the figures.
+        why: why it matters.
+        remedy: what to try first.
+    """
+
+    layer: str
+    what: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.what}. {self.why} Try: {self.remedy}"
+
+
+def findings(recorded: Recorder | Recording) -> list[Finding]:
+    """What is wrong with the net, worst first; empty where nothing was found.
+
+    It looks at what `overview` batchable: NaN and infinity, layers that never ran, dead units, saturated units, gradients that
+    vanish or explode along the depth, and weights that change too much, too little or not at all. What was not recorded is not
+    judged.
+
+    Args:
+        recorded: a recorder knows more than a recording: why something was not recorded.
+
+    >>> import torch
+    >>> from recorders import ForwardMonitor
+    >>> from reducers import Activity
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> _ = torch.nn.init.constant_(net[0].bias, -100.0)
+    >>> with Recorder(ForwardMonitor(Activity())).modules(net, types=torch.nn.ReLU) as recorder:
+    ...     _ = net(torch.ones(8, 2))
+    >>> [(finding.layer, finding.what) for finding in findings(recorder)]
+    [('1', '3 of 3 units are dead: they were never active')]
+    """
+    layers = overview(recorded)
+    found = [*_nonfinite(layers, pushed(recorded)), *_never_ran(layers), *_dead(layers), *_saturated(layers)]
+    return [*found, *_gradients(layers), *_updates(layers)]
+
+
+def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Finding]:
+    """One finding a kind of value, at the first layer: NaN spreads, so the others are most likely its victims."""
+    why = "One NaN or infinity makes all weights NaN at the next step."
+    remedy = "a smaller learning rate, gradient clipping, no log or division of values that can be zero; also check the inputs"
+    for field, label in (("output", "outputs"), ("gradient", "gradients"), ("weight_gradient", "weight gradients")):
+        hit = [(layer.name, spread) for layer in layers if (spread := getattr(layer, field)) is not None and spread.nonfinite]
+        if hit:
+            name, spread = hit[0]
+            others = f", and in {len(hit) - 1} more layers" if len(hit) > 1 else ""
+            yield Finding(
+                name,
+                f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} {label} are NaN or infinite{others}",
+                why,
+                remedy,
+            )
+    for name, spread in calls.items():
+        if spread.nonfinite:
+            yield Finding(name, f"{spread.nonfinite:,} of {spread.observations:,} values are NaN or infinite", why, remedy)
+
+
+def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
+    for layer in layers:
+        if "output" in layer.silent:
+            yield Finding(
+                layer.name,
+                "no output was recorded" + _because(layer.silent["output"]),
+                "A layer that is not called takes no part in the result and learns nothing.",
+                "call the module itself in forward, or remove it",
+            )
+
+
+def _dead(layers: list[Layer]) -> Iterator[Finding]:
+    previous: Layer | None = None
+    for layer in layers:
+        if layer.dead is not None and layer.dead.any() and not _inherited(layer, previous):
+            yield Finding(
+                layer.name,
+                f"{int(layer.dead.sum())} of {layer.dead.numel()} units are dead: they were never active",
+                "Nothing passes through them and no gradient comes back, so they seldom recover.",
+                "a smaller learning rate, a fresh initialisation with biases at zero, or a leaky activation",
+            )
+        previous = layer
+
+
+def _inherited(layer: Layer, previous: Layer | None) -> bool:
+    """Whether the layer, such as a pooling, only hands on what was dead before it."""
+    dead, before = layer.dead, None if previous is None else previous.dead
+    return dead is not None and before is not None and dead.shape == before.shape and bool((before >= dead).all())
+
+
+def _saturated(layers: list[Layer]) -> Iterator[Finding]:
+    for layer in layers:
+        curve = _curve(layer)
+        # A sigmoid at the very end is a probability, and may well be sure.
+        if layer.units is None or curve is None or (curve == "sigmoid" and layer is layers[-1]):
+            continue
+        mean = layer.units["mean"]
+        square = layer.units["var"].nan_to_num() + mean.square()
+        # The slope follows from the output alone: tanh' = 1 - tanh^2, and sigmoid' = sigmoid - sigmoid^2, which is at most 1/4.
+        slope = 1 - square if curve == "tanh" else 4 * (mean - square)
+        stuck = int((slope < SATURATED_SLOPE).sum())
+        if stuck:
+            yield Finding(
+                layer.name,
+                f"{stuck} of {slope.numel()} units are saturated: nearly all outputs lie at the ends of the {curve}",
+                "There the curve is flat, so hardly any gradient passes.",
+                "smaller initial weights, normalisation before the activation, or a smaller learning rate",
+            )
+
+
+def _curve(layer: Layer) -> str | None:
+    """The activation function, where it is one that saturates."""
+    if layer.kind:
+        return {"Tanh": "tanh", "Sigmoid": "sigmoid"}.get(layer.kind)
+    # A file does not hold the class of the module. Outputs that reach -1 or 1 and never pass it are those of a tanh.
+    out = layer.output
+    squashed = out is not None and -1 <= out.low < 0 and out.high <= 1 and max(-out.low, out.high) > 0.99
+    return "tanh" if squashed else None
+
+
+def _gradients(layers: list[Layer]) -> Iterator[Finding]:
+    norms = [
+        (layer.gradient.norm, at, layer.name)
+        for at, layer in enumerate(layers)
+        if layer.gradient is not None and layer.gradient.count
+    ]
+    if not norms:
+        return
+    (low, early, low_name), (high, late, high_name) = min(norms), max(norms)
+    if low >= GRADIENT_DECAY * high:
+        return
+    if early < late:
+        yield Finding(
+            low_name,
+            f"gradients vanish on their way back: their norm is {high:.1e} at {high_name} and {low:.1e} here",
+            "Layers near the input learn little or nothing.",
+            "normalisation layers, residual connections, ReLU in place of saturating activations, initialisation by fan-in",
+        )
+    else:
+        yield Finding(
+            high_name,
+            f"gradients explode on their way back: their norm is {low:.1e} at {low_name} and {high:.1e} here",
+            "No learning rate suits both ends of the net: what is a step for one end throws the other about.",
+            "normalisation layers, smaller initial weights, gradient clipping",
+        )
+
+
+def _updates(layers: list[Layer]) -> Iterator[Finding]:
+    low, high = UPDATE_RANGE
+    for layer in layers:
+        if "output" in layer.silent:
+            continue
+        frozen = layer.update is not None and not bool(layer.update.any())
+        if frozen or "update" in layer.silent:
+            yield Finding(
+                layer.name,
+                "the weights never changed" + ("" if frozen else _because(layer.silent["update"])),
+                "It learns nothing, which is right only for a layer frozen on purpose.",
+                "give its parameters to the optimizer, set requires_grad, and use its output in the loss",
+            )
+        elif layer.ratio > high:
+            yield Finding(
+                layer.name,
+                f"updates are too large: a typical step changes the weights by {_range(layer.ratio)}",
+                "The weights are thrown about rather than refined.",
+                "a learning rate smaller by as much, or a warm-up",
+            )
+        elif layer.ratio_at(1.0) < low:  # once a training has converged steps are small, and that is no fault
+            yield Finding(
+                layer.name,
+                f"updates are too small: the largest step changes the weights by {_range(layer.ratio_at(1.0))}",
+                "The layer hardly learns.",
+                "a larger learning rate, for this layer at least",
+            )
+
+
+def _range(ratio: float) -> str:
+    low, high = UPDATE_RANGE
+    return f"{ratio:.1e} of their norm; {low:.0e} to {high:.0e} is usual"
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

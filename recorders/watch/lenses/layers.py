@@ -1,0 +1,46 @@
+"""Layers as charts name them: which modules they are, and what was recorded of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from recorders.recorder.recorder import Recorder
+from recorders.watch.lenses.lens import Lens
+
+__all__ = ["by_group", "dig", "is_unit", "natural"]
+
+
+def is_unit(name: str, module: nn.Module, depth: int | None) -> bool:
+    """Whether a module is what the inspector looks at: a leaf, or where a depth is given, one at it or a leaf above it."""
+    leaf = next(module.children(), None) is None
+    if depth is None:
+        return leaf
+    level = name.count(".") + 1 if name else 0
+    return level == depth or (leaf and level < depth)
+
+
+def by_group(lens: Lens, recorder: Recorder) -> dict[str, dict[str, dict[str, Any]]]:
+    """By group of monitors, by layer in network order: results by leaf of the output, none where the layer did not run."""
+    found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in lens.monitors}
+    for name, part in recorder.snapshot().items():
+        group, _, layer = name.partition("/")
+        # The network itself has no name of its own; show what it is.
+        module = recorder[name].module
+        found[group][layer or f"({type(module).__name__ if module is not None else 'net'})"] = part.leaves()
+    return found
+
+
+def dig(result: Any, path: tuple[str, ...]) -> Any:
+    """What lies at a path of a nested result, None where it does not reach so far (no correlation of a single pass)."""
+    for part in path:
+        result = result.get(part) if isinstance(result, Mapping) else None
+    return result
+
+
+def natural(name: str) -> list[str | int]:
+    """Sorts numbers in names as numbers: out[2] before out[10]."""
+    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]

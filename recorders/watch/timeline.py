@@ -1,0 +1,294 @@
+"""Timeline: scalars over time in one SQLite file, one row per (tick, name, statistic); crash-safe, readable while it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from recorders.errors import CorruptRecordingError, SelectionError, StorageError, TickError
+from recorders.watch.timeline_file import open_file, transaction, typed
+
+__all__ = ["Row", "Timeline", "TimelineRows"]
+
+TimelineRows: TypeAlias = Mapping[str, Mapping[str, "float | Tensor"]]
+
+_MEMORY = ":memory:"
+
+
+class Row(NamedTuple):
+    """One value of one statistic of one name at one tick."""
+
+    tick: int
+    name: str
+    statistic: str
+    value: float
+
+
+class Timeline:
+    """An append-only table of scalars over time, in one SQLite file.
+
+    A tick is written in one transaction and is on the disk when `append` returns (write-ahead log, synchronous=FULL): killed at any
+    moment, the file holds every tick that was appended, each whole. Other processes may read while one writes. Threads may share
+    a timeline, and so may forked processes: connections are closed before a fork and opened anew, in each process, when needed.
+
+    Args:
+        path: the file, created where there is none and continued where there is one; ":memory:" keeps it in memory.
+
+    Raises:
+        NotARecordingError: the file is something else; it is left as it was.
+        SchemaError: the file was written in a newer schema.
+        CorruptRecordingError: the file is a timeline, and damaged.
+        StorageError: the file cannot be opened, or a later write fails (disk full, locked by another process).
+
+    >>> with Timeline() as timeline:
+    ...     timeline.append(1, {"loss": {"mean": 0.9, "max": 1.5}})
+    ...     timeline.append(2, {"loss": {"mean": 0.5}})
+    ...     timeline.series("loss", "mean"), timeline.at(1)
+    (([1, 2], [0.9, 0.5]), {'loss': {'mean': 0.9, 'max': 1.5}})
+    """
+
+    def __init__(self, path: str | os.PathLike[str] = _MEMORY) -> None:
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._ids: dict[tuple[str, str], int] = {}
+        self.path = os.fspath(path)
+        if not isinstance(self.path, str) or not self.path:
+            raise StorageError(f"a timeline needs the path of a file, or {_MEMORY!r}; got {path!r}")
+        if self.path != _MEMORY:
+            self.path = os.path.abspath(self.path)
+        _alive.add(self)
+        with self._session():
+            pass
+
+    def append(self, tick: int, rows: TimelineRows) -> None:
+        """Writes one tick, in one transaction: all of it or nothing.
+
+        Args:
+            tick: a whole number, such as an epoch; not there yet.
+            rows: by name, by statistic: a number, or a tensor of one element. Tensors are brought over together, in one transfer
+                for each device and dtype. NaN and infinities are kept.
+
+        Raises:
+            TickError: the tick is there already (what was recorded is never overwritten: `forget` it first), or is no whole number.
+            TypeError: a value is neither a number nor a tensor of one element.
+        """
+        if isinstance(tick, bool) or not isinstance(tick, int) or not -(2**63) <= tick < 2**63:
+            raise TickError(f"a tick is a whole number of at most 64 bits, such as an epoch; got {tick!r}")
+        values = _numbers(rows)
+        with self._session() as db:
+            with transaction(db):
+                if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (tick,)).fetchone():
+                    raise TickError(
+                        f"tick {tick} is already in {self.path}, which is never overwritten; to record it anew, for instance after "
+                        f"going back to a checkpoint, call forget({tick}) first"
+                    )
+                fresh = self._new_ids(db, values)
+                ids = {**self._ids, **fresh} if fresh else self._ids
+                db.execute("INSERT INTO ticks (tick) VALUES (?)", (tick,))
+                db.executemany("INSERT INTO samples VALUES (?, ?, ?)", ((tick, ids[key], value) for key, value in values.items()))
+            self._ids.update(fresh)
+
+    def forget(self, since: int) -> int:
+        """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns how many there were."""
+        with self._session() as db, transaction(db):
+            db.execute("DELETE FROM samples WHERE tick >= ?", (since,))
+            return db.execute("DELETE FROM ticks WHERE tick >= ?", (since,)).rowcount
+
+    def ticks(self) -> list[int]:
+        """All ticks, ascending."""
+        return [tick for (tick,) in self._query("SELECT tick FROM ticks ORDER BY tick")]
+
+    def names(self) -> list[str]:
+        """All names, in the order in which they were first appended."""
+        return [self._text(name) for (name,) in self._query("SELECT name FROM series GROUP BY name ORDER BY min(id)")]
+
+    def statistics(self, name: str) -> list[str]:
+        """The statistics of one name, in the order in which they were first appended.
+
+        Raises:
+            SelectionError: there is no such name; lists what there is.
+        """
+        found = [self._text(row[0]) for row in self._query("SELECT statistic FROM series WHERE name = ? ORDER BY id", name)]
+        if not found:
+            raise SelectionError(f"no {name!r} in {self.path}; there are {_some(self.names())}")
+        return found
+
+    def series(self, name: str, statistic: str) -> tuple[list[int], list[float]]:
+        """One statistic over time: the ticks it has a value at, ascending, and its values.
+
+        Raises:
+            SelectionError: there is no such name or statistic; lists what there is.
+        """
+        if statistic not in (known := self.statistics(name)):
+            raise SelectionError(f"{name!r} in {self.path} has no statistic {statistic!r}; there are {_some(known)}")
+        rows = self._query(
+            "SELECT ticks.tick, samples.value FROM ticks CROSS JOIN samples ON samples.tick = ticks.tick AND samples.series = "
+            "(SELECT id FROM series WHERE name = ? AND statistic = ?) ORDER BY ticks.tick",
+            name,
+            statistic,
+        )
+        return [tick for tick, _ in rows], [self._number(value) for _, value in rows]
+
+    def at(self, tick: int) -> dict[str, dict[str, float]]:
+        """Everything recorded at one tick: by name, by statistic.
+
+        Raises:
+            SelectionError: there is no such tick.
+        """
+        found: dict[str, dict[str, float]] = {}
+        for row in self._rows(tick):
+            found.setdefault(row.name, {})[row.statistic] = row.value
+        if not found and tick not in (ticks := self.ticks()):
+            raise SelectionError(f"no tick {tick!r} in {self.path}; there are {_some(ticks)}")
+        return found
+
+    def note(self, key: str, text: str) -> None:
+        """Keeps a text beside the numbers, such as how to draw them; a later text with the same key takes its place."""
+        with self._session() as db, transaction(db):
+            db.execute("INSERT INTO notes VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text", (key, text))
+
+    def notes(self) -> dict[str, str]:
+        """All texts by key."""
+        return {self._text(key): self._text(text) for key, text in self._query("SELECT key, text FROM notes ORDER BY key")}
+
+    def close(self) -> None:
+        """Closes the file; a timeline in memory is gone then. Closing twice is harmless."""
+        with self._lock:
+            self._closed = True
+            self._disconnect()
+
+    def __iter__(self) -> Iterator[Row]:
+        """Row after row, by tick; ticks that are appended meanwhile may be missed, no tick is seen in part."""
+        for tick in self.ticks():
+            yield from self._rows(tick)
+
+    def __len__(self) -> int:
+        """How many ticks there are."""
+        return int(self._query("SELECT count(*) FROM ticks")[0][0])
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> Timeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_connection", None) is not None:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.path!r})"
+
+    def _rows(self, tick: int) -> list[Row]:
+        found = self._query(
+            "SELECT name, statistic, value FROM samples JOIN series ON series.id = samples.series "
+            "WHERE tick = ? ORDER BY samples.series",
+            tick,
+        )
+        return [Row(tick, self._text(name), self._text(statistic), self._number(value)) for name, statistic, value in found]
+
+    def _query(self, sql: str, *parameters: str | int) -> list[tuple[Any, ...]]:
+        with self._session() as db:
+            return db.execute(sql, parameters).fetchall()
+
+    def _new_ids(self, db: sqlite3.Connection, keys: Mapping[tuple[str, str], object]) -> dict[tuple[str, str], int]:
+        """Ids of the series this process has not met yet; another process may have made them meanwhile."""
+        unknown = [key for key in keys if key not in self._ids]
+        db.executemany("INSERT OR IGNORE INTO series (name, statistic) VALUES (?, ?)", unknown)
+        find = "SELECT id FROM series WHERE name = ? AND statistic = ?"
+        return {key: db.execute(find, key).fetchone()[0] for key in unknown}
+
+    def _text(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise CorruptRecordingError(f"{self.path} holds {value!r:.40} where a name should be")
+        return value
+
+    def _number(self, value: object) -> float:
+        if value is None:  # SQLite stores NaN as NULL
+            return math.nan
+        if not isinstance(value, float):
+            raise CorruptRecordingError(f"{self.path} holds {value!r:.40} where a number should be")
+        return value
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[sqlite3.Connection]:
+        """The connection of this process, held by one thread at a time; what SQLite raises comes out typed."""
+        with self._lock:
+            if self._closed:
+                raise StorageError(f"{self.path}: this timeline is closed; open it again with Timeline(path)")
+            try:
+                if self._connection is None:
+                    self._connection = open_file(self.path)
+                yield self._connection
+            except (sqlite3.Error, UnicodeError) as error:
+                raise typed(error, self.path) from error
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._ids = self._connection, None, {}
+        if connection is not None:
+            connection.close()
+
+
+def _numbers(rows: TimelineRows) -> dict[tuple[str, str], float]:
+    """All values as floats by (name, statistic); tensors are brought over in one transfer for each device and dtype."""
+    values: dict[tuple[str, str], float] = {}
+    tensors: dict[tuple[torch.device, torch.dtype], dict[tuple[str, str], Tensor]] = {}
+    for name, statistics in rows.items():
+        for statistic, value in statistics.items():
+            key = (name, statistic)
+            if not isinstance(name, str) or not isinstance(statistic, str):
+                raise TypeError(f"names and statistics are strings; got {key!r}")
+            if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+                tensors.setdefault((value.device, value.dtype), {})[key] = value.detach().reshape(())
+                values[key] = math.nan  # keeps the order; replaced below
+            elif not isinstance(value, Tensor) and hasattr(value, "__float__"):
+                values[key] = float(value)
+            else:
+                what = f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
+                raise TypeError(f"{statistic!r} of {name!r} must be a number or a real tensor of one element; got {what}")
+    for group in tensors.values():
+        values.update(zip(group, torch.stack(list(group.values())).cpu().double().tolist(), strict=True))
+    return values
+
+
+def _some(known: list[Any]) -> str:
+    return f"{known[:20]}{' and more' if len(known) > 20 else ''}"
+
+
+_alive: weakref.WeakSet[Timeline] = weakref.WeakSet()
+_forking = threading.Lock()
+_held: list[Timeline] = []
+
+
+def _before_fork() -> None:
+    """SQLite connections must not cross a fork, and a lock held by another thread would stay held for ever in the child."""
+    _forking.acquire()
+    for timeline in list(_alive):
+        timeline._lock.acquire()
+        _held.append(timeline)
+        if timeline.path != _MEMORY:
+            with contextlib.suppress(sqlite3.Error):
+                timeline._disconnect()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._lock.release()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,0 +1,193 @@
+"""Charts as small multiples, by matplotlib: one figure a chart, one panel a layer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recorders.watch.charts import Band, ChartView
+from recorders.watch.visualizers.visualizer import require
+
+__all__ = ["MatplotlibVisualizer"]
+
+# Okabe and Ito's colours, told apart by colour-blind readers; each aggregation keeps its own in every chart.
+_LINES = {
+    "mean": "#0072B2",
+    "median": "#D55E00",
+    "min": "#56B4E9",
+    "max": "#009E73",
+    "std": "#CC79A7",
+    "Q1": "#E69F00",
+    "Q3": "#B8860B",
+}
+_BANDS = {"min-max": ("#7A8793", 0.22), "std": ("#0072B2", 0.30), "Q1-Q3": ("#D55E00", 0.28)}  # widest first, drawn below
+_BAND_LABELS = {"min-max": "min to max", "std": "mean \u00b1 std", "Q1-Q3": "Q1 to Q3"}
+_INK, _FAINT = "#333333", "#DDDDDD"
+_POINTS_WITH_MARKERS = 12
+
+
+class MatplotlibVisualizer:
+    """Draws each chart as a figure of small panels, one a layer, in network order, with lines and shaded ranges over ticks.
+
+    `show` only remembers what to draw, so training does not wait for drawing: figures are made when asked for, from the
+    timeline as it is then. They need no display.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+
+    >>> from recorders.watch.charts import Chart
+    >>> from recorders.watch.timeline import Timeline
+    >>> timeline = Timeline()
+    >>> timeline.append(0, {"Loss/train": {"mean": 2.0, "std": 0.5}})
+    >>> visualizer = MatplotlibVisualizer()
+    >>> visualizer.show(0, [ChartView(Chart("Loss", ("loss",), "nats", ranges="std"), timeline, ("train",))])
+    >>> [axes.get_title("left") for axes in visualizer.figures["Loss"].axes]
+    ['train']
+    """
+
+    def __init__(self) -> None:
+        self._figure: Any = require("matplotlib.figure", "plot").Figure
+        self._ticker: Any = require("matplotlib.ticker", "plot")
+        self._views: dict[str, ChartView] = {}
+
+    def show(self, tick: int, charts: Sequence[ChartView]) -> None:
+        """Remembers the charts for drawing."""
+        self._views.update({view.title: view for view in charts})
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """A `matplotlib.figure.Figure` by title of chart, drawn now; charts without any number are left out."""
+        return {title: figure for title, view in self._views.items() if (figure := self._draw(view)) is not None}
+
+    def save(self, folder: str | Path, dpi: float = 120) -> list[Path]:
+        """Writes one PNG a chart, named after its title, into a folder that is made where there is none; returns their paths."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths: dict[str, Path] = {}
+        for title, figure in self.figures.items():
+            stem = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "chart"
+            name = next(name for name in (stem, *(f"{stem}-{count}" for count in range(2, len(paths) + 3))) if name not in paths)
+            paths[name] = folder / f"{name}.png"
+            figure.savefig(paths[name], dpi=dpi)
+        return list(paths.values())
+
+    def _draw(self, view: ChartView) -> Any:
+        panels = {layer: _Panel(view, layer) for layer in view.layers}
+        drawn = {layer: panel for layer, panel in panels.items() if panel.ticks}
+        if not drawn:
+            return None
+        columns = _columns(len(drawn))
+        rows = math.ceil(len(drawn) / columns)
+        width, height = (4.2, 2.9) if columns <= 3 else (2.9, 1.85)
+        figure = self._figure(figsize=(max(columns * width, 5.5), rows * height + 1.2), layout="constrained")
+        grid = figure.subplots(rows, columns, sharex=True, sharey=view.shared, squeeze=False)
+        for axes, (layer, panel) in zip(grid.flat, drawn.items(), strict=False):
+            panel.draw(axes)
+            self._dress(axes, view, _fitting(layer, int(width * 11)))
+        if view.shared and (extent := _extent(view, list(drawn.values()))) is not None:
+            grid.flat[0].set_ylim(*extent)
+        for axes in list(grid.flat)[len(drawn) :]:
+            axes.remove()
+        self._label(figure, view, grid, columns, len(drawn), [layer for layer in panels if layer not in drawn])
+        return figure
+
+    def _dress(self, axes: Any, view: ChartView, title: str) -> None:
+        axes.set_title(title, fontsize=9, color=_INK, loc="left", parse_math=False)
+        if view.log_scale:
+            axes.set_yscale("log")
+        else:
+            axes.yaxis.set_major_locator(self._ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
+        if view.limits[0] < 0 < view.limits[1] and view.shared:
+            axes.axhline(0.0, color=_FAINT, linewidth=1.2, zorder=0.9)
+        axes.margins(x=0.02)
+        axes.xaxis.set_major_locator(self._ticker.MaxNLocator(4, integer=True))
+        axes.grid(True, color=_FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(which="both", labelsize=8, color=_FAINT, labelcolor=_INK)
+        for spine in axes.spines.values():
+            spine.set_color(_FAINT)
+
+    def _label(self, figure: Any, view: ChartView, grid: Any, columns: int, count: int, silent: list[str]) -> None:
+        for position in range(max(0, count - columns), count):  # the lowest panel of each column has the numbers of the ticks
+            grid.flat[position].tick_params(labelbottom=True)
+        figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
+        figure.supylabel(view.unit + (" (log scale)" if view.log_scale else ""), fontsize=10, color=_INK)
+        figure.supxlabel("epoch" + _unseen(silent), fontsize=10, color=_INK)
+        handles: dict[str, Any] = {}
+        for axes in figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        if handles:
+            figure.legend(
+                handles.values(), handles.keys(), loc="outside upper right", ncols=len(handles), frameon=False, fontsize=9
+            )
+
+
+class _Panel:
+    """What is drawn of one layer."""
+
+    def __init__(self, view: ChartView, layer: str) -> None:
+        self.view = view
+        lines = {name: view.line(layer, name) for name in view.lines}
+        self.lines = {name: (ticks, [_drawable(value, view) for value in values]) for name, (ticks, values) in lines.items()}
+        self.bands = {name: self._within(layer, name) for name in _BANDS if name in view.ranges}
+        self.ticks = sorted({tick for ticks, *_ in (*self.lines.values(), *self.bands.values()) for tick in ticks})
+
+    def draw(self, axes: Any) -> None:
+        for name, (ticks, low, high) in self.bands.items():
+            colour, alpha = _BANDS[name]
+            axes.fill_between(ticks, low, high, color=colour, alpha=alpha, linewidth=0, label=_BAND_LABELS[name])
+            if len(ticks) == 1:  # one tick has no area to fill
+                axes.vlines(ticks, low, high, color=colour, alpha=alpha, linewidth=5)
+        marker = "o" if len(self.ticks) <= _POINTS_WITH_MARKERS else None
+        for name, (ticks, values) in self.lines.items():
+            axes.plot(ticks, values, color=_LINES[name], linewidth=1.6, marker=marker, markersize=3, label=name)
+
+    def values(self) -> list[float]:
+        """Everything drawn that is a number."""
+        ends = [end for _, *ends in (*self.lines.values(), *self.bands.values()) for end in ends]
+        return [value for end in ends for value in end if not math.isnan(value)]
+
+    def _within(self, layer: str, aggregation: str) -> Band:
+        """A range, cut off where values cannot be; on a logarithmic axis also a deviation reaching below the least value seen."""
+        ticks, low, high = self.view.band(layer, aggregation)
+        floors = [self.view.limits[0]] * len(ticks)
+        if self.view.log_scale:
+            least = dict(zip(*self.view.series(layer, "min"), strict=True))
+            floors = [max(floor, least.get(tick, floor)) for tick, floor in zip(ticks, floors, strict=True)]
+        low = [_drawable(max(value, floor), self.view) for value, floor in zip(low, floors, strict=True)]
+        return ticks, low, [_drawable(min(value, self.view.limits[1]), self.view) for value in high]
+
+
+def _drawable(value: float, view: ChartView) -> float:
+    """NaN, which leaves a gap, in place of what has no place on the axis."""
+    return value if math.isfinite(value) and (value > 0 or not view.log_scale) else math.nan
+
+
+def _extent(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None:
+    """From the least to the greatest value in any panel, with some air."""
+    values = [value for panel in panels for value in panel.values()]
+    if not values:
+        return None
+    low, high = min(values), max(values)
+    if view.log_scale:
+        return low / 1.3, high * 1.3
+    air = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - air, high + air
+
+
+def _fitting(text: str, room: int) -> str:
+    return text if len(text) <= room else "\u2026" + text[1 - room :]  # the end of a name tells layers apart
+
+
+def _columns(panels: int) -> int:
+    return panels if panels <= 3 else 4 if panels <= 16 else 6
+
+
+def _unseen(layers: list[str]) -> str:
+    if not layers:
+        return ""
+    return f"\nnothing recorded: {', '.join(layers[:6])}{f' and {len(layers) - 6} more' if len(layers) > 6 else ''}"

@@ -1,0 +1,79 @@
+"""Charts as tables in the terminal, by rich."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import IO, Any
+
+from recorders.watch.charts import ChartView, ends
+from recorders.watch.visualizers.visualizer import require
+
+__all__ = ["TextVisualizer"]
+
+_DASH = "\u2013"
+_FILE_WIDTH = 160
+
+
+class TextVisualizer:
+    """Prints each chart of a tick as a table: one row a layer, a column a line or range; "\u2013" for what was not recorded.
+
+    Args:
+        file: where to print; standard output where None.
+        width: in characters; where None as wide as the terminal, or 160 in a file.
+
+    Raises:
+        MissingExtraError: rich is not installed.
+
+    >>> import sys
+    >>> from recorders.watch.charts import Chart
+    >>> from recorders.watch.timeline import Timeline
+    >>> timeline = Timeline()
+    >>> timeline.append(3, {"Loss/train": {"mean": 0.25, "min": 0.125, "max": 0.5}})
+    >>> view = ChartView(Chart("Loss", ("loss",), ranges="min-max"), timeline, ("train", "eval"))
+    >>> TextVisualizer(sys.stdout, width=60).show(3, [view])
+    Loss, tick 3
+    layer  mean      min-max
+    train  0.25  0.125 \u2026 0.5
+    eval      \u2013            \u2013
+    """
+
+    def __init__(self, file: IO[str] | None = None, width: int | None = None) -> None:
+        console: Any = require("rich.console", "cli").Console
+        self._console: Any = console(file=file, width=width, highlight=False)
+        if width is None and not self._console.is_terminal:
+            self._console = console(file=file, width=_FILE_WIDTH, highlight=False)
+        self._table: Any = require("rich.table", "cli").Table
+        self._text: Any = require("rich.text", "cli").Text
+
+    def show(self, tick: int, charts: Sequence[ChartView]) -> None:
+        """Prints the charts as they are at one tick; those without a number at it are left out."""
+        for view in charts:
+            rows = view.at(tick)
+            if rows:
+                unit = f" ({view.unit})" if view.unit and view.unit != view.title.lower() else ""
+                self._console.print(self._text(f"{view.title}{unit}, tick {tick}", style="bold"))
+                self._console.print(self._chart(view, rows))
+
+    def _chart(self, view: ChartView, rows: dict[str, dict[str, float]]) -> Any:
+        table = self._table(box=None, pad_edge=False)
+        # Text, not str: in a str rich reads [brackets] in a layer's name as markup.
+        nonfinite = any(row.get("nonfinite") for row in rows.values())
+        table.add_column("layer", overflow="fold")
+        for name in (*view.lines, *view.ranges, *(["non-finite"] if nonfinite else [])):
+            table.add_column(name, justify="right", no_wrap=True)
+        for layer in view.layers:
+            row = rows.get(layer, {})
+            cells = [_number(row.get(line, math.nan)) for line in view.lines]
+            cells += [_range(*ends(row, aggregation)) for aggregation in view.ranges]
+            cells += [f"{row.get('nonfinite', 0):.0f}"] if nonfinite else []
+            table.add_row(self._text(layer), *cells)
+        return table
+
+
+def _number(value: float) -> str:
+    return _DASH if math.isnan(value) else f"{value:.4g}"
+
+
+def _range(low: float, high: float) -> str:
+    return _DASH if math.isnan(low) and math.isnan(high) else f"{_number(low)} \u2026 {_number(high)}"
