@@ -1,6 +1,5 @@
 """Where tensors are captured, and where results go."""
 
-from recorders.capture.hooks import MonitorConstructor
 from recorders.errors import (
     CorruptRecordingError,
     LensError,
@@ -20,6 +19,7 @@ from recorders.errors import (
 )
 from recorders.monitors.attributes import DifferenceMonitor, StateMonitor
 from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
 from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor
 from recorders.monitors.pairs import PairMonitor

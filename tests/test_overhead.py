@@ -28,10 +28,10 @@ from recorders import (
     Recorder,
     RecordingWarning,
     StateMonitor,
-    meter,
-    stopwatch,
 )
 from recorders.capture.hooks import Hook
+from recorders.recorder import meter
+from recorders.schedule import stopwatch
 from reducers import Count, Last, Mean, Norm, Sum
 
 

@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recorders import manifest
 from recorders.errors import (
     CorruptRecordingError,
     MergeError,
@@ -36,6 +35,7 @@ from recorders.errors import (
     SchemaError,
     StorageError,
 )
+from recorders.recordings import manifest
 from recorders.recordings.commit import Commit
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import load, save

@@ -24,9 +24,9 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
     StateMonitor,
-    steps,
-    switching,
 )
+from recorders.capture import switching
+from recorders.schedule import steps
 from reducers import Count, Mean
 
 

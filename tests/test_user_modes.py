@@ -29,7 +29,7 @@ from recorders import (
     Recorder,
     StateMonitor,
 )
-from recorders.capture.context import outside_modes
+from recorders._torch import outside_modes
 from reducers import Covariance, Last, Max, Mean, Moments, Product, Quantile, Reducer, Sum, Summary, TopK
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, as it looks at any tensor

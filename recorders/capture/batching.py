@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from recorders._torch import inside_transform
 from recorders.capture.buffers import Held, Waiting
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
@@ -142,7 +143,7 @@ class Together:
         self._changes: list[tuple[Tensor, Tensor]] = []
         self._left = Batch.left
         self._usable = not torch.compiler.is_compiling() and not tracing()
-        self._usable = self._usable and torch._C._functorch.peek_interpreter_stack() is None
+        self._usable = self._usable and not inside_transform()
 
     def takes(self, x: Tensor) -> bool:
         """Whether a tensor may be observed together with others: a plain one that holds numbers."""

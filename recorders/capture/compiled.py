@@ -21,11 +21,9 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-from torch.utils._python_dispatch import _disable_current_modes
 
+from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_effectful, no_modes, outside_modes
 from recorders.capture import packing
-from recorders.capture.context import NoAutocast, NoInference, outside_modes
 from reducers import Reducer, State
 
 __all__ = ["emit_call", "emit_leaves", "find_receiver", "find_twin", "new_receiver", "new_twin_key", "operands_of", "unpacked"]
@@ -47,9 +45,9 @@ def new_receiver(receiver: Any) -> Tensor:
     """
     number = next(_numbers)
     _receivers[number] = receiver
-    if not torch._C._len_torch_dispatch_stack() and not torch.is_inference_mode_enabled():
+    if not has_dispatch_modes() and not torch.is_inference_mode_enabled():
         return torch.tensor(number, device="cpu")
-    with NoInference(False), _disable_current_modes():
+    with NoInference(False), no_modes():
         return torch.tensor(number, device="cpu")
 
 
@@ -181,7 +179,7 @@ def _define(schema: str, run: Callable[..., None]) -> None:
     _library.impl(name, run, "CompositeExplicitAutograd")
     _library._register_fake(name, lambda *_: None)
     # without an effect it would be removed, for it returns nothing; ordered, for some statistics depend on what came first
-    _register_effectful_op(getattr(torch.ops.torch_recorders, name).default, _EffectType.ORDERED)
+    make_effectful(getattr(torch.ops.torch_recorders, name).default)
 
 
 _define("take(Tensor receiver, str stream, str layout, Tensor[] packs) -> ()", _take)

@@ -1,38 +1,18 @@
-"""How monitors are made and hung into modules: recipes, spelled-out signatures, and hooks that copies of a model do not keep."""
+"""Hooks that run for a monitor: guarded at their entry, traced into graphs, and not kept by copies of a model."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch import Tensor
 from torch.compiler import assume_constant_result, is_compiling
 
-from recorders.capture.context import outside_modes
+from recorders._torch import outside_modes, run_uncompiled
 from recorders.errors import MonitorError
-from reducers import Reducer
 
-if TYPE_CHECKING:
-    from recorders.monitors.base import Monitor
-
-__all__ = ["Hook", "MonitorConstructor", "spelled_out"]
-
-
-@dataclass(frozen=True)
-class MonitorConstructor:
-    """A frozen, picklable recipe: `constructor(attr, module)` makes a Monitor. Returned by `partialconstructor`."""
-
-    kind: type[Monitor]
-    reducer: Reducer
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __call__(self, attr: Any = None, module: nn.Module | None = None) -> Monitor:
-        target = {} if attr is None else {"attr": attr}
-        return self.kind(self.reducer, module=module, **target, **dict(self.options))
+__all__ = ["Hook"]
 
 
 class Hook:
@@ -90,15 +70,4 @@ class Hook:
 
 # A hook that is reached outside a compiled graph (after a graph break, or on the outermost module) runs as it is; compiled by
 # itself, it would be compiled anew for every monitor, up to the limit. Inside a graph it is traced all the same.
-set_code_exec_strategy(Hook.__call__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-
-
-def spelled_out(cls: type, root: type) -> inspect.Signature:
-    """The signature of `cls` with the arguments that `**options` passes up to `root`, so that help shows them."""
-    found: dict[str, inspect.Parameter] = {}
-    for owner in cls.__mro__:
-        if "__init__" in owner.__dict__ and issubclass(owner, root):
-            for name, parameter in inspect.signature(owner.__dict__["__init__"]).parameters.items():
-                if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-                    found.setdefault(name, parameter)
-    return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+run_uncompiled(Hook.__call__.__code__)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recorders._torch import graph_task, inside_transform, is_batched, is_being_written_down
 from recorders.errors import OperandError
 
 __all__ = [
     "as_operand",
     "detached",
-    "graph_task",
     "leaves",
     "mapped",
     "pack",
@@ -26,19 +26,7 @@ __all__ = [
     "symbolic",
     "tracing",
     "transient",
-    "usual",
 ]
-
-# by names of their own, which are found faster: a hook asks all of them
-graph_task = torch._C._current_graph_task_id
-_inference = torch.is_inference_mode_enabled
-_autocast = torch._C._is_any_autocast_enabled
-_dispatched = torch._C._len_torch_dispatch_stack
-_functorch = torch._C._functorch.peek_interpreter_stack
-_legacy = torch._C._functorch.is_legacy_batchedtensor
-_traced = torch._C._get_tracing_state
-
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -150,15 +138,14 @@ def as_operand(value: Any) -> Any:
 
 def transient(tensor: Tensor) -> bool:
     """Whether a tensor holds no numbers of its own: meta and fake tensors, and those inside vmap, grad and functionalisation."""
-    functorch = torch._C._functorch
-    if tensor.is_meta or functorch.peek_interpreter_stack() is not None or functorch.is_legacy_batchedtensor(tensor):
+    if tensor.is_meta or inside_transform() or is_batched(tensor):
         return True
     return type(tensor) is not Tensor and type(tensor).__name__ in ("FakeTensor", "FunctionalTensor")
 
 
 def recomputing() -> bool:
     """Whether this forward runs inside a backward pass: activation checkpointing at work, on a call that was seen before."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
 
 
 def tracing() -> bool:
@@ -166,12 +153,12 @@ def tracing() -> bool:
     what `torch.compile` finds inside vmap and grad, whose tensors hold no numbers of their own."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting() or _transforming()
-    return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
+    return is_being_written_down()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _transforming() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return inside_transform()
 
 
 def shapes(value: Any) -> str:
@@ -189,10 +176,3 @@ def shapes(value: Any) -> str:
 
 def _shape(path: str, tensor: Tensor) -> str:
     return f"{f'{path}: ' if path else ''}{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def usual(tensor: Tensor) -> bool:
-    """Whether `tensor`, which is no subclass and not on the meta device, holds numbers, and no mode is on that would reach them."""
-    return not (
-        _inference() or _autocast() or _dispatched() or _legacy(tensor) or _functorch() is not None or _traced() is not None
-    )

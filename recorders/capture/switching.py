@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
-from torch._dynamo import callback as compilation
-
+from recorders._torch import compilation
 from recorders.capture.context import capturing
 
 __all__ = ["Switchable", "Switched", "grouped", "hook_of", "put_back", "take_out"]

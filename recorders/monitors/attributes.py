@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from recorders._torch import NoInference
 from recorders.capture.calls import forward_frame, keep, kept
-from recorders.capture.context import NoInference
 from recorders.capture.operands import as_operand, tracing
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor

@@ -7,22 +7,26 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
 from recorders.capture.buffers import EMPTY, Held
 from recorders.capture.compiled import new_receiver, new_twin_key
-from recorders.capture.hooks import Hook, MonitorConstructor, spelled_out
+from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 from recorders.errors import TargetError
 from recorders.monitors.capture import Capture, OnError
+from recorders.monitors.constructor import MonitorConstructor, spelled_out
 from recorders.monitors.results import Results
 from recorders.schedule.clock import Clock, Phase, Steps, as_steps
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
 from reducers.core.reducer import check_reducer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Monitor"]
 
@@ -135,7 +139,7 @@ class Monitor(Results):
             self.register(module)
 
     @classmethod
-    def partialconstructor(cls, reducer: Reducer, **options: Any) -> MonitorConstructor:
+    def partialconstructor(cls, reducer: Reducer, **options: Any) -> MonitorConstructor[Self]:
         """The monitor's arguments except `attr` and `module`, kept as a recipe that is called with those two.
 
         Raises:
@@ -147,7 +151,7 @@ class Monitor(Results):
         return MonitorConstructor(cls, reducer, tuple(sorted(options.items())))
 
     @property
-    def constructor(self) -> MonitorConstructor:
+    def constructor(self) -> MonitorConstructor[Self]:
         """The recipe of this monitor, for making others like it."""
         given = {name: getattr(self, name) for name in self._defaults}
         changed = sorted(
@@ -321,7 +325,12 @@ class Monitor(Results):
 
 
 def _rebuild(
-    constructor: MonitorConstructor, attr: Any, name: str, states: dict[str, State], samples: int, functions: tuple[Any, ...]
+    constructor: MonitorConstructor[Monitor],
+    attr: Any,
+    name: str,
+    states: dict[str, State],
+    samples: int,
+    functions: tuple[Any, ...],
 ) -> Monitor:
     monitor = constructor(attr)
     monitor.name, monitor._held, monitor._merged, monitor._functions = name, Held(states, {}, {}), samples, functions

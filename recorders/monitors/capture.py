@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from recorders._torch import graph_task, is_plain_moment
 from recorders.capture.buffers import Held, place, place_of_lifts, settled
 from recorders.capture.compiled import emit_call, emit_leaves, unpacked
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.operands import (
     detached,
-    graph_task,
     leaves,
     plain,
     recomputing,
@@ -25,7 +25,6 @@ from recorders.capture.operands import (
     symbolic,
     tracing,
     transient,
-    usual,
 )
 from recorders.errors import MonitorError, OperandError, RecordingWarning
 from recorders.schedule.clock import Chosen, Clock, Phase
@@ -210,7 +209,7 @@ class Capture(ABC):
         try:
             with self._lock:
                 waiting = self._held.waiting.get(_LONE)
-                if waiting is None or not usual(x) or not waiting.takes(x):
+                if waiting is None or not is_plain_moment(x) or not waiting.takes(x):
                     return False
                 if waiting.add(x.data if x.requires_grad else x):
                     self._settled()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recorders._torch import outside_modes
 from recorders.capture.compiled import new_twin_key
-from recorders.capture.context import outside_modes
 from recorders.capture.operands import as_operand, pack
 from recorders.monitors.base import Monitor
 from reducers import Reducer

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.comptime import ComptimeContext, comptime
 from torch.utils.weak import WeakIdKeyDictionary
 
+from recorders._torch import ComptimeContext, comptime, outside_modes
 from recorders.capture.compiled import emit_call, emit_leaves, find_receiver, find_twin
-from recorders.capture.context import capturing, outside_modes
+from recorders.capture.context import capturing
 from recorders.capture.operands import leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
 from reducers import Reducer

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from recorders.capture.hooks import MonitorConstructor
 from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.parameters import _ParameterMonitor
 from recorders.recorder.meter import Meter
@@ -30,12 +30,12 @@ class Placed(Mapping[str, Monitor]):
 
     def __init__(
         self,
-        monitor: Monitor | MonitorConstructor | None = None,
+        monitor: Monitor | MonitorConstructor[Monitor] | None = None,
         /,
         *,
         fuse: bool = False,
         budget: float | None = None,
-        **monitors: Monitor | MonitorConstructor,
+        **monitors: Monitor | MonitorConstructor[Monitor],
     ) -> None:
         self._fuse = fuse
         self._meter = Meter(check_budget(budget))

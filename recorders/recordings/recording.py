@@ -9,13 +9,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from recorders.capture.context import outside_modes
+from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.past import Past
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 
-__all__ = ["Recording", "Subrecording", "lookup"]
+__all__ = ["Recording", "Subrecording", "lookup", "register_writer"]
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,7 @@ class Recording(Mapping[str, Subrecording]):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the recording into the folder `path`; see `recorders.recordings.storage.save`."""
-        from recorders.recordings.storage import save
-
-        return save(self, path)
+        return _writers["folder"](self, path)
 
     def with_reducers(self, reducers: Reducer | Mapping[str, Reducer]) -> Recording:
         """The same recording with reducers given by the caller, for those whose recipe holds a function.
@@ -159,6 +157,14 @@ class Recording(Mapping[str, Subrecording]):
             if part.reducer is None and chosen is not None:
                 parts[name] = replace(part, reducer=chosen)
         return replace(self, subrecordings=parts)
+
+
+_writers: dict[str, Callable[[Recording, str | os.PathLike[str]], Path]] = {}
+
+
+def register_writer(layout: str, write: Callable[[Recording, str | os.PathLike[str]], Path]) -> None:
+    """Let `Recording.save` write this layout; files know recordings, and not the reverse."""
+    _writers[layout] = write
 
 
 def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ from recorders.errors import (
 )
 from recorders.recordings.commit import Commit
 from recorders.recordings.manifest import MAX_DEPTH, Entry, Manifest, Tree, encode, read_manifest, read_regular
-from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.recording import Recording, Subrecording, register_writer
 from recorders.recordings.tensorfile import pack, unpack
 from reducers import RecipeError, Reducer, from_recipe, to_recipe
 
@@ -314,3 +314,6 @@ def _versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     return versions
+
+
+register_writer("folder", save)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,33 @@ from recorders.schedule.gates import Chosen, Gate, Gated, Steps, as_steps, shown
 from recorders.schedule.steps import count_steps
 from recorders.schedule.stopwatch import now
 
-if TYPE_CHECKING:
-    from recorders.recorder.meter import Meter
-
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
 Phase: TypeAlias = Literal["module", "grad"]
+
+
+class StepMeter(Protocol):
+    """What measures the steps of a clock."""
+
+    budget: float | None
+    every_step: int
+    counting: Any
+
+    def begin(self, records: bool) -> None:
+        """A step begins, in which some monitor records or none."""
+
+    def end(self) -> int:
+        """A step has ended; returns the cadence from now on."""
+        ...
+
+    def drop(self) -> None:
+        """The step under way is not like the others."""
+
+    def switched(self, started: float) -> None:
+        """Hooks were taken out or put back since then."""
+
+    def forwards(self, count: int) -> None:
+        """So many forwards have come since the last step."""
 
 
 class Clock:
@@ -55,7 +76,7 @@ class Clock:
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
         self._gates: list[Gate] = []
-        self._meter: Meter | None = None
+        self._meter: StepMeter | None = None
         self._handle: Any = None
         self._counting = Switched()
         self.busy, self.cadence = False, 1
@@ -159,7 +180,7 @@ class Clock:
         self.attached = True
         return self
 
-    def measure(self, meter: Meter) -> None:
+    def measure(self, meter: StepMeter) -> None:
         """Tells `meter` of every step from now on, and takes the cadence from it."""
         self._meter, self.cadence = meter, meter.every_step
 

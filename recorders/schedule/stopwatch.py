@@ -20,14 +20,13 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
+from recorders._torch import has_global_hooks
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 
 if TYPE_CHECKING:
     from recorders.capture.batching import Together
-    from recorders.monitors.base import Monitor
 
 __all__ = ["Sample", "Seconds", "Way", "Ways", "entered", "left", "now"]
 
@@ -79,7 +78,7 @@ class Way:
         One, for the next would find in the caches what this one left there. A call from within a training takes several times what
         it takes in a loop.
         """
-        if not _has_any_global_hook():  # type: ignore[no-untyped-call]  # of the user, who knows nothing of these modules
+        if not has_global_hooks():  # type: ignore[no-untyped-call]  # of the user, who knows nothing of these modules
             self._turn = (self._turn + 1) % 3
             module = _modules()[self._turn]
             started = perf_counter()
@@ -125,7 +124,7 @@ class Sample:
         self._lock = threading.Lock()
         self._undo: list[tuple[weakref.ref[Any], str]] = []
 
-    def begin(self, monitors: Mapping[str, Monitor], counting: Any = None) -> float:
+    def begin(self, monitors: Mapping[str, Any], counting: Any = None) -> float:
         """The step begins with the moment that is returned; `counting` is the handle of the clock's own hook."""
         watched: set[int] = set()
         if counting is not None and isinstance(hook := hook_of(counting), Hook):
@@ -184,11 +183,11 @@ class Sample:
 
         return timed
 
-    def _timed_method(self, name: str, monitor: Monitor, attr: str, way: tuple[int, int] = (0, 0)) -> Callable[..., Any]:
+    def _timed_method(self, name: str, monitor: Any, attr: str, way: tuple[int, int] = (0, 0)) -> Callable[..., Any]:
         method, ref = getattr(type(monitor), attr), weakref.ref(monitor)  # a monitor is freed without the cycle collector
         return self._timed(name, lambda *args: method(ref(), *args), way)
 
-    def _timed_moment(self, name: str, monitor: Monitor, moment: str) -> Callable[..., Any]:
+    def _timed_moment(self, name: str, monitor: Any, moment: str) -> Callable[..., Any]:
         timed = self._timed_method(name, monitor, moment)
 
         def told(*args: Any) -> None:

@@ -26,7 +26,7 @@ from recorders.watch.lenses.layers import by_group, dig, is_unit, natural
 from recorders.watch.lenses.spread import spread, statistics
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
-from recorders.watch.visualizers.visualizer import Visualizers
+from recorders.watch.visualizers.choice import Visualizers
 
 __all__ = ["Inspector"]
 

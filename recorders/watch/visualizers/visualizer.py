@@ -1,16 +1,15 @@
-"""Visualizer: one method that shows charts; how they are chosen by name, and how a timeline is played back."""
+"""Visualizer: one method that shows charts."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
-from recorders.errors import LensError, MissingExtraError
-from recorders.watch.charts import ChartView, charts_of
-from recorders.watch.timeline import Timeline
+from recorders.errors import MissingExtraError
+from recorders.watch.charts import ChartView
 
-__all__ = ["Visualizer", "Visualizers", "as_visualizers", "play", "require"]
+__all__ = ["Visualizer", "require"]
 
 
 @runtime_checkable
@@ -19,9 +18,6 @@ class Visualizer(Protocol):
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
         """Called after each tick; the numbers of this tick, and of all before, are in the views."""
-
-
-Visualizers: TypeAlias = "str | Visualizer | Iterable[str | Visualizer] | None"
 
 
 def require(module: str, extra: str) -> Any:
@@ -35,55 +31,3 @@ def require(module: str, extra: str) -> Any:
     except ImportError as error:
         library = module.partition(".")[0]
         raise MissingExtraError(f"{library} is not installed: pip install torch-recorders[{extra}]") from error
-
-
-def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
-    """One visualizer or several, by name ("text", "matplotlib") or as they are.
-
-    Raises:
-        LensError: an unknown name, or something that has no `show`.
-        MissingExtraError: the library it draws with is not installed.
-    """
-    if given is None:
-        return ()
-    if isinstance(given, (str, Visualizer)):
-        return (_made(given),)
-    return tuple(_made(one) for one in given)
-
-
-def _made(given: str | Visualizer) -> Visualizer:
-    from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
-    from recorders.watch.visualizers.text import TextVisualizer
-
-    kinds: dict[str, type[Visualizer]] = {"text": TextVisualizer, "matplotlib": MatplotlibVisualizer}
-    if isinstance(given, str):
-        if given not in kinds:
-            raise LensError(
-                f"no visualizer {given!r}: choose from {', '.join(map(repr, kinds))}, or give an object with show(tick, charts)"
-            )
-        return kinds[given]()
-    if isinstance(given, type) or not isinstance(given, Visualizer):
-        raise LensError(
-            f"a visualizer is an object with show(tick, charts), or one of {', '.join(map(repr, kinds))}; got {given!r}"
-        )
-    return given
-
-
-def play(timeline: Timeline, visualizer: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
-    """Shows a recorded timeline, tick after tick, as it was shown, or would have been, while it was recorded.
-
-    Args:
-        timeline: what was recorded, such as `Timeline("run.db")`.
-        visualizer: one or several.
-        charts: what to show; as a rule what the inspector wrote into the timeline beside the numbers.
-
-    Raises:
-        LensError: the timeline holds no charts and none are given.
-    """
-    views = charts_of(timeline) if charts is None else list(charts)
-    if not views:
-        raise LensError(f"{timeline.path} holds no charts: give charts=[ChartView(Chart(...), timeline, layers)]")
-    shown = as_visualizers(visualizer)
-    for tick in timeline.ticks():
-        for one in shown:
-            one.show(tick, views)

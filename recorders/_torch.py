@@ -1,0 +1,148 @@
+"""Every private API of PyTorch that this package uses, checked on torch 2.13; nothing else in it imports one.
+
+A name that begins with an underscore may go in any release. If one is gone, this file says what it was for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, repeat, starmap
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._dynamo import callback as compilation
+from torch._dynamo.comptime import ComptimeContext, comptime
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes as no_modes
+
+__all__ = [
+    "ComptimeContext",
+    "NoAutocast",
+    "NoInference",
+    "autocast_is_on",
+    "compilation",
+    "comptime",
+    "graph_task",
+    "has_dispatch_modes",
+    "has_global_hooks",
+    "inside_transform",
+    "is_batched",
+    "is_being_written_down",
+    "is_plain_moment",
+    "make_effectful",
+    "no_modes",
+    "outside_modes",
+    "run_uncompiled",
+]
+
+# Contexts written in C: those written in Python can be interrupted while they end, and then leave a mode as it was inside.
+NoInference = torch._C._InferenceMode
+NoAutocast = torch._C._DisableAutocast
+
+# Functions that a hook calls every time are bound here, because a global is found faster than an attribute.
+graph_task = torch._C._current_graph_task_id  # -1 if no backward runs in this thread
+autocast_is_on = torch._C._is_any_autocast_enabled
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+_inference_is_on = torch.is_inference_mode_enabled
+_interpreter = torch._C._functorch.peek_interpreter_stack
+_jit_trace = torch._C._get_tracing_state
+_count_dispatch = torch._C._len_torch_dispatch_stack
+_count_function = torch._C._len_torch_function_stack
+_pop_dispatch = torch._C._pop_torch_dispatch_stack
+_pop_function = torch._C._pop_torch_function_stack
+_push_dispatch = torch._C._push_on_torch_dispatch_stack
+_push_function = torch._C._push_on_torch_function_stack
+
+# Modes of PyTorch itself, below the user's on the stack: while a program is traced, tensors have no meaning without them.
+_INTERNAL = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def has_dispatch_modes() -> bool:
+    """Whether any dispatch mode is on in this thread."""
+    return bool(_count_dispatch())
+
+
+def inside_transform() -> bool:
+    """Whether this code runs inside vmap, grad or functionalisation."""
+    return _interpreter() is not None
+
+
+def is_being_written_down() -> bool:
+    """Whether a program is being written down by `torch.jit.trace` or `make_fx`."""
+    return _jit_trace() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
+
+
+def is_plain_moment(tensor: Tensor) -> bool:
+    """Whether no mode of PyTorch or of the user is on that would reach what is done with `tensor`."""
+    return not (
+        _inference_is_on()
+        or autocast_is_on()
+        or _count_dispatch()
+        or is_batched(tensor)
+        or _interpreter() is not None
+        or _jit_trace() is not None
+    )
+
+
+def make_effectful(operator: Any) -> None:
+    """Keep `operator`, which returns nothing, in compiled graphs, in its order: a graph drops what has no effect."""
+    _register_effectful_op(operator, _EffectType.ORDERED)
+
+
+def run_uncompiled(code: CodeType) -> None:
+    """Let functions with this code run as they are if they are reached outside a graph; inside one they are traced all the same."""
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
+    """Call `call(*args)` with the user's modes off, and return what it returns; they are on again then, however it ends.
+
+    Modes of `torch.compile` and other tracing stay. So does the default device, unless other function modes are on too.
+
+    >>> import torch
+    >>> from torch.overrides import TorchFunctionMode
+    >>> class Names(TorchFunctionMode):
+    ...     def __torch_function__(self, function, types, args=(), kwargs=None):
+    ...         print(function.__name__)
+    ...         return function(*args, **(kwargs or {}))
+    >>> with Names():
+    ...     _ = torch.add(torch.ones(1), 1)
+    ...     _ = outside_modes(torch.add, torch.ones(1), 1)
+    ones
+    add
+    ones
+    """
+    if not _count_dispatch() and not _count_function():
+        return call(*args)
+    # Both lists are filled, and emptied again, by single calls into C: an asynchronous exception comes before or after them.
+    dispatch: list[Any] = [None]
+    function: list[Any] = [None]
+    put_back: partial[Any] = partial(
+        deque, chain(map(_push_dispatch, iter(dispatch.pop, None)), map(_push_function, iter(function.pop, None))), 0
+    )
+    try:
+        dispatch.extend(map(_pop_dispatch, repeat(None, _user_dispatch_modes())))
+        function.extend(starmap(_pop_function, repeat((), _user_function_modes())))
+        return call(*args)
+    finally:
+        put_back()
+
+
+def _user_dispatch_modes() -> int:
+    """How many dispatch modes on the stack are the user's."""
+    count = _count_dispatch()
+    return count and count - sum(torch._C._get_dispatch_mode(key) is not None for key in _INTERNAL)
+
+
+def _user_function_modes() -> int:
+    """How many function modes to take off: none if they only set the default device."""
+    modes = map(torch._C._get_function_stack_at, range(_count_function()))
+    return 0 if all(isinstance(mode, DeviceContext) for mode in modes) else _count_function()
