@@ -5,6 +5,7 @@ A name that begins with an underscore may go in any release. If one is gone, thi
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +28,9 @@ __all__ = [
     "NoAutocast",
     "NoInference",
     "autocast_is_on",
+    "break_graph",
     "compilation",
+    "compile_always",
     "comptime",
     "graph_task",
     "has_dispatch_modes",
@@ -37,9 +40,11 @@ __all__ = [
     "is_being_written_down",
     "is_plain_moment",
     "make_effectful",
+    "never_trace",
     "no_modes",
     "outside_modes",
     "run_uncompiled",
+    "skip_frames",
 ]
 
 # Contexts written in C: those written in Python can be interrupted while they end, and then leave a mode as it was inside.
@@ -100,6 +105,53 @@ def make_effectful(operator: Any) -> None:
 def run_uncompiled(code: CodeType) -> None:
     """Let functions with this code run as they are if they are reached outside a graph; inside one they are traced all the same."""
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def never_trace(function: Callable[..., Any]) -> None:
+    """Run `function`, and all that it calls, as plain Python if it is called outside of a graph while Dynamo is on.
+
+    If a frame that is being traced calls it, Dynamo traces it all the same.
+    """
+    run_uncompiled(function.__code__)
+
+
+def skip_frames(code: CodeType, skip: bool) -> None:
+    """Run calls of `code` as plain Python, or as usual again. Dynamo sees the functions that it calls in either case."""
+    action = _FrameAction.SKIP if skip else _FrameAction.DEFAULT
+    set_code_exec_strategy(code, _FrameExecStrategy(action, _FrameAction.DEFAULT))
+
+
+def compile_always(function: Any) -> None:
+    """Trace `function`, or the one that it wraps in the end, as if it had been given to `torch.compile` itself.
+
+    Dynamo leaves frames alone that show no tensors at their start, unless they are the function that the user compiles.
+    """
+    from torch._dynamo.eval_frame import always_optimize_code_objects
+
+    function = inspect.unwrap(function)
+    if inspect.isfunction(function):
+        always_optimize_code_objects[function.__code__] = True
+
+
+def break_graph() -> bool:
+    """Called while Dynamo traces: end the graph here; return False if the user demands one graph (`fullgraph=True`)."""
+    if _one_graph():
+        return False
+    import torch._dynamo
+
+    torch._dynamo.graph_break()
+    return True
+
+
+def _one_graph() -> bool:
+    """Whether the user demands one graph of the frame that is being traced."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    tracer = InstructionTranslator.current_tx()
+    return bool(tracer.one_graph or tracer.error_on_graph_break)
+
+
+_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does
 
 
 def outside_modes(call: Callable[..., Any], *args: Any) -> Any:

@@ -8,7 +8,6 @@ added to a frame is said by PEP 667; older versions of Python do so too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import nn
 
 from recorders.capture.hooks import Hook
 
-__all__ = ["around", "forward_frame", "keep", "kept"]
+__all__ = ["forward_frame", "keep", "kept"]
 
 _CALL = nn.Module._call_impl.__code__
 _HOOK = Hook.__call__.__code__
@@ -38,15 +37,6 @@ def keep(frame: FrameType, name: str, value: Any) -> None:
 def kept(frame: FrameType, name: str) -> Any:
     """What is kept under this name, None where nothing is."""
     return frame.f_locals.get(name)
-
-
-def around(frame: FrameType, name: str) -> Iterator[Any]:
-    """What is kept under this name by calls of the same function that this one happens in, the innermost first."""
-    outer = frame.f_back
-    while outer is not None:
-        if outer.f_code is frame.f_code and (value := kept(outer, name)) is not None:
-            yield value
-        outer = outer.f_back
 
 
 def forward_frame() -> FrameType:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
+import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from recorders.capture.calls import around, keep, kept
+from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
 from recorders.schedule.stopwatch import entered, left
 
 if TYPE_CHECKING:
@@ -28,7 +31,10 @@ class StepMonitor(Protocol):
     """What is told of a step.
 
     `mine` are the ids of the parameters that the optimizer holds; what is given to `together` is reduced once all were told.
+    `tally` counts why nothing was recorded.
     """
+
+    tally: dict[str, int]
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
         """The optimizer is about to change those of `mine`."""
@@ -48,20 +54,93 @@ class StepCounter(Protocol):
 
 
 class _Step:
-    """A step under way. What happens in it to the parameters that its optimizer holds is part of this step."""
+    """A call of `step` under way. What happens in it to the parameters that its optimizer holds is part of this step.
 
-    def __init__(self, mine: set[int], frame: FrameType) -> None:
-        self.mine = mine
-        self.around: list[_Step] = [outer for outer in around(frame, _STEP) if not mine.isdisjoint(outer.mine)]
-        self.own = mine.difference(*(outer.mine for outer in self.around))
-        self.clocks: dict[Any, None] = {}
-        self.inner: Optimizer | None = None
+    Optimizers step within steps of others that hold the same parameters: those that wrap another one, or call the step of their
+    base class. The outermost step counts. Which parameters these are is only looked up if somebody asks.
 
-    def take(self, step: _Step, clocks: dict[Any, None], optimizer: Optimizer) -> None:
-        """A step within this one has ended: its clocks advance at the end of this one."""
-        self.clocks |= clocks
+    Attributes:
+        frame: the `id` of the frame of the call.
+        outer: the steps in which this one happens, the outermost first.
+        clocks: those that advance at its end, its own and those of the steps within it that have ended.
+        inner: the optimizer within this one that steps the parameters in the end, and keeps their state.
+    """
+
+    __slots__ = ("_mine", "_optimizer", "clocks", "frame", "inner", "outer")
+
+    def __init__(self, optimizer: Optimizer, frame: int, outer: Sequence[_Step]) -> None:
+        self._optimizer, self.frame, self.outer = weakref.ref(optimizer), frame, outer
+        self._mine: set[int] | None = None
+        self.clocks: dict[StepCounter, None] = {}
+        self.inner: weakref.ref[Optimizer] | None = None
+
+    @property
+    def mine(self) -> set[int]:
+        """The ids of the parameters that the optimizer holds."""
+        if self._mine is None:
+            optimizer = self._optimizer()
+            groups = [] if optimizer is None else optimizer.param_groups
+            self._mine = {id(parameter) for group in groups for parameter in group["params"]}
+        return self._mine
+
+    @property
+    def own(self) -> set[int]:
+        """Those that no outer step holds."""
+        return self.mine.difference(*(step.mine for step in self.outer)) if self.outer else self.mine
+
+    @property
+    def owner(self) -> _Step | None:
+        """The outermost of the outer steps that shares parameters with this one, if outer steps hold all of them."""
+        if not self.outer or self.own:
+            return None
+        return next((step for step in self.outer if not self.mine.isdisjoint(step.mine)), None)
+
+    def take(self, step: _Step, optimizer: Optimizer) -> None:
+        """A step within this one has ended."""
+        self.clocks.update(step.clocks)
         if self.inner is None and self.mine <= step.mine:
-            self.inner = optimizer
+            self.inner = weakref.ref(optimizer)
+
+
+class _UnderWay(threading.local):
+    """The steps under way in this thread, the outermost first.
+
+    PyTorch calls no hook after a step that raises, so its entry stays. It is dropped when the next step begins, which looks whether
+    the calls of the entries are among those that it happens in. An entry knows its call by the `id` of the frame, which keeps
+    nothing alive. Another call may be given the same one only after the first has ended, and drops the entry as it begins.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[_Step] = []
+
+    def begin(self, optimizer: Optimizer, frame: FrameType) -> _Step:
+        """Adds the step whose call has this frame."""
+        steps = self.steps
+        if steps:
+            calls = _calls_around(frame)
+            steps[:] = [step for step in steps if step.frame in calls]
+        step = _Step(optimizer, id(frame), tuple(steps))
+        steps.append(step)
+        return step
+
+    def end(self, optimizer: Optimizer, frame: FrameType) -> _Step:
+        """Removes it; hooks may have been put on in the middle of it, so that it was never added."""
+        steps, call = self.steps, id(frame)
+        while steps and steps[-1].frame != call and any(step.frame == call for step in steps):
+            steps.pop()  # a step within this one that was interrupted
+        if not steps or steps[-1].frame != call:
+            self.begin(optimizer, frame)
+        return steps.pop()
+
+
+def _calls_around(frame: FrameType) -> set[int]:
+    """The ids of the frames of the calls of the same function that the one of `frame` happens in."""
+    found, outer = set(), frame.f_back
+    while outer is not None:
+        if outer.f_code is frame.f_code:
+            found.add(id(outer))
+        outer = outer.f_back
+    return found
 
 
 class _Told(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
@@ -73,27 +152,36 @@ class _Told(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]
 class _Steps:
     """One pair of hooks on all optimizers of the process, on while any monitor wants them.
 
-    It keeps its monitors alive as long as their modules live; they hold the modules weakly. Optimizers step within steps of others
-    that hold the same parameters: those that wrap another one, or call the step of their base class. The outermost step counts.
+    It keeps its monitors alive as long as their modules live; they hold the modules weakly.
+
+    The hooks are plain Python in a compiled training too. `torch.compile(optimizer.step)` would trace the function of PyTorch that
+    calls them, and with it the hooks; while they are on that function runs as plain Python, and what is compiled is the `step` that
+    it wraps. If a function of the user that calls `step` is compiled, the graph ends before that call, as it does anyway with those
+    optimizers of PyTorch that break the graph. If the user demands one graph, nothing is recorded in it, and the report says so.
     """
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
         self.told = _Told()
-        self.clocks: WeakKeyDictionary[Optimizer, WeakSet[Any]] = WeakKeyDictionary()
+        self.clocks: list[tuple[weakref.ref[Optimizer], weakref.ref[StepCounter]]] = []
         self.handles: list[Any] = []
+        self._watched = False  # whether there may be monitors, which takes longer to ask
+        self._seen: set[type[Optimizer]] = set()
 
     def add(self, module: nn.Module, monitor: StepMonitor) -> None:
         self.monitors.setdefault(module, []).append(monitor)
+        self._watched = True
         self._wake()
 
     def count(self, optimizer: Optimizer, clock: StepCounter) -> None:
-        self.clocks.setdefault(optimizer, WeakSet()).add(clock)
+        if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
+            self.clocks = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))]
         self._wake()
 
     def _wake(self) -> None:
         if not self.handles:
             self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
+            skip_frames(_STEP_CALL, True)
 
     def drop(self, module: nn.Module | None, monitor: StepMonitor) -> None:
         if module is not None and module in self.monitors:
@@ -103,50 +191,62 @@ class _Steps:
         self._rest()
 
     def _rest(self) -> None:
-        for optimizer in [optimizer for optimizer, clocks in self.clocks.items() if not clocks]:
-            del self.clocks[optimizer]
-        if not self.monitors and not self.clocks:
+        """Takes the hooks off if nobody wants them any more: modules, optimizers and clocks may have died."""
+        if any(optimizer() is None or clock() is None for optimizer, clock in self.clocks):
+            self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
+        self._watched = bool(self.monitors)
+        if not self._watched and not self.clocks:
             for handle in self.handles:
                 handle.remove()
             self.handles = []
+            skip_frames(_STEP_CALL, False)
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        entry, frame = entered(), sys._getframe(1)
-        step = _Step(_mine(optimizer), frame)
-        keep(frame, _STEP, step)
-        if step.own:
+        if is_dynamo_compiling():
+            if not break_graph():
+                _tell_of_one_graph()
+            return
+        if type(optimizer) not in self._seen:
+            compile_always(type(optimizer).step)
+            self._seen.add(type(optimizer))
+        entry, step = entered(), _under_way.begin(optimizer, sys._getframe(1))
+        if self._watched and step.own and not _skipped(optimizer):
             self._tell(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
         left(entry)
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        entry, frame = entered(), sys._getframe(1)
-        step = kept(frame, _STEP) or _Step(_mine(optimizer), frame)  # hooks may have been put on in the middle of it
-        clocks = step.clocks if _skipped(optimizer) else step.clocks | self._clocks_of(optimizer)
-        if step.around and not step.own:
-            step.around[-1].take(step, clocks, optimizer)
+        if is_dynamo_compiling():
             return
-        if _has_closure(args, kwargs):
-            self._tell(step.own, optimizer, "_at_gradients")
-        if not _skipped(optimizer):
-            self._tell(step.own, step.inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+        entry, step = entered(), _under_way.end(optimizer, sys._getframe(1))
+        skipped = _skipped(optimizer)
+        if not skipped:
+            self._add_clocks(optimizer, step.clocks)
+        owner = step.owner if step.outer else None
+        if owner is not None:
+            owner.take(step, optimizer)
+            return
+        if self._watched and not skipped:
+            if _has_closure(args, kwargs):
+                self._tell(step.own, optimizer, "_at_gradients")
+            inner = None if step.inner is None else step.inner()
+            self._tell(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
         left(entry)
-        for clock in clocks:  # after the monitors: what they saw belongs to the step that ends
+        for clock in step.clocks:  # after the monitors: what they saw belongs to the step that ends
             clock.advance()
+        if not step.clocks:
+            self._rest()
 
-    def _clocks_of(self, optimizer: Optimizer) -> dict[Any, None]:
-        """Those of `optimizer`, and of others that share its groups of parameters: one of them wraps the other."""
-        groups = [id(group) for group in optimizer.param_groups]
-        return {
-            clock: None
-            for other, clocks in self.clocks.items()
-            if other is optimizer or [id(group) for group in other.param_groups] == groups
-            for clock in clocks
-        }
+    def _add_clocks(self, optimizer: Optimizer, found: dict[StepCounter, None]) -> None:
+        """Adds those of `optimizer`, and of others that share its groups of parameters: one of them wraps the other."""
+        for counted, counter in self.clocks:
+            other, clock = counted(), counter()
+            if clock is not None and other is not None and (other is optimizer or _share_groups(other, optimizer)):
+                found[clock] = None
 
     def _tell(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
-        self._rest()  # the last modules may have died
-        if _skipped(optimizer):
-            return
+        outside_modes(self._tell_all, mine, optimizer, moments)
+
+    def _tell_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
         from recorders.capture.batching import Together  # which needs the clock, which counts steps
 
         together = Together()
@@ -158,8 +258,10 @@ class _Steps:
                     continue
                 for moment in moments:
                     getattr(monitor, moment)(module, optimizer, mine, together)
-        finally:  # one of them may raise, and the others have seen what they have seen
+        except Exception:  # one of them may raise, and the others have seen what they have seen; nothing if the user interrupts
             together.record()
+            raise
+        together.record()
 
 
 class StepHandle:
@@ -190,13 +292,29 @@ def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
     _steps.count(optimizer, clock)
 
 
+IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"
 _steps = _Steps()
 _numbers = itertools.count()
-_STEP = "step of recorders"
+_under_way = _UnderWay()
+_STEP_CALL = Optimizer.profile_hook_step(lambda: None).__code__  # what PyTorch wraps each `step` in, and calls the hooks
+
+never_trace(_Steps.before)
+never_trace(_Steps.after)
 
 
-def _mine(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def _tell_of_one_graph() -> None:
+    """Called while Dynamo traces, which runs it as plain Python, once a graph."""
+    for monitors in _steps.monitors.values():
+        for monitor in monitors:
+            monitor.tally[IN_ONE_GRAPH] = monitor.tally.get(IN_ONE_GRAPH, 0) + 1
+
+
+_tell_of_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does
+
+
+def _share_groups(one: Optimizer, other: Optimizer) -> bool:
+    mine, theirs = one.param_groups, other.param_groups
+    return len(mine) == len(theirs) and all(map(operator.is_, mine, theirs))
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
