@@ -397,3 +397,27 @@ def test_on_error_raise_in_a_graph_raises_when_it_runs() -> None:
     call = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
     with pytest.raises(MonitorError, match="boom"):
         call(torch.ones(2))
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("kind", [StateMonitor, DifferenceMonitor])
+def test_an_attribute_that_raises_in_a_graph_ends_no_compilation(kind: Callable[..., Monitor]) -> None:
+    class Moody(nn.Module):
+        calm = True
+
+        @property
+        def mood(self) -> Tensor:
+            if not self.calm:
+                raise ValueError("boom")
+            return torch.ones(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    layer = Moody()
+    monitor = kind(Mean(), "mood", layer)
+    layer.calm = False
+    call = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
+    with pytest.warns(RecordingWarning, match="could not be read while the graph was traced"):
+        assert torch.equal(call(torch.ones(2)), torch.full((2,), 2.0))
+    assert monitor.samples == 0

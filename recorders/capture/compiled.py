@@ -41,7 +41,8 @@ def new_receiver(receiver: Any) -> Tensor:
 
     - `take(layout, packs, stream)`: one observation, lifted, the State of it alone for each of its leaves, packed;
     - `take_leaves(leaves, stream)`: one that the graph could not lift, its tensors by leaf path;
-    - `take_call(operands, stream)`: one whose operands callables ask for; `operands()` makes them.
+    - `take_call(operands, stream)`: one whose operands callables ask for; `operands()` makes them;
+    - `take_failure()`: one whose operands could not be read while the graph was traced.
     """
     number = next(_numbers)
     _receivers[number] = receiver
@@ -165,6 +166,10 @@ def _take_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[
     _received("take_leaves", receiver, dict(zip(paths, tensors, strict=True)), stream)
 
 
+def _fail(receiver: Tensor) -> None:
+    _received("take_failure", receiver)
+
+
 def _take_call(receiver: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int]) -> None:
     _received("take_call", receiver, lambda: operands_of(layout, tensors, numbers), stream)
 
@@ -184,4 +189,5 @@ def _define(schema: str, run: Callable[..., None]) -> None:
 
 _define("take(Tensor receiver, str stream, str layout, Tensor[] packs) -> ()", _take)
 _define("take_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves) -> ()", _take_leaves)
+_define("fail(Tensor receiver) -> ()", _fail)
 _define("take_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers) -> ()", _take_call)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result, is_compiling
 
@@ -48,7 +49,11 @@ class Hook:
         if is_compiling():
             if self.trace is not None:
                 self._mark_traced()
-                self.trace(self.receiver, *args)
+                try:
+                    self.trace(self.receiver, *args)
+                except Exception:  # of what an attribute or a walk calls; it would end the user's compilation
+                    if self.receiver is not None:
+                        torch.ops.torch_recorders.fail(self.receiver)
             return
         try:
             outside_modes(self.run, *args)

@@ -257,6 +257,12 @@ class Capture(ABC):
         if self._due_in_graph(stream):
             self._record(self.module, *operands(), path=stream)
 
+    def take_failure(self) -> None:
+        """The same for operands that could not be read while the graph was traced."""
+        if self._due_in_graph(""):
+            reason = "its operands could not be read while the graph was traced; run the module without torch.compile to see why"
+            self._fail(OperandError(reason), None, ())
+
     def _due_in_graph(self, stream: str) -> bool:
         if not self._on or self._belated():
             return False
