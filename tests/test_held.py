@@ -46,7 +46,8 @@ class Picky(Statistic):
 
 
 def waiting(monitor: Monitor) -> int:
-    return sum(place.count for place in monitor._held.waiting.values())
+    held = monitor._held
+    return sum(place.count - held.reduced.get(key, 0) for key, place in held.waiting.items())
 
 
 def test_small_observations_are_reduced_together() -> None:

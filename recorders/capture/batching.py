@@ -1,8 +1,8 @@
 """What many monitors see at one moment, reduced together: all parameters of an optimizer in one pass.
 
 States of many leaves are stacked in a `Batch`, a row for each. A step lifts all tensors at once, joins both stacks by one merge,
-and binds the outcome by one assignment. Nobody takes a row out: a monitor keeps what its leaf was before, and where somebody
-looks, that and the row are merged. So a look changes nothing, and a step knows nothing of the monitors that look.
+and binds the outcome of all batches by one assignment. Nobody takes a row out: a monitor keeps what its leaf was before, and where
+somebody looks, that and the row are merged. So a look changes nothing, and a step knows nothing of the monitors that look.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class BatchMonitor(Protocol):
         """Tells of what was left out."""
 
 
-_Now = tuple[State, Sequence[int]]
+_Rows = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
-_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...], Waiting | None]
+# the monitor, its module, the path of the leaf, the operands, where its observations wait; of an update, the parameter after it
+_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...], Waiting | None, Tensor | None]
 
 
 def common(reducer: Reducer) -> Reducer:
@@ -64,8 +65,21 @@ def _first(reducer: Reducer) -> Reducer:
     return reducer
 
 
+class Moment:
+    """One moment at which many monitors were told, such as the end of an optimizer step.
+
+    Attributes:
+        recorded: whether what was seen then counts. Batches read it, so that to set it binds the new rows of all of them at once.
+    """
+
+    __slots__ = ("recorded",)
+
+    def __init__(self) -> None:
+        self.recorded = False
+
+
 class Batch:
-    """Rows of states that are joined together, and how many observations made each; both are bound at once.
+    """Rows of states that are joined together, and how many observations made each.
 
     Attributes:
         left: how often a monitor has left a batch, of whichever: a row that was found before may be nobody's now.
@@ -74,26 +88,28 @@ class Batch:
     left: ClassVar[int] = 0
 
     def __init__(self) -> None:
-        self.now: _Now = {}, ()
+        self._before: _Rows = {}, ()
+        self._after: tuple[Moment, _Rows] = Moment(), ({}, ())
 
-    def fits(self, lifted: State) -> bool:
-        """Whether rows like these join those that are there."""
-        return _kinds(self.now[0]) == _kinds(lifted)
+    @property
+    def now(self) -> _Rows:
+        """The rows after the last moment that was recorded."""
+        moment, rows = self._after
+        return rows if moment.recorded else self._before
 
-    def after(self, reducer: Reducer, lifted: State, places: Mapping[int, int]) -> _Now:
-        """The rows with those lifted, of which `places` says which goes where."""
-        stacked, counts = self.now
-        if len(next(iter(lifted.values()))) == len(counts) and [*places] == [*places.values()] == [*range(len(counts))]:
-            return reducer.merge(stacked, lifted), [count + 1 for count in counts]
-        device = next(iter(stacked.values())).device
-        come, go = numbers([*places], device), numbers([*places.values()], device)
-        joined = reducer.merge(
-            {key: value[go] for key, value in stacked.items()}, {key: value[come] for key, value in lifted.items()}
-        )
-        more = list(counts)
-        for place in places.values():
-            more[place] += 1
-        return {key: value.index_copy(0, go, joined[key]) for key, value in stacked.items()}, more
+    def rows(self, moment: Moment) -> _Rows:
+        """The rows now, or if some were prepared for `moment` already, as it leaves them."""
+        prepared, rows = self._after
+        return rows if prepared is moment else self.now
+
+    def prepare(self, moment: Moment, rows: _Rows) -> None:
+        """These are the rows as soon as `moment` is recorded; until then, or if it never is, they are those before."""
+        self._before = self.now
+        self._after = moment, rows
+
+    def forget(self) -> None:
+        """Frees the rows before the moment that was recorded last."""
+        self._before = self.now
 
 
 class Row(Waiting):
@@ -101,21 +117,17 @@ class Row(Waiting):
 
     Attributes:
         base: the state of the leaf before.
-        seen: how many of the observations are in what the monitor holds already.
     """
 
-    __slots__ = ("base", "batch", "index", "seen")
+    __slots__ = ("base", "batch", "index")
 
-    def __init__(self, path: str, batch: Batch, index: int, base: State, seen: int = 0) -> None:
+    def __init__(self, path: str, batch: Batch, index: int, base: State) -> None:
         self.paths, self.size, self.room = (path,), 0, 2
-        self.batch, self.index, self.base, self.seen = batch, index, base, seen
+        self.batch, self.index, self.base = batch, index, base
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """How many wait."""
-        return self._total() - self.seen
-
-    def _total(self) -> int:
+        """How many the batch has joined."""
         counts = self.batch.now[1]
         return counts[self.index] if counts else 0
 
@@ -123,8 +135,8 @@ class Row(Waiting):
         """Alone, none."""
         return False
 
-    def emptied(self) -> Row:
-        return Row(self.paths[0], self.batch, self.index, self.base, self._total())
+    def following(self) -> Row:
+        return self
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         row = {key: value[self.index].clone() for key, value in self.batch.now[0].items()}
@@ -139,8 +151,8 @@ class Together:
 
     def __init__(self) -> None:
         self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
-        self._copies: tuple[list[Tensor], list[Tensor]] = [], []
-        self._changes: list[tuple[Tensor, Tensor]] = []
+        self._changing: set[Any] = set()  # groups with updates
+        self._copies: list[tuple[Tensor, Tensor]] = []
         self._left = Batch.left
         self._usable = not torch.compiler.is_compiling() and not tracing()
         self._usable = self._usable and not inside_transform()
@@ -161,42 +173,54 @@ class Together:
         for path, operands in found.items():
             x = operands[0]
             if self.takes(x):
-                self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, waiting.get((path,))))
+                self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, waiting.get((path,)), None))
             else:
                 others[path] = operands
         return others
 
     def keep(self, kept: Tensor, x: Tensor) -> None:
         """Copies `x` into `kept`, once all were told."""
-        self._copies[0].append(kept)
-        self._copies[1].append(x.detach())
+        self._copies.append((kept, x.detach()))
 
     def add_change(self, monitor: BatchMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
         """Gathers what has changed; `before` is overwritten with it."""
-        row = monitor._held.waiting.get((path,))
-        self._groups[id(monitor._common), before.dtype, before.device].append((monitor, module, path, (before,), row))
-        self._changes.append((before, after.detach()))
+        key = id(monitor._common), before.dtype, before.device
+        self._changing.add(key)
+        self._groups[key].append((monitor, module, path, (before,), monitor._held.waiting.get((path,)), after.detach()))
 
     def record(self) -> None:
-        """Reduces all that was gathered."""
-        if not self._groups and not self._copies[0]:
+        """Reduces all that was gathered, and binds it at once: an interrupt leaves either all of it or nothing."""
+        if not self._groups and not self._copies:
             return
         failed = as_monitor(self._record_all)
         for group in failed:  # alone, each tells what is wrong with it, and the others are recorded
-            for monitor, module, path, operands, _row in group:
+            for monitor, module, path, operands, *_ in group:
                 monitor._record(module, *operands, path=path)
 
     def _record_all(self) -> list[list[_Seen]]:
         """Returns the groups that could not be reduced together."""
+        failed = []
         with LOCK:
-            if self._copies[0]:
-                torch._foreach_copy_(*self._copies)
+            if self._copies:
+                torch._foreach_copy_([kept for kept, _ in self._copies], [x for _, x in self._copies])
             self._subtract()
-            return [group for group in self._groups.values() if not _observe(group, self._left)]
+            moment, batches = Moment(), []
+            for group in self._groups.values():
+                found = _observe(group, self._left, moment)
+                if found is None:
+                    failed.append(group)
+                else:
+                    batches += found
+            moment.recorded = True
+            for batch in batches:
+                batch.forget()
+        return failed
 
     def _subtract(self) -> None:
         befores, afters = [], []
-        for before, after in self._changes:
+        for before, after in [(seen[3][0], seen[5]) for key in self._changing for seen in self._groups[key]]:
+            if after is None:
+                continue
             if after.numel() >= LARGE and after.device.type == "cpu":
                 torch.sub(after, before, out=before)
             else:
@@ -207,52 +231,67 @@ class Together:
             torch._foreach_neg_(befores)
 
 
-def _observe(group: list[_Seen], left: int) -> bool:
-    """Observations of one reducer, dtype and device, bound together; False, and nothing is bound, where one of them fails.
+def _observe(group: list[_Seen], left: int, moment: Moment) -> list[Batch] | None:
+    """Prepares observations of one reducer, dtype and device, for when `moment` is recorded.
 
-    `left` is what `Batch.left` was before their rows were found.
+    Returns the batches that they are in; None, and nothing is prepared, if one of them fails. `left` is what `Batch.left` was
+    before their rows were found.
     """
     reducer = group[0][0]._common
     try:
-        lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _ in group])
+        lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _, _ in group])
         places: dict[Batch, dict[int, int]] = {}
         apart: list[int] = []
-        for position, (monitor, _, path, _, row) in enumerate(group):
+        for position, (monitor, _, path, _, row, _) in enumerate(group):
             if left != Batch.left:
                 row = monitor._held.waiting.get((path,))
-            if isinstance(row, Row) and row.batch.now[1]:
+            if isinstance(row, Row):
                 places.setdefault(row.batch, {})[position] = row.index
             else:
                 apart.append(position)
-        bound: list[tuple[Batch, _Now]] = []
+        prepared: list[tuple[Batch, _Rows]] = []
         for batch, there in places.items():
-            if len(places) > MANY or not batch.fits(lifted):
+            rows = batch.rows(moment)
+            if len(places) > MANY or _kinds(rows[0]) != _kinds(lifted):  # or its rows were never recorded
                 apart += there
             else:
-                bound.append((batch, batch.after(reducer, lifted, there)))
+                prepared.append((batch, _joined(reducer, rows, lifted, there)))
         if apart:
-            bound.append(_begun(group, sorted(apart), lifted))
+            prepared.append(_begun(group, sorted(apart), lifted))
     except Exception:
-        return False
-    for batch, now in bound:
-        batch.now = now
-    return True
+        return None
+    for batch, rows in prepared:
+        batch.prepare(moment, rows)
+    return [batch for batch, _ in prepared]
 
 
-def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Batch, _Now]:
-    """A new batch of those at these positions. It is empty until what is returned with it is bound."""
+def _joined(reducer: Reducer, rows: _Rows, lifted: State, places: Mapping[int, int]) -> _Rows:
+    """The rows with those lifted, of which `places` says which goes where."""
+    stacked, counts = rows
+    if len(next(iter(lifted.values()))) == len(counts) and [*places] == [*places.values()] == [*range(len(counts))]:
+        return reducer.merge(stacked, lifted), [count + 1 for count in counts]
+    device = next(iter(stacked.values())).device
+    come, go = numbers([*places], device), numbers([*places.values()], device)
+    joined = reducer.merge({key: value[go] for key, value in stacked.items()}, {key: value[come] for key, value in lifted.items()})
+    more = list(counts)
+    for place in places.values():
+        more[place] += 1
+    return {key: value.index_copy(0, go, joined[key]) for key, value in stacked.items()}, more
+
+
+def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Batch, _Rows]:
+    """A new batch of those at these positions, and its rows. It is empty until these are recorded."""
     batch, device = Batch(), next(iter(lifted.values())).device
-    first, _, _, operands, _ = group[positions[0]]
+    first, _, _, operands, *_ = group[positions[0]]
     wanted = {key: value.shape for key, value in first._common.update({}, operands[0].detach()).items()}
     if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
         raise StateMismatchError(f"{first._common!r} lifts the rows of a matrix to other shapes than each by itself")
     Batch.left += 1
     for index, position in enumerate(positions):
-        monitor, _, path, _, _ = group[position]
+        monitor, _, path, *_ = group[position]
         held = monitor._settled()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
-        others = {key: waiting for key, waiting in held.waiting.items() if path not in waiting.paths}
-        monitor._held = held._replace(waiting={**others, (path,): Row(path, batch, index, base)})
+        monitor._held = held.moved((path,), Row(path, batch, index, base))
     if len(positions) < len(group):
         come = numbers(positions, device)
         lifted = {key: value[come] for key, value in lifted.items()}

@@ -7,7 +7,8 @@ when there are enough of them, or somebody looks; by the laws of reducers that i
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -30,11 +31,14 @@ _places: WeakSet[Waiting] = WeakSet()
 class Waiting:
     """Observations of the same leaves, shapes and dtypes, which wait in a buffer for each leaf.
 
+    Whoever reads what a monitor recorded leaves the buffer in its place: `Held` says how many of its observations the states hold
+    already. So a signal handler may read while an observation is written, and both mean the same buffer.
+
     Attributes:
         paths: of the leaves.
         size: bytes of one observation.
         room: how many are enough.
-        count: how many wait; one that is not counted is not there.
+        count: how many are in the buffer; one that is not counted is not there.
     """
 
     __slots__ = (
@@ -69,8 +73,8 @@ class Waiting:
         return self.paths
 
     def takes(self, x: Tensor) -> bool:
-        """Whether this one is of the shape, dtype and device that wait here."""
-        return x.shape == self._shape and x.dtype is self._dtype and x.device == self._device
+        """Whether this one is of the shape, dtype and device that wait here, and there is room for it."""
+        return self.count < self.room and x.shape == self._shape and x.dtype is self._dtype and x.device == self._device
 
     def takes_all(self, tensors: Sequence[Tensor]) -> bool:
         """The same for all tensors of an observation."""
@@ -96,10 +100,13 @@ class Waiting:
     def _allocate(self) -> None:
         kinds = [(self._shape, self._dtype, self._device), *self._rest]
         self._buffers = [torch.empty((self.room, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
-        self._slots, *self._others = (buffer.unbind() for buffer in self._buffers)
+        slots, *self._others = [buffer.unbind() for buffer in self._buffers]
+        self._slots = slots  # last, because they say that all of it is there
 
-    def emptied(self) -> Waiting:
-        """Where the next ones wait: in the same buffers, or in smaller ones where more monitors share what there is by now."""
+    def following(self) -> Waiting:
+        """Where the next ones wait: here, or if this is full in the same buffers, smaller if more monitors share the memory."""
+        if self.count < self.room:
+            return self
         other = copy.copy(self)
         other.count, other.room = 0, _room(self.size)
         if other.room != self.room:
@@ -140,32 +147,41 @@ class Lifts(Waiting):
 class Held(NamedTuple):
     """Bound at once, after all that can fail: states and counts by leaf path, and where observations wait.
 
-    These are found by the paths of their leaves, and those that graphs lift by how they are packed.
+    These are found by the paths of their leaves, and those that graphs lift by how they are packed; `reduced` says how many of the
+    observations of each the states hold.
     """
 
     states: dict[str, State]
     counts: dict[str, int]
     waiting: dict[tuple[str, ...], Waiting]
+    reduced: Mapping[tuple[str, ...], int] = MappingProxyType({})
 
     @property
     def anything_waits(self) -> bool:
         """Whether there are observations that the states do not hold."""
-        return any(waiting.count for waiting in self.waiting.values())
+        return any(waiting.count != self.reduced.get(key, 0) for key, waiting in self.waiting.items())
 
     @property
     def samples(self) -> int:
         """How many observations the leaf with most has."""
         counts = dict(self.counts)
-        for waiting in self.waiting.values():
-            _count(counts, waiting.paths, waiting.count)
+        for key, waiting in self.waiting.items():
+            _count(counts, waiting.paths, waiting.count - self.reduced.get(key, 0))
         return max(counts.values(), default=0)
 
     def after(self, states: Mapping[str, State], waiting: Waiting | None) -> Held:
         """With new states of these leaves, one observation more; and perhaps a place where the next ones like it wait."""
         counts = dict(self.counts)
         _count(counts, states, 1)
-        places = {key: other for key, other in self.waiting.items() if states.keys().isdisjoint(other.paths)}
-        return Held({**self.states, **states}, counts, places if waiting is None else {**places, waiting.key: waiting})
+        return Held({**self.states, **states}, counts, self.waiting, self.reduced).moved(states, waiting)
+
+    def moved(self, paths: Collection[str], waiting: Waiting | None) -> Held:
+        """With no place where observations of these leaves wait but this one, of which the states hold nothing."""
+        kept = {key: other for key, other in self.waiting.items() if not any(path in paths for path in other.paths)}
+        if waiting is not None:
+            kept[waiting.key] = waiting
+        reduced = {key: count for key, count in self.reduced.items() if kept.get(key) is self.waiting[key]}
+        return Held(self.states, self.counts, kept, reduced)
 
 
 EMPTY = Held({}, {}, {})
@@ -195,21 +211,27 @@ def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, A
     """With nothing that waits; and the observations that cannot be reduced, each with its error."""
     states, counts = dict(held.states), dict(held.counts)
     failed: list[tuple[Exception, Any]] = []
-    for waiting in held.waiting.values():
-        count = waiting.count
+    places: dict[tuple[str, ...], Waiting] = {}
+    reduced: dict[tuple[str, ...], int] = {}
+    for key, waiting in held.waiting.items():
+        start, count = held.reduced.get(key, 0), waiting.count
         try:
-            if count:
-                states.update(waiting.joined(reducer, states, 0, count))
-                _count(counts, waiting.paths, count)
+            if count != start:
+                states.update(waiting.joined(reducer, states, start, count))
+                _count(counts, waiting.paths, count - start)
         except Exception:  # one by one, to leave out no more than those that are at fault
-            for position in range(count):
+            for position in range(start, count):
                 try:
                     states.update(waiting.joined(reducer, states, position, position + 1))
                     _count(counts, waiting.paths, 1)
                 except Exception as error:
                     failed.append((error, waiting.shown(position)))
-    places = {key: waiting.emptied() for key, waiting in held.waiting.items()}
-    return Held(states, counts, {key: waiting for key, waiting in places.items() if waiting.room > 1}), failed
+        following = waiting.following()
+        if following is waiting:
+            places[key], reduced[key] = waiting, count
+        elif following.room > 1:
+            places[key] = following
+    return Held(states, counts, places, reduced), failed
 
 
 def _room(size: int) -> int:
