@@ -14,9 +14,10 @@ from torch import nn
 
 from recorders.errors import SelectionError, TargetError
 
-__all__ = ["Criteria", "Names", "Place", "select_modules", "select_parameters", "unwrapped"]
+__all__ = ["Criteria", "Excluded", "Names", "Place", "select_modules", "select_parameters", "unwrapped"]
 
 Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
+Excluded: TypeAlias = "str | re.Pattern[str] | type | Iterable[str | re.Pattern[str] | type]"
 
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -43,7 +44,7 @@ class Criteria:
     types: type | Iterable[type] | None = None
     names: Names | None = None
     indices: int | Iterable[int] | None = None
-    exclude: Any = None
+    exclude: Excluded | None = None
     depth: int | None = None
     leaves: bool = False
     where: Callable[[str, nn.Module], bool] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +15,7 @@ from recorders.recordings.past import Past
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 
-__all__ = ["Recording", "Subrecording", "lookup", "register_writer"]
+__all__ = ["Recording", "Subrecording", "check_same_names", "lookup", "register_writer"]
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,7 @@ class Recording(Mapping[str, Subrecording]):
         Raises:
             MergeError: the names differ, or a pair of subrecordings does not fit; the message says which.
         """
-        if set(self) != set(other):
-            only = sorted(set(self) - set(other)), sorted(set(other) - set(self))
-            raise MergeError(f"the recordings hold different names: only the first has {only[0]}, only the second {only[1]}")
+        check_same_names(self, other, "the first recording", "the second")
         merged = {}
         for name, part in self.items():
             try:
@@ -165,6 +163,13 @@ _writers: dict[str, Callable[[Recording, str | os.PathLike[str]], Path]] = {}
 def register_writer(layout: str, write: Callable[[Recording, str | os.PathLike[str]], Path]) -> None:
     """Let `Recording.save` write this layout; files know recordings, and not the reverse."""
     _writers[layout] = write
+
+
+def check_same_names(first: Iterable[str], second: Iterable[str], this: str, other: str) -> None:
+    """Raises `MergeError` if the names differ; `this` and `other` say in the message whose they are."""
+    here, there = set(first), set(second)
+    if here != there:
+        raise MergeError(f"the names differ: only {this} has {sorted(here - there)}, only {other} {sorted(there - here)}")
 
 
 def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
