@@ -72,7 +72,7 @@ def test_report_tells_of_switched_off_hooks_gates_and_failures() -> None:
     gated = Recorder(ForwardMonitor(Count(), condition=lambda: False)).children(net)
     net(torch.ones(1))
     assert off.report().silent[0].reason == "its hooks are off"
-    assert gated.report().silent[0].reason == "only ever left out"
+    assert gated.report().silent[0].reason == "all calls were skipped"
     assert gated.report().silent[0].skipped == {"condition was false": 1}
     ticks = Recorder(ParameterMonitor(Count(), when="tick")).modules(nn.Linear(1, 1))
     assert ticks.report().silent[0].reason == "tick() was never called"
@@ -223,4 +223,4 @@ def test_plan_takes_named_tuples_and_mappings() -> None:
 
 def test_report_tells_of_modules_that_are_no_more() -> None:
     recorder = Recorder(ForwardMonitor(Mean())).modules(nn.Linear(2, 2))
-    assert recorder.report().rows[0].reason == "its module is no more: nothing else kept it alive"
+    assert recorder.report().rows[0].reason == "its module no longer exists: nothing else kept it alive"

@@ -22,7 +22,7 @@ __all__ = ["Plan", "PlanRow", "plan"]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One subrecorder: what it will keep of each observation (`shapes`, by leaf), and the bytes of its state."""
+    """One subrecorder: the shapes that its reducer gets, by leaf, and the bytes of its state."""
 
     name: str
     monitor: str
@@ -44,14 +44,14 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be recorded. `state_bytes` is what one observation leaves behind; reducers that keep every one grow from there."""
+    """What will be recorded. `state_bytes` is the size after one observation; reducers that keep every observation grow."""
 
     rows: tuple[PlanRow, ...]
     note: str
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of all states whose size is known."""
+        """The total size of the states whose size is known."""
         return sum(row.state_bytes or 0 for row in self.rows)
 
     def __str__(self) -> str:
@@ -60,18 +60,18 @@ class Plan:
 
 
 def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
-    """A dry run on the meta device: shapes only, so nothing is computed and neither the nets nor the monitors change."""
+    """The plan of `monitors`, from a run of copies of the nets on the meta device: only shapes are computed."""
     note = "" if args or kwargs else "give plan() example inputs to learn the sizes of what is recorded in forward and backward"
-    rehearsed: dict[int, Monitor] = {}
-    doubles: list[nn.Module] = []
+    twins: dict[int, Monitor] = {}
+    copies: list[nn.Module] = []
     memo: dict[int, Any] = {}
     try:
         for net in nets:
             kept = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
             memo.update({id(tensor): _meta(tensor) for tensor in [*net.parameters(), *net.buffers(), *kept]})
-            doubles.append(copy.deepcopy(net, memo))
+            copies.append(copy.deepcopy(net, memo))
     except Exception as error:
-        memo.clear()  # of modules half copied
+        memo.clear()  # it may hold modules that are half copied
         note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
     for monitor in monitors.values():
         module = monitor.module
@@ -82,19 +82,19 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
         twin.train_update = twin.eval_update = twin.active = True
         twin.gated = False
-        rehearsed[id(monitor)] = twin.register(memo[id(module)])
+        twins[id(monitor)] = twin.register(memo[id(module)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
-        for twin in rehearsed.values():
+        for twin in twins.values():
             if isinstance(twin, _ParameterMonitor):
                 twin.rehearse()
         try:
             if args or kwargs:
-                _run(doubles, _on_meta(args), _on_meta(dict(kwargs)))
+                _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
         except Exception as error:
             note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
-    rows = [_plan_row(name, monitor, rehearsed.get(id(monitor))) for name, monitor in monitors.items()]
-    for twin in rehearsed.values():
+    rows = [_plan_row(name, monitor, twins.get(id(monitor))) for name, monitor in monitors.items()]
+    for twin in twins.values():
         twin.deregister()
     return Plan(tuple(rows), note)
 
@@ -117,8 +117,8 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
 
 
 def _meta(tensor: Tensor) -> Tensor:
-    double = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-    return nn.Parameter(double, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else double
+    copied = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
 def _on_meta(value: Any) -> Any:

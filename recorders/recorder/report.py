@@ -20,7 +20,7 @@ __all__ = ["Report", "ReportRow", "report"]
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One subrecorder: how often its hook was called, what was recorded, what was left out, by reason, and the last error."""
+    """One subrecorder: the calls of its hook, the observations recorded, those skipped by reason, and the last error."""
 
     name: str
     monitor: str
@@ -44,7 +44,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What fired how often. `str()` gives a line a subrecorder."""
+    """One row per subrecorder; `str()` shows one line for each."""
 
     rows: tuple[ReportRow, ...]
 
@@ -58,32 +58,32 @@ class Report:
 
 
 def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> Report:
-    """How often each monitor was called and what came of it; `nets` are those that the monitored modules were selected from."""
+    """The report on `monitors`; modules that are no longer in `nets` are reported as gone, unless `nets` is empty."""
     rows = []
-    begun = any(monitor.samples for monitor in monitors.values())
+    others_recorded = any(monitor.samples for monitor in monitors.values())
     present = {id(module) for net in nets for module in net.modules()}
     for name, monitor in monitors.items():
         skipped = {reason: count for reason, count in monitor.tally.items() if reason != "calls"}
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
-        calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not tallied
+        calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not counted
         steps = shown_steps(monitor.steps, monitor.every_step, monitor.clock.cadence if monitor.gated else 1)
         gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
-        reason = _GONE if gone else _reason(monitor, samples, begun)
+        reason = _GONE if gone else _reason(monitor, samples, others_recorded)
         rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
     return Report(tuple(rows))
 
 
-_IDLE = "the clock stands at step 0 still: it is advanced by recorder.attach(optimizer), or recorder.step() after every step"
+_IDLE = "the clock stands at step 0 still: call recorder.attach(optimizer), or recorder.step() after every step"
 _PARTIAL = (
-    "a compiled graph returned it, and a hook outside of that graph gets no gradient of what the graph itself makes of it: compile "
-    "the net as a whole, with torch._dynamo.config.wrap_top_frame = True where this is its outermost module"
+    "a compiled graph returned it, and a hook outside of that graph misses the gradient that comes from within the graph: compile "
+    "the net as a whole, with torch._dynamo.config.wrap_top_frame = True if this is its outermost module"
 )
-_GONE = "its module is no longer in the net: another took its place after the selection; select again"
+_GONE = "its module is no longer in the net: it was replaced after the selection; select again"
 
 
-def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
-    """Why nothing was recorded, as far as can be told; `begun` where others recorded something."""
+def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
+    """The likely reason why nothing, or not everything, was recorded; "" if all is well or no reason is known."""
     idle = monitor.gated and monitor.clock.step == 0
     partial = isinstance(monitor, GradientMonitor) and monitor.partial
     if samples:
@@ -96,21 +96,21 @@ def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.tally:
         if monitor.tally.keys() - {"calls"} == {NO_TENSOR}:
-            return "what it watches holds no tensor: choose another module, or record an attribute of it with StateMonitor"
-        return _PARTIAL if partial else "only ever left out"
-    if not monitor.registered and not begun:  # at the end of a recording hooks are off, and that is not the reason
+            return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
+        return _PARTIAL if partial else "all calls were skipped"
+    if not monitor.registered and not others_recorded:  # otherwise hooks are off because the recording has ended
         return "its hooks are off"
     if isinstance(monitor, ParameterMonitor) and monitor.when != "step":
         return "its module was never called" if monitor.when == "call" else "tick() was never called"
     if isinstance(monitor, _ParameterMonitor):
         return "no optimizer step changed its parameters"
     if isinstance(monitor, GradientMonitor) and monitor.seen:
-        return "no gradient came: backward was not run, or its output is not used by the loss"
+        return "no gradient came: backward was not run, or the loss does not use its output"
     if monitor.module is None and monitor.registered:
-        return "its module is no more: nothing else kept it alive"
+        return "its module no longer exists: nothing else kept it alive"
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
-        return "a container is never called, only what is in it"
-    reason = "its module was never called, or through .forward or its weights alone (as MultiheadAttention does with out_proj)"
+        return "a container is never called, only the modules in it"
+    reason = "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj)"
     if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]:  # importing it takes seconds
-        reason += "; or in a graph that torch.compile made before the hook was on: call torch._dynamo.reset() once it is"
+        reason += "; or it runs in a graph that torch.compile made before the hook was on: call torch._dynamo.reset()"
     return reason
