@@ -58,7 +58,7 @@ def test_report_names_what_never_fired_with_the_likely_reason() -> None:
     silent = {row.name: row.reason for row in recorder.report().silent}
     assert "out/used" not in silent
     for name in ("out/unused", "out/direct", "out/attention.out_proj"):
-        assert "never called, or through .forward" in silent[name]
+        assert "never called, or only its .forward" in silent[name]
     assert "backward was not run" in silent["grad/used"]
     assert "never called" in silent["grad/unused"]
     assert "no optimizer step" in silent["weights/used"]
@@ -168,7 +168,7 @@ def test_report_tells_of_containers_and_of_graphs_compiled_before_the_hooks_were
     recorder = Recorder(ForwardMonitor(Mean())).modules(compiled)
     compiled(torch.ones(1, 2))
     told = {row.name: row.reason for row in recorder.report().silent}
-    assert told["layers"] == "a container is never called, only what is in it"
+    assert told["layers"] == "a container is never called, only the modules in it"
     assert "torch._dynamo.reset()" in told["layers.0"]
     torch._dynamo.reset()
     compiled(torch.ones(1, 2))

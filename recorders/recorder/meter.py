@@ -1,9 +1,9 @@
 """Meter: measures the cost of recording in some of the steps, and chooses a cadence that keeps the cost within a budget.
 
 The cost has three parts: the work of the monitors, which is timed; the calls of their hooks by PyTorch; and the work of the clock
-at every step. The calls are measured at the end of measured steps, on modules made for this purpose: there the caches are in the state
-that the training leaves, and a call takes several times as long as in a loop. If some steps record nothing, steps that record are
-also compared with them. This shows what recording slows down elsewhere.
+at every step. The calls are measured at the end of measured steps, on modules made for this purpose: the caches are then as the
+training leaves them, and a call takes several times as long as in a loop. If some steps record nothing, steps that record are also
+compared with them. This shows what recording slows down elsewhere.
 """
 
 from __future__ import annotations

@@ -72,11 +72,7 @@ class Overhead:
 
 
 def check_budget(budget: object) -> float | None:
-    """`budget` as a float, or None.
-
-    Raises:
-        ValueError: it is not a number between 0 and 1.
-    """
+    """`budget` as a float, or None; raises `ValueError` if it is not a number between 0 and 1."""
     if budget is None:
         return None
     if isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 < budget < 1:

@@ -50,11 +50,7 @@ class Criteria:
     where: Callable[[str, nn.Module], bool] | None = None
 
     def filter(self, places: list[Place], what: str) -> list[Place]:
-        """The places that satisfy every criterion.
-
-        Raises:
-            SelectionError: there are none, or a name or an index does not exist; lists what exists.
-        """
+        """The places that satisfy every criterion; raises `SelectionError` if there are none, or a name or index does not exist."""
         types = _types(self.types)
         if self.depth is not None and not isinstance(self.depth, int):
             raise TypeError(f"depth={self.depth!r}: give a number of levels below the net")

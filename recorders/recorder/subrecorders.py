@@ -89,11 +89,11 @@ class Subrecorders(Mapping[str, Monitor]):
     def place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> None:
         """Puts a copy of each prototype in `groups` (None: of all) on each of `places`, which were selected from `net`.
 
-        Raises:
-            SelectionError: no prototype fits any place, or a name is taken. Nothing is added then.
+        If no prototype fits any place, or a name is taken, raises `SelectionError` and adds nothing.
         """
         chosen = self._chosen(groups)
-        if places[0].attr is not None and (wrong := [type(p).__name__ for p in chosen.values() if not _fits_parameters(p)]):
+        kinds = (_ParameterMonitor, CallMonitor) if places[0].attr is not None else Monitor
+        if wrong := [type(prototype).__name__ for prototype in chosen.values() if not isinstance(prototype, kinds)]:
             raise SelectionError(
                 f"{wrong} watch modules, not parameters: select with modules() or children(), or leave out by groups="
             )
@@ -205,10 +205,6 @@ def _prototype(item: object, group: str) -> Monitor:
     if prototype.registered:
         raise TypeError(f"{where} needs a monitor without a module, as a prototype; {prototype!r} already sits on one")
     return prototype
-
-
-def _fits_parameters(prototype: Monitor) -> bool:
-    return isinstance(prototype, (_ParameterMonitor, CallMonitor))
 
 
 def _join(group: str, name: str) -> str:

@@ -46,11 +46,7 @@ class LensRecorders:
         self._loss_hooks: list[RemovableHandle] = []
 
     def attach(self, net: nn.Module, depth: int | None) -> None:
-        """Makes new recorders on `net`; see `Inspector` for `depth`. Results of earlier recorders are deleted.
-
-        Raises:
-            SelectionError: a lens finds nothing to watch; the caller must then call `detach`.
-        """
+        """Makes new recorders on `net`, without the results of earlier ones; if it raises, call `detach`."""
         push_output = weakref.WeakMethod(self._push_output)  # a loss module must not keep an inspector alive
 
         def observe(*args: Any) -> None:
@@ -141,13 +137,9 @@ class LensRecorders:
 
 def _with_every_step(monitors: Mapping[str, Monitor], every_step: int) -> dict[str, Monitor]:
     """The monitors with this `every_step`; monitors that choose their steps, or record at ticks, as they are."""
-
-    def unchanged(monitor: Monitor) -> bool:
-        return every_step == 1 or monitor.gated or getattr(monitor, "when", None) == "tick"
-
-    return {group: one if unchanged(one) else _copy(one, every_step) for group, one in monitors.items()}
-
-
-def _copy(monitor: Monitor, every_step: int) -> Monitor:
-    recipe = monitor.constructor
-    return replace(recipe, options=(*recipe.options, ("every_step", every_step)))(monitor.attr)
+    changed = dict(monitors)
+    for group, monitor in monitors.items():
+        if every_step != 1 and not monitor.gated and getattr(monitor, "when", None) != "tick":
+            recipe = monitor.constructor
+            changed[group] = replace(recipe, options=(*recipe.options, ("every_step", every_step)))(monitor.attr)
+    return changed
