@@ -1,4 +1,4 @@
-"""Where tensors are captured, and where results go."""
+"""Records what happens inside PyTorch networks: monitors capture tensors, reducers reduce them, recordings keep the results."""
 
 from recorders.errors import (
     CorruptRecordingError,
@@ -9,6 +9,7 @@ from recorders.errors import (
     NotARecordingError,
     OperandError,
     RecorderError,
+    RecordingNotFoundError,
     RecordingWarning,
     SchemaError,
     SelectionError,
@@ -28,7 +29,10 @@ from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import load, save
 from recorders.schedule.clock import Clock
+from recorders.watch import lenses, visualizers
+from recorders.watch.findings import findings
 from recorders.watch.inspector import Inspector
+from recorders.watch.overview import overview
 from recorders.watch.timeline import Timeline
 
 __all__ = [
@@ -57,6 +61,7 @@ __all__ = [
     "Recorder",
     "RecorderError",
     "Recording",
+    "RecordingNotFoundError",
     "RecordingWarning",
     "SchemaError",
     "SelectionError",
@@ -67,6 +72,10 @@ __all__ = [
     "TargetError",
     "TickError",
     "Timeline",
+    "findings",
+    "lenses",
     "load",
+    "overview",
     "save",
+    "visualizers",
 ]

@@ -1,4 +1,4 @@
-"""The command `recorders`. To add a verb, write a function that adds its parser and what it runs, and name it in `VERBS`."""
+"""The command `recorders`. To add a verb, write a function that adds its parser, and add it to `VERBS`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command, and returns its exit status: 0, 1 where it failed, 2 where it could not begin, 130 where interrupted.
+    """Runs one command; returns 0, or 1 if it failed, 2 if an extra is missing, 130 if it was interrupted.
 
     Args:
-        arguments: as they were typed, without the name of the program; those of this process where None.
+        arguments: the arguments without the name of the program; None for those of this process.
 
     >>> import contextlib
     >>> with contextlib.suppress(SystemExit):
@@ -51,18 +51,18 @@ def _add_demo(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--epochs", type=_whole(1), default=10, help="how often to go through the training images (default: %(default)s)"
     )
     verb.add_argument("--out", default="recorders-demo", help="folder for recording and figure (default: %(default)s)")
-    verb.add_argument("--seed", type=_whole(0), default=0, help="of all random numbers (default: %(default)s)")
+    verb.add_argument("--seed", type=_whole(0), default=0, help="seed of all random numbers (default: %(default)s)")
     verb.set_defaults(run=_demo)
 
 
 def _demo(given: argparse.Namespace) -> int:
-    # Where no configuration can be written matplotlib logs a warning and carries on; in a demo that is only noise.
+    # If matplotlib cannot write its configuration it logs a warning, which does not matter here.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     for library in ("rich", "matplotlib", "sklearn"):
         require(library, "demo")
     from recorders.demo import demo
 
-    # Tensors this small gain nothing from more threads, and lose much where other programs keep the cores busy.
+    # For tensors this small more threads are no faster, and much slower if other programs use the cores.
     torch.set_num_threads(1)
     return 0 if demo(given.out, given.epochs, given.seed) else 130
 

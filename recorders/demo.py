@@ -1,7 +1,6 @@
-"""`recorders demo`: a small network learns to read digits, while everything that happens inside it is recorded.
+"""`recorders demo`: trains a small network on handwritten digits, and records it.
 
-Reads from top to bottom as a tutorial: the data, the net, what to record, the training, what came of it. Needs
-`pip install torch-recorders[demo]`.
+A tutorial, to be read from top to bottom: data, net, recorder, training, results. Needs `pip install torch-recorders[demo]`.
 """
 
 # mypy: allow-untyped-calls
@@ -33,10 +32,12 @@ from recorders import (
     Recorder,
     Recording,
     StorageError,
+    findings,
     load,
+    overview,
 )
-from recorders.watch.findings import Finding, findings
-from recorders.watch.overview import Layer, overview
+from recorders.watch.findings import Finding
+from recorders.watch.overview import Layer
 from recorders.watch.visualizers.overview import overview_figure, overview_table
 from reducers import Activity, Collect, Product, Summary
 
@@ -47,7 +48,7 @@ RATE = 6e-4
 
 
 class Digits(NamedTuple):
-    """Handwritten digits, (n, 1, 8, 8) in 0 to 1, and which digits they are, (n,)."""
+    """Images (n, 1, 8, 8) with values from 0 to 1, and labels (n,)."""
 
     images: Tensor
     labels: Tensor
@@ -55,11 +56,11 @@ class Digits(NamedTuple):
     test_labels: Tensor
 
 
-# 1. The data ships with scikit-learn: 1797 scans of 8 x 8 pixels, 1400 for training and the rest for testing.
+# 1. The data comes with scikit-learn: 1797 images of 8 x 8 pixels, 1400 for training and the rest for testing.
 
 
 def digits() -> Digits:
-    """The digits, shuffled by torch's random state and split."""
+    """The digits, shuffled with torch's random state and split."""
     bunch = load_digits()
     images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.as_tensor(bunch.target)
@@ -68,7 +69,7 @@ def digits() -> Digits:
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
-# 2. The net: three convolutions, each normalised and rectified, and a linear head; 26 thousand parameters.
+# 2. The net: three convolutions, each with batch normalisation and ReLU, and a linear layer; 26 thousand parameters.
 
 
 def network() -> nn.Sequential:
@@ -86,18 +87,18 @@ def network() -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-# 3. What to record, and how to reduce it: each line is a place to listen at, and a statistic that is kept up to date.
+# 3. The recorder: each line says what to capture, and which statistics of it to compute.
 
 
 def relative_change(after: Tensor, before: Tensor) -> Tensor:
-    """Norm of an update over norm of the weights."""
+    """Norm of an update divided by the norm of the weights."""
     change: Tensor = (after - before).norm() / before.norm()
     return change
 
 
 def watch(net: nn.Module) -> Recorder:
-    """A recorder on every layer of `net` that computes something."""
-    channels = "b c ... -> c"  # einops: keep one number a channel, whatever lies behind it
+    """A recorder on the layers of `net`."""
+    channels = "b c ... -> c"  # einops: keep the channels, reduce all other axes
     return Recorder(
         output=ForwardMonitor(Product(stats=Summary(channels), activity=Activity(channels)), eval_update=False),
         gradient=BackwardMonitor(Summary()),
@@ -108,11 +109,11 @@ def watch(net: nn.Module) -> Recorder:
     ).modules(net, types=(nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Linear))
 
 
-# 4. The training is what it would be without a recorder, but for what no hook can see: loss and accuracy are pushed.
+# 4. The training: as without a recorder, except that loss and accuracy, which no hook can capture, are pushed.
 
 
 def train(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, progress: Progress) -> None:
-    """Trains `net`, and tests it after each epoch."""
+    """Trains `net` and tests it after each epoch."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE)
     bar = progress.add_task("training", total=epochs * (len(data.labels) // BATCH))
     for epoch in range(epochs):
@@ -131,25 +132,22 @@ def train(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, progres
         progress.update(bar, description=f"epoch {epoch + 1} of {epochs}")
 
 
-# 5. All together. What was recorded is on the disk before anything is shown.
+# 5. All together. The recording is saved before anything is shown.
 
 
 def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed: int = 0, console: Console | None = None) -> bool:
-    """Trains, records, saves, loads back, and shows what is wrong with the net, if anything is.
+    """Trains, records, saves, loads, and shows the recording and its findings; returns whether the training was completed.
 
-    Interrupted by Ctrl-C it goes on with what was recorded until then.
+    If it is interrupted by Ctrl-C, it continues with what was recorded until then.
 
     Args:
-        out: folder for the recording and the figure: a new or empty one, or that of an earlier demo, which is replaced.
+        out: folder for the recording and the figure: new, empty, or of an earlier demo, which is replaced.
         epochs: how often to go through the training images.
-        seed: of torch's random state.
-        console: where to print; standard output where None.
-
-    Returns:
-        Whether the training came to its end.
+        seed: seed of torch's random state.
+        console: where to print; None for standard output.
 
     Raises:
-        NotARecordingError: `out` holds something else; nothing has changed then.
+        NotARecordingError: `out` contains something else; nothing is changed.
         StorageError: `out` cannot be written.
     """
     console = Console(highlight=False) if console is None else console
@@ -176,7 +174,7 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
 
     recording = load(folder)
     torch.testing.assert_close(recording.compute(), recorder.compute(), rtol=0, atol=0, equal_nan=True)
-    both = recording.merge(recorder.snapshot())  # as one merges the recordings of two processes, or of two days
+    both = recording.merge(recorder.snapshot())  # in the same way, recordings of two processes are merged
     layers = overview(recorder)
     picture = _draw(layers, recording, len(data.labels) // BATCH, Path(out) / "overview.png")
     console.print()
@@ -187,12 +185,9 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     accuracy = recording["accuracy"].peek()
     console.print(f"test accuracy: {'not measured yet' if accuracy is None else f'{accuracy[-1].item():.1%}'}")
     console.print(f"loaded back and merged: {recording.samples('loss')} steps twice make {both.samples('loss')}")
-    for label, value in {
-        "recording": folder,
-        "figure": picture,
-        "load it": f"import recorders; recording = recorders.load({os.fspath(folder)!r})",
-    }.items():
-        console.print(Text(f"{label}: {value}"), soft_wrap=True)  # paths and code are to be copied, so never wrapped
+    code = f"import recorders; recording = recorders.load({os.fspath(folder)!r})"
+    for label, value in {"recording": folder, "figure": picture, "load it": code}.items():
+        console.print(Text(f"{label}: {value}"), soft_wrap=True)  # no wrapping, so that paths and code can be copied
     return finished
 
 
@@ -214,7 +209,7 @@ def _tell(found: list[Finding], layers: int, console: Console) -> None:
 
 
 def _claim(out: Path, recorder: Recorder) -> Path:
-    """The folder of the recording, inside `out`, once it is clear that nothing but an earlier demo would be replaced."""
+    """The folder for the recording in `out`, which must be empty or contain an earlier demo."""
     folder = out / "recording"
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Errors of capture and of files. Every one says what was wrong, where, and what to do."""
+"""All errors and warnings of `recorders`; each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -27,62 +27,62 @@ class RecorderError(Exception):
 
 
 class SelectionError(RecorderError, KeyError):
-    """A selection matched nothing, or a name is not there; the message lists what is."""
+    """A selection matches nothing, or a name does not exist; the message lists what exists."""
 
-    def __str__(self) -> str:  # a KeyError would show the repr of its message
+    def __str__(self) -> str:  # KeyError would show the repr of the message
         return Exception.__str__(self)
 
 
 class TargetError(RecorderError, AttributeError):
-    """A monitor cannot sit where it was put: no module, or the module has no such attribute."""
+    """A monitor was put on something that is not a module, or on a module without the attribute to watch."""
 
 
 class OperandError(RecorderError, TypeError):
-    """What a module gave, or what `map_` or `op_` made of it, holds no tensor a reducer could take."""
+    """The output of a module, of `map_` or of `op_` contains no tensor to reduce."""
 
 
 class MonitorError(RecorderError, RuntimeError):
-    """A reducer or one of the user's callables failed during capture; names monitor, module and shapes."""
+    """A reducer or a function given by the user failed during capture; the message names monitor, module and shapes."""
 
 
 class MergeError(RecorderError, ValueError):
-    """Two recordings do not fit together; both sides are listed."""
+    """Two recordings cannot be merged; the message lists what differs."""
 
 
 class LensError(RecorderError, ValueError):
-    """A lens, a chart or an inspector was asked for what it cannot show; lists what it can."""
+    """An option of a lens, a chart or an inspector is invalid; the message lists the choices."""
 
 
 class MissingExtraError(RecorderError, ImportError):
-    """An optional library is not installed; names the extra that brings it."""
+    """An optional library is not installed; the message names the extra that installs it."""
 
 
 class StorageError(RecorderError, OSError):
-    """A recording could not be written or read; names the file and the reason."""
+    """A recording could not be written or read; the message names the file and the reason."""
 
 
 class NotARecordingError(StorageError):
-    """The path exists and is not a recording."""
+    """The path exists but is not a recording."""
 
 
 class RecordingNotFoundError(StorageError, FileNotFoundError):
-    """There is nothing at the path."""
+    """The path does not exist."""
 
 
 class CorruptRecordingError(StorageError):
-    """The path is a recording, and its bytes are not what was saved."""
+    """The path is a recording, but its bytes are not what was saved."""
 
 
 class SchemaError(StorageError):
-    """The recording was written in a schema this version does not know."""
+    """The recording has a schema that this version does not know."""
 
 
 class SyncError(RecorderError, RuntimeError):
-    """The ranks of a process group do not record the same things; both sides are listed."""
+    """The ranks of a process group do not record the same things; the message lists what differs."""
 
 
 class TickError(RecorderError, ValueError):
-    """A tick of a timeline is no whole number, or is there already."""
+    """A tick of a timeline is not a whole number, or exists already."""
 
 
 class RecordingWarning(UserWarning):

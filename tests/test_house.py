@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +98,16 @@ def test_a_package_has_at_most_twelve_entries_and_a_room_at_most_320_lines(packa
     entries = [entry.name for entry in (ROOT / package).iterdir() if entry.name != "__pycache__"]
     assert len(entries) <= 12
     assert {name: lines for name, path in modules(package).items() if (lines := len(path.read_text().splitlines())) > 320} == {}
+
+
+def test_what_users_need_is_in_the_package() -> None:
+    script = """
+import sys, recorders, recorders.errors
+found = {'rich', 'matplotlib', 'sklearn'} & set(sys.modules)
+assert not found, found
+missing = [name for name in (*recorders.errors.__all__, 'findings', 'overview', 'lenses', 'visualizers')
+           if name not in recorders.__all__ or not hasattr(recorders, name)]
+assert not missing, missing
+recorders.lenses.OutputGradientGeometry, recorders.visualizers.TextVisualizer
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

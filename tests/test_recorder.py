@@ -310,3 +310,10 @@ def test_training_is_the_same_bit_for_bit_with_everything_recorded() -> None:
 
     bare, recorded = train(False), train(True)
     assert all(bare[key].equal(recorded[key]) for key in bare)
+
+
+def test_reset_keeps_the_functions_given_to_apply() -> None:
+    recorder = Recorder(loss=CallMonitor(Sum())).apply(lambda result: -result)
+    assert recorder.push("loss", 2.0).compute() == {"loss": -2.0}
+    assert recorder.reset().compute() == {}
+    assert recorder.push("loss", 3.0).compute() == {"loss": -3.0}

@@ -58,7 +58,7 @@ def test_report_names_what_never_fired_with_the_likely_reason() -> None:
     silent = {row.name: row.reason for row in recorder.report().silent}
     assert "out/used" not in silent
     for name in ("out/unused", "out/direct", "out/attention.out_proj"):
-        assert "never called, or through .forward" in silent[name]
+        assert "never called, or only its .forward" in silent[name]
     assert "backward was not run" in silent["grad/used"]
     assert "never called" in silent["grad/unused"]
     assert "no optimizer step" in silent["weights/used"]
@@ -72,7 +72,7 @@ def test_report_tells_of_switched_off_hooks_gates_and_failures() -> None:
     gated = Recorder(ForwardMonitor(Count(), condition=lambda: False)).children(net)
     net(torch.ones(1))
     assert off.report().silent[0].reason == "its hooks are off"
-    assert gated.report().silent[0].reason == "only ever left out"
+    assert gated.report().silent[0].reason == "all calls were skipped"
     assert gated.report().silent[0].skipped == {"condition was false": 1}
     ticks = Recorder(ParameterMonitor(Count(), when="tick")).modules(nn.Linear(1, 1))
     assert ticks.report().silent[0].reason == "tick() was never called"
@@ -168,7 +168,7 @@ def test_report_tells_of_containers_and_of_graphs_compiled_before_the_hooks_were
     recorder = Recorder(ForwardMonitor(Mean())).modules(compiled)
     compiled(torch.ones(1, 2))
     told = {row.name: row.reason for row in recorder.report().silent}
-    assert told["layers"] == "a container is never called, only what is in it"
+    assert told["layers"] == "a container is never called, only the modules in it"
     assert "torch._dynamo.reset()" in told["layers.0"]
     torch._dynamo.reset()
     compiled(torch.ones(1, 2))
@@ -223,4 +223,4 @@ def test_plan_takes_named_tuples_and_mappings() -> None:
 
 def test_report_tells_of_modules_that_are_no_more() -> None:
     recorder = Recorder(ForwardMonitor(Mean())).modules(nn.Linear(2, 2))
-    assert recorder.report().rows[0].reason == "its module is no more: nothing else kept it alive"
+    assert recorder.report().rows[0].reason == "its module no longer exists: nothing else kept it alive"

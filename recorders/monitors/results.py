@@ -72,7 +72,7 @@ class Results(Capture, Past):
     def clear(self) -> None:
         """Forgets what was recorded; hooks stay as they are."""
         with self._lock:
-            self._held, self._merged, self._eligible, self._functions = EMPTY, 0, {}, ()
+            self._held, self._merged, self._eligible = EMPTY, 0, {}
             self.tally, self.last_error = {}, None
 
     def check_merge(self, other: Subrecording) -> Subrecording:

@@ -1,1 +1,1 @@
-"""Monitors by name, selected from a net."""
+"""Recorder: selects modules of a net, puts monitors on them, and reports what they record and cost."""

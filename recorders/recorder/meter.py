@@ -1,9 +1,9 @@
-"""Measures some of the steps, and chooses how seldom to record so that it stays within a budget.
+"""Meter: measures the cost of recording in some of the steps, and chooses a cadence that keeps the cost within a budget.
 
-The cost has three parts: what the monitors do, which is timed; what PyTorch does to call them, which it does not do for a module
-without hooks; and what the clock does at every step. The second is measured at the end of measured steps, on modules of our own:
-there the caches are as the training leaves them, and a call takes several times what it takes in a loop. If there are steps that
-record nothing, steps that record are also compared with them, so that what recording slows down elsewhere is seen too.
+The cost has three parts: the work of the monitors, which is timed; the calls of their hooks by PyTorch; and the work of the clock
+at every step. The calls are measured at the end of measured steps, on modules made for this purpose: the caches are then as the
+training leaves them, and a call takes several times as long as in a loop. If some steps record nothing, steps that record are also
+compared with them. This shows what recording slows down elsewhere.
 """
 
 from __future__ import annotations
@@ -19,68 +19,70 @@ from recorders.recorder.window import FIRST, Sums, Window
 from recorders.schedule.stopwatch import Sample, Way, now
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from recorders.monitors.base import Monitor
 
 __all__ = ["Meter"]
 
-APART = 31  # steps from one that is measured to the next; odd, for what waits is reduced every 96th time or so
-WINDOW = 64  # measured steps after which the cadence is chosen; at first FIRST of them, which may only lower it
-SPAN = 8 * WINDOW  # steps, from where on a window is shorter where records are far apart
-SLACK = 0.85  # of the budget, that a higher cadence must keep within: nothing flutters between two
-PATIENCE = 300  # forwards with gradients on, before anybody may expect the first step
-PENDING = 8  # measured steps whose events of a device are waited for
+APART = 31  # steps from one measured step to the next; odd, because buffered observations are reduced about every 96 steps
+WINDOW = 64  # measured steps between two choices of the cadence; the first choice, after FIRST, can only lower it
+SPAN = 8 * WINDOW  # the most steps in a window at a low cadence, where measured steps are far apart
+SLACK = 0.85  # share of the budget that a higher cadence must fit into, so that the cadence does not alternate
+PATIENCE = 300  # forwards with gradients on but without a step, until a warning
+PENDING = 8  # the most measured steps whose device events may be unfinished
 
 
 class Meter:
     """Measures what the monitors of a recorder cost, in some of the steps of its clock, and chooses the cadence for a budget.
 
     Attributes:
-        budget: the share of the steps that recording may take; None where it is only measured.
-        every_step: the cadence: of the steps that monitors choose, one in so many is recorded.
-        on: whether there is anything to measure: hooks are on.
-        counting: the handle of the hook by which the clock counts micro-batches.
+        budget: the share of the steps' time that recording may take; None for no limit.
+        every_step: the cadence: one in this many of the steps that monitors choose is recorded.
+        on: whether hooks are on; otherwise nothing is measured.
+        counting: the handle of the hook with which the clock counts micro-batches.
     """
 
     def __init__(self, budget: float | None = None, every_step: int = 1) -> None:
         self.budget, self.every_step, self.on = budget, every_step, True
-        self.counting: Any = None
+        self.counting: RemovableHandle | None = None
         self._way = Way()
         self.monitors: WeakValueDictionary[str, Monitor] = WeakValueDictionary()
         self._sample: Sample | None = None
         self._before, self._window, self._size = Window(), Window(), FIRST
-        self._dense = FIRST + WINDOW  # measured steps in a row, before they get apart
-        self._ago = APART  # steps that record since the last one that was measured
-        self._since: int | None = None  # steps since one that records was measured; None if no other is wanted to compare it with
-        self._ended: float | None = None  # when the measuring of the step before ended
+        self._dense = FIRST + WINDOW  # consecutive steps to measure at first
+        self._ago = APART  # recording steps since the last measured one
+        self._since: int | None = None  # steps since a recording step was measured; None if no idle step is needed for comparison
+        self._ended: float | None = None  # when the previous step's measurement ended
         self._ungated = False
         self._pending: list[tuple[Sums, list[tuple[Any, Any]]]] = []
         self._advanced = self._told = False
 
     def add(self, name: str, monitor: Monitor) -> None:
-        """Measures `monitor` too."""
+        """Starts to measure `monitor`."""
         self.switch(True)
         self.monitors[name] = monitor
         self._ungated = any(not one.gated for one in self.monitors.values())
 
     def remove(self, name: str) -> None:
-        """Measures it no more."""
+        """Stops measuring the monitor of that name."""
         self.drop()
         self.monitors.pop(name, None)
         self._ungated = any(not one.gated for one in self.monitors.values())
 
     def switch(self, on: bool) -> None:
-        """Hooks were put on or taken off."""
+        """Notes that hooks were put on or taken off."""
         self.drop()
         self.on = on
 
     def drop(self) -> None:
-        """Leaves the step that is being measured out: something else than recording went on in it."""
+        """Discards the measurement of the present step, for example because hooks were changed in it."""
         sample, self._sample, self._ended = self._sample, None, None
         if sample is not None:
             sample.close()
 
     def end(self) -> int:
-        """A step has ended; returns the cadence from now on."""
+        """Ends a step; returns the cadence from now on."""
         self._advanced = True
         sample, self._sample = self._sample, None
         if sample is not None and (seconds := sample.end()) is not None:
@@ -99,7 +101,7 @@ class Meter:
         return self.every_step
 
     def begin(self, records: bool) -> None:
-        """A step begins; `records` says whether any monitor with steps of its own, or a budget, does in it."""
+        """Begins a step; `records` says whether any monitor that the clock switches records in it."""
         started = None
         if self._ended is not None:
             started = now()
@@ -118,7 +120,7 @@ class Meter:
             return
         else:
             self._since += 1
-            if self._since < self.every_step // 2:  # caches are as they were before
+            if self._since < self.every_step // 2:  # by then the caches have recovered from recording
                 return
             self._since = None
         if not self.monitors:
@@ -128,17 +130,17 @@ class Meter:
         self._window.sampling += self._sample.begin(self.monitors, self.counting) - started
 
     def switched(self, started: float) -> None:
-        """Hooks were taken out or put back since then."""
+        """Adds the time since `started`, in which hooks were taken out or put back."""
         self._window.switches += 1
         self._window.switching += now() - started
 
     def forwards(self, count: int) -> None:
-        """So many forwards have come since the last step."""
+        """Warns once if there were many forwards and no step."""
         if self.budget is not None and count >= PATIENCE and not self._advanced and not self._told:
             self._told = True
             warnings.warn(
-                f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock, by which the "
-                "budget is kept: call recorder.attach(optimizer), or recorder.step() after every step",
+                f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock. The budget "
+                "is kept by steps: call recorder.attach(optimizer), or recorder.step() after every step",
                 RecordingWarning,
                 stacklevel=2,
             )
@@ -153,7 +155,7 @@ class Meter:
         self._size = max(FIRST, min(WINDOW, SPAN // self.every_step))
 
     def overhead(self) -> Overhead:
-        """What was measured lately."""
+        """The cost as measured in the last two windows."""
         both = self._before + self._window
         steps = both.busy.steps + both.idle.steps
         often = both.frequency / self.every_step
@@ -175,19 +177,19 @@ class Meter:
     def _nothing(self) -> str:
         if not self._advanced:
             return "the clock has not advanced: call recorder.attach(optimizer), or recorder.step() after every step"
-        return "the first step is left out, as warm-up, and steps in which hooks are put on or off; no other has ended yet"
+        return "the first step is left out, as warm-up, and so are steps in which hooks are put on or off; no other has ended yet"
 
     def _note(self, both: Window) -> str:
         left_out = ["reading results"]
         if min(both.busy.steps, both.idle.steps) < FIRST:
-            left_out.append("what it slows down elsewhere, for no steps without it were measured")
+            left_out.append("what recording slows down elsewhere: no steps without recording were measured")
         if any(monitor.compiled for monitor in self.monitors.values()):
             left_out.append("what compiled graphs compute for it in their own kernels")
-        parts = [f"not in it: {', '.join(left_out)}"]
+        parts = [f"not included: {', '.join(left_out)}"]
         if both.busy.device_steps:
-            parts.append("on the device, gaps between the kernels of a hook are counted too")
+            parts.append("the device time includes gaps between the kernels of a hook")
         if self.budget is not None and both.beyond(self.budget):
-            parts.append("no cadence keeps within the budget: steps that record nothing take more of it")
+            parts.append("no cadence keeps within the budget: steps that record nothing exceed it already")
         return "; ".join(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -195,7 +197,7 @@ class Meter:
 
 
 def _read(sums: Sums, pairs: list[tuple[Any, Any]]) -> bool:
-    """Adds what the device took, once it is known; nothing is waited for."""
+    """Adds the device time if its events are finished; returns whether they are. Does not wait."""
     if not all(end is None or end.query() for _, end in pairs):
         return False
     sums.device_steps += 1

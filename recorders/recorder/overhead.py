@@ -1,29 +1,33 @@
-"""What recording costs, as it is shown, and the budget that limits it."""
+"""Overhead: what recording costs, and the budget that limits it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 __all__ = ["Overhead", "check_budget", "shown_cadence"]
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What recording costs a step, on average over steps that were measured lately.
+    """What recording costs per step, averaged over recently measured steps.
+
+    Host time is measured without waiting for devices. Work that is put off to reduce observations together counts in the step that
+    does it. Reading results is not counted, nor is what compiled graphs compute for recording in their own kernels.
 
     Attributes:
-        seconds: of a step, that recording takes: what monitors do, of all threads together; what PyTorch does to call them; and
-            what belongs to none of them: the clock, taking hooks out and putting them back, and measuring.
-        step_seconds: a whole step, recording included.
-        by_name: the seconds by subrecorder, without what belongs to none of them.
-        steps: how many steps were measured for this.
-        every_step: the cadence in force: of the steps that the monitors choose, one in so many is recorded.
-        budget: the share of the steps that recording may take, None where it was not limited.
-        device_seconds: of a step, that work of the monitors took on a CUDA device, gaps between its kernels included; None without.
-        note: what is not in it.
+        seconds: what recording takes of a step, on the host: the work of monitors in all threads, the calls of their hooks by
+            PyTorch, and a shared part: the work of the clock, switching hooks, and measuring.
+        step_seconds: the duration of a step, recording included.
+        by_name: the seconds of each subrecorder, without the shared part.
+        steps: the number of measured steps.
+        every_step: the present cadence: one in this many of the steps that monitors choose is recorded.
+        budget: the share of the steps' time that recording may take; None for no limit.
+        device_seconds: what monitors take of a step on the current stream of a CUDA device, gaps between kernels included; None
+            without such a device.
+        note: what is not included.
 
     >>> cost = Overhead(0.002, 0.1, {"out/0": 0.0015, "out/2": 0.0005}, steps=72, every_step=1)
     >>> cost.share
@@ -45,7 +49,7 @@ class Overhead:
 
     @property
     def share(self) -> float:
-        """Of the time of a step, that recording takes on the host."""
+        """The share of a step's time that recording takes on the host."""
         return self.seconds / self.step_seconds if self.step_seconds else math.nan
 
     @property
@@ -67,23 +71,20 @@ class Overhead:
         return "\n".join([head, *rows, *([self.note] if self.note else [])])
 
 
-def check_budget(budget: Any) -> float | None:
-    """`budget`, if it is one.
-
-    Raises:
-        ValueError: it is no share.
-    """
-    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
-    if budget is None or (number and 0 < budget < 1):
-        return None if budget is None else float(budget)
+def check_budget(budget: object) -> float | None:
+    """`budget` as a float, or None; raises `ValueError` if it is not a number between 0 and 1."""
+    if budget is None:
+        return None
+    if isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 < budget < 1:
+        return float(budget)
     raise ValueError(
         f"Recorder(budget={budget!r}): budget is the share of the steps' time that recording may take, above 0 and below 1: "
-        "0.03 for 3 %; it is no name for a group of monitors"
+        "0.03 for 3 %. A group of monitors cannot be called 'budget'"
     )
 
 
 def shown_cadence(every_step: int, budget: float | None) -> str:
-    """In words.
+    """The cadence in words.
 
     >>> shown_cadence(4, 0.03)
     'one in 4 of the steps for a budget of 3 %'
@@ -98,6 +99,6 @@ def _shown(seconds: float) -> str:
     ('12.3 ms', '50 us')
     """
     for scale, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * scale >= 0.9995:  # which is rounded up
+        if seconds * scale >= 0.9995:  # below, it would be rounded to three digits of the smaller unit
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"

@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
-from recorders.errors import MergeError, SelectionError
+from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.parameters import ParameterMonitor
-from recorders.recorder.overhead import Overhead, shown_cadence
-from recorders.recorder.placed import Placed
-from recorders.recorder.report import Plan, Report, plan, report
-from recorders.recordings.recording import Recording, Subrecording
+from recorders.recorder.meter import Meter
+from recorders.recorder.overhead import Overhead, check_budget, shown_cadence
+from recorders.recorder.plan import Plan, plan
+from recorders.recorder.report import Report, report
+from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters
+from recorders.recorder.subrecorders import Prototype, Subrecorders
+from recorders.recordings.recording import Recording, Subrecording, check_same_names
+from recorders.recordings.storage import save
+from recorders.recordings.sync import sync
 from recorders.schedule.clock import Clock
 from reducers import Result
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from typing_extensions import Self
 
 __all__ = ["Recorder"]
 
 
-class Recorder(Placed):
+class Recorder(Mapping[str, Monitor]):
     """Monitors (its subrecorders) by name, in the order in which they were selected.
 
-    Args:
-        monitor: the one kind of monitor to put on every module selected; subrecorders are named as the modules are.
-        fuse: reduce big observations, from 8,192 elements on, through `torch.compile`, in one pass. It pays off for reducers made
-            of several and tensors of some MB; the first observation of a kind takes seconds. Where nothing can be compiled
-            there is one warning, and all is as without it. Inside compiled nets lifts are part of the graph anyway.
-        budget: the share of the steps' time that recording may take, such as 0.03. Where it takes more, one step in 2, 3, 4, ... of
-            those that a monitor chooses is recorded: forwards, gradients, updates and pushes alike, so that counts are of
-            recorded steps. The cost is measured again all the time, and the cadence follows; `overhead().every_step` is
-            the one in force. In the other steps hooks are out of the modules. Needs a clock that advances: `attach` or `step`. A
-            compiled net gets one graph more, and keeps its hooks.
-        **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module and is
-            there at once, named as its group.
+    The monitors given are prototypes: each selected module gets a copy with a state of its own. Hooks are on as soon as modules are
+    selected; at the end of a `with` block they are taken off. If an equal monitor is already on a module, no second one is added:
+    the new name becomes an alias.
 
-    Monitors given serve as prototypes: each place gets a monitor, and so a state, of its own. Hooks are on from the moment of
-    selection; used as a context manager the recorder takes them off at the end. A monitor equal to one already on the same
-    module shares its capture, under both names.
+    Args:
+        monitor: the one kind of monitor to put on every selected module; subrecorders have the names of the modules.
+        fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass. This is faster for reducers made
+            of several others and tensors of several MB; the first observation of each kind takes seconds. If compilation fails,
+            there is one warning and everything works as without it. Compiled nets reduce in their own graph anyway.
+        budget: the largest share of the steps' time that recording may take, such as 0.03. If recording takes more, only one in 2,
+            3, 4, ... of the steps that a monitor chooses is recorded: forwards, gradients, updates and pushes alike, and counts are
+            of recorded steps. The cost is measured all the time; `overhead().every_step` is the present cadence. A budget needs a
+            clock that advances: `attach` or `step`. A compiled net gets one more graph and keeps its hooks.
+        **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module: it exists at
+            once, under the name of its group.
 
     Raises:
-        TypeError: something other than a monitor, or the recipe of one, was given.
-        ValueError: `budget` is no share.
+        TypeError: an argument is neither a monitor nor the recipe of one.
+        ValueError: `budget` is not between 0 and 1.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -60,49 +65,134 @@ class Recorder(Placed):
     (['1'], 1)
     """
 
-    def __enter__(self) -> Recorder:
+    def __init__(
+        self,
+        monitor: Prototype | None = None,
+        /,
+        *,
+        fuse: bool = False,
+        budget: float | None = None,
+        **monitors: Prototype,
+    ) -> None:
+        self._clock, self._meter = Clock(), Meter(check_budget(budget))
+        self._clock.measure(self._meter)
+        if (monitor is None) == (not monitors):
+            raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
+        self._subrecorders = Subrecorders(monitors if monitor is None else {"": monitor}, self._clock, self._meter, fuse)
+
+    def modules(
+        self,
+        net: nn.Module,
+        types: type | Iterable[type] | None = None,
+        indices: int | Iterable[int] | None = None,
+        *,
+        names: Names | None = None,
+        exclude: Excluded | None = None,
+        depth: int | None = None,
+        leaves: bool = False,
+        where: Callable[[str, nn.Module], bool] | None = None,
+        groups: str | Iterable[str] | None = None,
+        prefix: str = "",
+    ) -> Self:
+        """Puts monitors on those modules of `net` (itself and all below) that satisfy every criterion; returns the recorder.
+
+        Args:
+            net: the network; wrappers of `torch.compile`, data parallelism and checkpointing are looked through.
+            types: module classes.
+            indices: positions in `net.modules()`.
+            names: names, globs (`"encoder.*"`) or compiled regular expressions; each must match at least one module.
+            exclude: names, globs, regular expressions or classes to leave out.
+            depth: the number of levels below `net` to go down to; `net` itself is level 0.
+            leaves: only modules that contain no modules.
+            where: called with name and module; returns whether to select it.
+            groups: the groups of monitors to put there; None for all.
+            prefix: is put before all names, to tell two networks apart.
+
+        Raises:
+            SelectionError: nothing matches (the message lists what exists), or a name is taken. Nothing is added then.
+        """
+        criteria = Criteria(types, names, indices, exclude, depth, leaves, where)
+        self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix))
+        return self
+
+    def children(
+        self,
+        net: nn.Module,
+        types: type | Iterable[type] | None = None,
+        indices: int | Iterable[int] | None = None,
+        *,
+        names: Names | None = None,
+        exclude: Excluded | None = None,
+        where: Callable[[str, nn.Module], bool] | None = None,
+        groups: str | Iterable[str] | None = None,
+        prefix: str = "",
+    ) -> Self:
+        """Like `modules`, for the direct children of `net` only; `indices` are positions in `net.children()`."""
+        criteria = Criteria(types, names, indices, exclude, where=where)
+        self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix))
+        return self
+
+    def parameters(
+        self,
+        net: nn.Module,
+        types: type | Iterable[type] | None = None,
+        indices: int | Iterable[int] | None = None,
+        *,
+        names: Names | None = None,
+        exclude: Excluded | None = None,
+        where: Callable[[str, nn.Module], bool] | None = None,
+        groups: str | Iterable[str] | None = None,
+        prefix: str = "",
+    ) -> Self:
+        """Like `modules`, for single parameters: `names` are theirs, `types` and `where` test the modules that own them.
+
+        A parameter that several modules share is recorded once, under its first name; its other names are aliases.
+        """
+        criteria = Criteria(types, names, indices, exclude, where=where)
+        self._subrecorders.place(net, groups, select_parameters(net, criteria, prefix=prefix))
+        return self
+
+    def remove(self, name: str | int) -> Monitor:
+        """Removes one subrecorder and takes its hooks off; returns it, with what it recorded."""
+        return self._subrecorders.remove(name)
+
+    def __getitem__(self, name: str | int) -> Monitor:
+        return self._subrecorders[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._subrecorders)
+
+    def __len__(self) -> int:
+        return len(self._subrecorders)
+
+    def __enter__(self) -> Self:
         return self.register()
 
     def __exit__(self, *_: object) -> None:
         self.deregister()
 
     def __repr__(self) -> str:
-        kinds = ", ".join(f"{group}={prototype!r}" if group else repr(prototype) for group, prototype in self._prototypes.items())
         budget = self._meter.budget
         cadence = f", {shown_cadence(self._clock.cadence, budget)}" if budget is not None else ""
-        return f"Recorder({kinds}): {len(self)} subrecorders{cadence}"
+        return f"Recorder({self._subrecorders!r}): {len(self)} subrecorders{cadence}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_nets": [], "_on": {}, "_clock_handle": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({**state, "_on": weakref.WeakKeyDictionary()})
-        self._clock.measure(self._meter)
-        for name, monitor in self.items():
-            self._enlist(name, monitor)
-            self._meter.add(name, monitor)
-
-    def _watch(self) -> None:
-        """Phase and, once an optimizer is attached, micro-batches are those of the first net."""
-        net = self._nets[0]() if self._nets else None
-        if net is None:
-            return
-        self._clock.watch(net)
-        if (self._clock.attached or self._meter.budget is not None) and self._clock_handle is None:
-            self._clock_handle = self._meter.counting = self._clock.count(net)
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The name of a subrecorder by each further name of its module, parameter or capture."""
+        return dict(self._subrecorders.aliases)
 
     @property
     def clock(self) -> Clock:
-        """Step, micro-batch and phase: what `steps` and `every_step` of the monitors mean. To resume, set `clock.step`."""
+        """Step, micro-batch and phase: the clock of the monitors' `steps` and `every_step`. To resume, set `clock.step`."""
         return self._clock
 
-    def attach(self, optimizer: Optimizer) -> Recorder:
-        """Advances the clock after every step of `optimizer`, and counts the micro-batches of each; returns the recorder itself.
+    def attach(self, optimizer: Optimizer) -> Self:
+        """Advances the clock after every step of `optimizer`, and counts the micro-batches of each step; returns the recorder.
 
-        Attach one of them where several step in turn, none where they step inside backward: call `step()` then.
+        If several optimizers step in turn, attach one of them. If they step inside backward, attach none and call `step()`.
 
         Raises:
-            TypeError: `optimizer` is none.
+            TypeError: `optimizer` is not an optimizer.
 
         >>> import torch
         >>> from recorders import ForwardMonitor
@@ -117,61 +207,29 @@ class Recorder(Placed):
         (3, 201)
         """
         self._clock.attach(optimizer)
-        self._watch()
+        self._subrecorders.follow_net()
         return self
 
-    def step(self) -> Recorder:
-        """Advances the clock by one step, where no optimizer that it is attached to does; returns the recorder itself."""
+    def step(self) -> Self:
+        """Advances the clock by one step, for training loops without an attached optimizer; returns the recorder."""
         self._clock.advance()
         return self
 
-    def register(self) -> Recorder:
-        """Puts all hooks on; returns the recorder itself."""
-        for monitor in self.values():
-            if monitor.module is not None:
-                monitor.register()
-        self._meter.switch(True)
-        self._watch()
+    def register(self) -> Self:
+        """Puts all hooks on; returns the recorder."""
+        self._subrecorders.register()
         return self
 
-    def deregister(self) -> Recorder:
-        """Takes all hooks off; what was recorded stays, and steps go on being counted. Returns the recorder itself."""
-        self._meter.switch(False)
-        for monitor in self.values():
-            monitor.deregister()
-        if self._clock_handle is not None:
-            self._clock.uncount()
-            self._clock_handle = self._meter.counting = None
+    def deregister(self) -> Self:
+        """Takes all hooks off; results stay, and the clock still counts steps. Returns the recorder."""
+        self._subrecorders.deregister()
         return self
 
-    def samples(self, name: str | int) -> int:
-        """How many observations one subrecorder recorded."""
-        return self[name].samples
-
-    def iter_samples(self) -> Iterator[int]:
-        """How many observations each subrecorder recorded, in order."""
-        return (monitor.samples for monitor in self.values())
-
-    def apply(self, function: Callable[[Any], Any]) -> Recorder:
-        """From now on every result is shown and saved as `function(result)`; states stay mergeable. Returns the recorder itself."""
-        return self.apply_sample(lambda result, samples: function(result))
-
-    def apply_sample(self, function: Callable[[Any, int], Any]) -> Recorder:
-        """Like `apply`, with the number of observations as the second argument."""
-        for monitor in self.values():
-            monitor.apply(function)
-        return self
-
-    def push(self, name: str, *values: Any) -> Recorder:
-        """Hands one observation to the `CallMonitor` of that name; returns the recorder itself.
+    def push(self, name: str, *values: Any) -> Self:
+        """Hands one observation to the `CallMonitor` of that name; returns the recorder.
 
         Raises:
-            SelectionError: there is none of that name, or it is another kind of monitor.
-
-        >>> from recorders import CallMonitor
-        >>> from reducers import Mean
-        >>> Recorder(loss=CallMonitor(Mean())).push("loss", 2.0)["loss"].samples
-        1
+            SelectionError: there is no subrecorder of that name, or it is another kind of monitor.
         """
         monitor = self[name]
         if not isinstance(monitor, CallMonitor):
@@ -179,36 +237,52 @@ class Recorder(Placed):
         monitor.push(*values)
         return self
 
-    def tick(self) -> Recorder:
-        """Records the parameters of every `ParameterMonitor(when="tick")` as they are now; returns the recorder itself."""
+    def tick(self) -> Self:
+        """Records the present parameters of every `ParameterMonitor(when="tick")`; returns the recorder."""
         for monitor in self.values():
             if isinstance(monitor, ParameterMonitor):
                 monitor.tick()
         return self
 
+    def samples(self, name: str | int) -> int:
+        """The number of observations that one subrecorder recorded."""
+        return self[name].samples
+
+    def iter_samples(self) -> Iterator[int]:
+        """The number of observations that each subrecorder recorded, in order."""
+        return (monitor.samples for monitor in self.values())
+
+    def apply(self, function: Callable[[Any], Any]) -> Self:
+        """From now on shows and saves every result as `function(result)`; states stay mergeable. Returns the recorder."""
+        return self.apply_sample(lambda result, samples: function(result))
+
+    def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:
+        """Like `apply`, with the number of observations as the second argument of `function`."""
+        for monitor in self.values():
+            monitor.apply(function)
+        return self
+
     def compute(self) -> dict[str, Result]:
-        """Result by name; subrecorders that recorded nothing are absent (`report()` says why)."""
+        """Results by name; subrecorders that recorded nothing are left out (`report()` says why)."""
         return self.snapshot().compute()
 
-    def reset(self) -> Recorder:
-        """Forgets what was recorded; hooks stay as they are. Returns the recorder itself."""
+    def reset(self) -> Self:
+        """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
         for monitor in self.values():
             monitor.clear()
         return self
 
     def snapshot(self) -> Recording:
-        """What was recorded so far, without hooks."""
+        """A copy of what was recorded so far, without hooks."""
         return Recording({name: monitor.snapshot() for name, monitor in self.items()}, self.aliases)
 
-    def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> Recorder:
-        """Adds another recorder's or recording's states to these; a fresh recorder resumes a saved one so.
+    def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> Self:
+        """Adds what another recorder or a recording holds; returns the recorder. A new recorder resumes a saved one this way.
 
         Raises:
-            MergeError: the names differ (both sides are listed) or a pair does not fit; nothing has changed then.
+            MergeError: the names differ (both sides are listed), or two states do not fit together. Nothing is changed then.
         """
-        if set(self) != set(other):
-            only = sorted(set(self) - set(other)), sorted(set(other) - set(self))
-            raise MergeError(f"the two hold different names: only this recorder has {only[0]}, only the other {only[1]}")
+        check_same_names(self, other, "this recorder", "the other")
         theirs = {name: part.snapshot() if isinstance(part, Monitor) else part for name, part in other.items()}
         for name, monitor in self.items():
             monitor.check_merge(theirs[name])
@@ -217,55 +291,29 @@ class Recorder(Placed):
         return self
 
     def sync(self, group: ProcessGroup | None = None) -> Recording:
-        """The recordings of all ranks merged in rank order, the same on every rank; this recorder is left as it is.
+        """The recordings of all ranks merged in rank order, the same on every rank; this recorder is not changed.
 
         Raises:
             SyncError: the ranks do not record the same things; raised on every rank, with both sides listed.
         """
-        from recorders.recordings.sync import sync
-
         return sync(self.snapshot(), group)
 
     def save(self, path: str | Path) -> Path:
-        """Saves everything as one commit: one safetensors file per subrecorder, and a manifest. Returns the folder.
-
-        Raises:
-            NotARecordingError: `path` exists and is not a recording.
-            StorageError: writing failed; what was saved there before is still whole.
-        """
-        from recorders.recordings.storage import save
-
+        """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
         return save(self.snapshot(), path)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """A dry run: what will be recorded and how big the states get, from example inputs, without computing anything."""
-        return plan(self, self._living_nets(), args, kwargs)
+        """What will be recorded and how big the states get, from a dry run of the net on example inputs, on the meta device."""
+        return plan(self, self._subrecorders.nets, args, kwargs)
 
     def report(self) -> Report:
-        """What fired how often, what never did and the likely reason; modules that left their net since are told."""
-        nets = self._living_nets()
-        return report(self, nets if len(nets) == len(self._nets) else ())
+        """What each subrecorder recorded, and the likely reason if it recorded nothing or its module has left the net."""
+        return report(self, self._subrecorders.nets if self._subrecorders.nets_complete else ())
 
     def overhead(self) -> Overhead:
-        """What recording costs in this run, measured: the share of a step, and by subrecorder.
+        """What recording costs in this run, as measured: in total and by subrecorder. See `Overhead` for what is counted.
 
-        One step in 31 of the clock is measured, and at first every one but the very first; the others are not slowed down.
-        Without a clock that advances nothing is measured, and the note says so. Nothing is waited for: with a CUDA device the time
-        of the host is measured, and by events that of the device's current stream. What waits to be reduced together with
-        later observations counts in the step that reduces it; reading results does not count, nor does what a compiled graph
-        computes in its own kernels. What PyTorch does to call the hooks counts, and what the clock does. If no step goes without
-        recording, what recording slows down elsewhere cannot be known, and the note says so.
-
-        >>> import torch
-        >>> from recorders import ForwardMonitor
-        >>> from reducers import Mean
-        >>> net = torch.nn.Linear(2, 1)
-        >>> recorder = Recorder(ForwardMonitor(Mean())).modules(net)
-        >>> for _ in range(10):
-        ...     _ = net(torch.ones(1, 2))
-        ...     _ = recorder.step()
-        >>> cost = recorder.overhead()
-        >>> 0 < cost.share < 1, cost.steps, cost.where
-        (True, 9, 'host')
+        The first steps of the clock are measured (except the very first), then one in 31; the others are not slowed down.
+        If the clock does not advance, nothing is measured, and the note says so.
         """
         return self._meter.overhead()

@@ -1,31 +1,26 @@
-"""What fired how often, and what never did and why; what will be recorded and how big it gets."""
+"""Report: what each subrecorder recorded, and why some recorded nothing."""
 
 from __future__ import annotations
 
-import copy
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from recorders.capture.operands import leaves, mapped
-from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
 from recorders.monitors.parameters import ParameterMonitor, _ParameterMonitor
 from recorders.schedule.clock import shown_steps
 
-__all__ = ["Plan", "PlanRow", "Report", "ReportRow", "plan", "report"]
+__all__ = ["Report", "ReportRow", "report"]
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One subrecorder: how often its hook was called, what was recorded, what was left out, by reason, and the last error."""
+    """One subrecorder: the calls of its hook, the observations recorded, those skipped by reason, and the last error."""
 
     name: str
     monitor: str
@@ -49,7 +44,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What fired how often. `str()` gives a line a subrecorder."""
+    """One row per subrecorder; `str()` shows one line for each."""
 
     rows: tuple[ReportRow, ...]
 
@@ -63,32 +58,32 @@ class Report:
 
 
 def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> Report:
-    """How often each monitor was called and what came of it; `nets` are those that the monitored modules were selected from."""
+    """The report on `monitors`; modules that are no longer in `nets` are reported as gone, unless `nets` is empty."""
     rows = []
-    begun = any(monitor.samples for monitor in monitors.values())
+    others_recorded = any(monitor.samples for monitor in monitors.values())
     present = {id(module) for net in nets for module in net.modules()}
     for name, monitor in monitors.items():
         skipped = {reason: count for reason, count in monitor.tally.items() if reason != "calls"}
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
-        calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not tallied
+        calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not counted
         steps = shown_steps(monitor.steps, monitor.every_step, monitor.clock.cadence if monitor.gated else 1)
         gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
-        reason = _GONE if gone else _reason(monitor, samples, begun)
+        reason = _GONE if gone else _reason(monitor, samples, others_recorded)
         rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
     return Report(tuple(rows))
 
 
-_IDLE = "the clock stands at step 0 still: it is advanced by recorder.attach(optimizer), or recorder.step() after every step"
+_IDLE = "the clock stands at step 0 still: call recorder.attach(optimizer), or recorder.step() after every step"
 _PARTIAL = (
-    "a compiled graph returned it, and a hook outside of that graph gets no gradient of what the graph itself makes of it: compile "
-    "the net as a whole, with torch._dynamo.config.wrap_top_frame = True where this is its outermost module"
+    "a compiled graph returned it, and a hook outside of that graph misses the gradient that comes from within the graph: compile "
+    "the net as a whole, with torch._dynamo.config.wrap_top_frame = True if this is its outermost module"
 )
-_GONE = "its module is no longer in the net: another took its place after the selection; select again"
+_GONE = "its module is no longer in the net: it was replaced after the selection; select again"
 
 
-def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
-    """Why nothing was recorded, as far as can be told; `begun` where others recorded something."""
+def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
+    """The likely reason why nothing, or not everything, was recorded; "" if all is well or no reason is known."""
     idle = monitor.gated and monitor.clock.step == 0
     partial = isinstance(monitor, GradientMonitor) and monitor.partial
     if samples:
@@ -101,126 +96,21 @@ def _reason(monitor: Monitor, samples: int, begun: bool) -> str:
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.tally:
         if monitor.tally.keys() - {"calls"} == {NO_TENSOR}:
-            return "what it watches holds no tensor: choose another module, or record an attribute of it with StateMonitor"
-        return _PARTIAL if partial else "only ever left out"
-    if not monitor.registered and not begun:  # at the end of a recording hooks are off, and that is not the reason
+            return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
+        return _PARTIAL if partial else "all calls were skipped"
+    if not monitor.registered and not others_recorded:  # otherwise hooks are off because the recording has ended
         return "its hooks are off"
     if isinstance(monitor, ParameterMonitor) and monitor.when != "step":
         return "its module was never called" if monitor.when == "call" else "tick() was never called"
     if isinstance(monitor, _ParameterMonitor):
         return "no optimizer step changed its parameters"
     if isinstance(monitor, GradientMonitor) and monitor.seen:
-        return "no gradient came: backward was not run, or its output is not used by the loss"
+        return "no gradient came: backward was not run, or the loss does not use its output"
     if monitor.module is None and monitor.registered:
-        return "its module is no more: nothing else kept it alive"
+        return "its module no longer exists: nothing else kept it alive"
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
-        return "a container is never called, only what is in it"
-    reason = "its module was never called, or through .forward or its weights alone (as MultiheadAttention does with out_proj)"
+        return "a container is never called, only the modules in it"
+    reason = "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj)"
     if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]:  # importing it takes seconds
-        reason += "; or in a graph that torch.compile made before the hook was on: call torch._dynamo.reset() once it is"
+        reason += "; or it runs in a graph that torch.compile made before the hook was on: call torch._dynamo.reset()"
     return reason
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """One subrecorder: what it will keep of each observation (`shapes`, by leaf), and the bytes of its state."""
-
-    name: str
-    monitor: str
-    module: str
-    reducer: str
-    shapes: Mapping[str, tuple[int, ...]]
-    state_bytes: int | None
-    error: str | None
-    steps: str = ""
-
-    def __str__(self) -> str:
-        if self.error is not None:
-            return f"{self.name or '(net)'}: will fail: {self.error}"
-        size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
-        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {size}" + (
-            f", {self.steps}" if self.steps else ""
-        )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What will be recorded. `state_bytes` is what one observation leaves behind; reducers that keep every one grow from there."""
-
-    rows: tuple[PlanRow, ...]
-    note: str
-
-    @property
-    def state_bytes(self) -> int:
-        """The bytes of all states whose size is known."""
-        return sum(row.state_bytes or 0 for row in self.rows)
-
-    def __str__(self) -> str:
-        total = f"{len(self.rows)} subrecorders, {self.state_bytes:,} bytes of state"
-        return "\n".join([*map(str, self.rows), total, *([self.note] if self.note else [])])
-
-
-def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
-    """A dry run on the meta device: shapes only, so nothing is computed and neither the nets nor the monitors change."""
-    note = "" if args or kwargs else "give plan() example inputs to learn the sizes of what is recorded in forward and backward"
-    rehearsed: dict[int, Monitor] = {}
-    doubles: list[nn.Module] = []
-    memo: dict[int, Any] = {}
-    try:
-        for net in nets:
-            kept = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-            memo.update({id(tensor): _meta(tensor) for tensor in [*net.parameters(), *net.buffers(), *kept]})
-            doubles.append(copy.deepcopy(net, memo))
-    except Exception as error:
-        memo.clear()  # of modules half copied
-        note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
-    for monitor in monitors.values():
-        module = monitor.module
-        if module is None or id(module) not in memo:
-            continue
-        twin = monitor.constructor(monitor.attr)
-        twin.rehearsing = True
-        twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
-        twin.train_update = twin.eval_update = twin.active = True
-        twin.gated = False
-        rehearsed[id(monitor)] = twin.register(memo[id(module)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordingWarning)
-        for twin in rehearsed.values():
-            if isinstance(twin, _ParameterMonitor):
-                twin.rehearse()
-        try:
-            if args or kwargs:
-                _run(doubles, _on_meta(args), _on_meta(dict(kwargs)))
-        except Exception as error:
-            note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
-    rows = [_plan_row(name, monitor, rehearsed.get(id(monitor))) for name, monitor in monitors.items()]
-    for twin in rehearsed.values():
-        twin.deregister()
-    return Plan(tuple(rows), note)
-
-
-def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for net in nets:
-        with torch.enable_grad(), torch.random.fork_rng():
-            outputs = [tensor for _, tensor in leaves(net(*args, **kwargs)) if tensor.requires_grad]
-            if outputs:
-                torch.autograd.backward([tensor.sum() for tensor in outputs])
-
-
-def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
-    states = (twin if twin is not None and twin.states else monitor).states
-    size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
-    module = "nothing" if monitor.module is None else type(monitor.module).__name__
-    shapes, error = ({}, None) if twin is None else (dict(twin.rehearsed), twin.last_error)
-    steps = shown_steps(monitor.steps, monitor.every_step)
-    return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps)
-
-
-def _meta(tensor: Tensor) -> Tensor:
-    double = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-    return nn.Parameter(double, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else double
-
-
-def _on_meta(value: Any) -> Any:
-    return mapped(value, lambda tensor: tensor.detach().to("meta"))

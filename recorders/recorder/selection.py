@@ -1,4 +1,4 @@
-"""Which modules and parameters of a net to record: criteria that all must hold, names that are canonical, aliases kept."""
+"""Selection: finds the modules and parameters of a net that satisfy criteria, with their names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import nn
 
 from recorders.errors import SelectionError, TargetError
 
-__all__ = ["Criteria", "Names", "Place", "select_modules", "select_parameters", "unwrapped"]
+__all__ = ["Criteria", "Excluded", "Names", "Place", "select_modules", "select_parameters", "unwrapped"]
 
 Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
+Excluded: TypeAlias = "str | re.Pattern[str] | type | Iterable[str | re.Pattern[str] | type]"
 
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -24,7 +25,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 @dataclass
 class Place:
-    """A module, or a parameter `attr` of a module, under its first name; the same object's other names are aliases."""
+    """A module, or its parameter `attr`, with its first name; further names of the same object are aliases."""
 
     name: str
     module: nn.Module
@@ -38,22 +39,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Criteria:
-    """What a place must satisfy; all of it. See `Recorder.modules` for the meaning of each."""
+    """What a place must satisfy: every criterion that is given. See `Recorder.modules` for their meaning."""
 
     types: type | Iterable[type] | None = None
     names: Names | None = None
     indices: int | Iterable[int] | None = None
-    exclude: Any = None
+    exclude: Excluded | None = None
     depth: int | None = None
     leaves: bool = False
     where: Callable[[str, nn.Module], bool] | None = None
 
     def filter(self, places: list[Place], what: str) -> list[Place]:
-        """The places that satisfy everything.
-
-        Raises:
-            SelectionError: nothing does, or a name or an index exists nowhere; lists what there is.
-        """
+        """The places that satisfy every criterion; raises `SelectionError` if there are none, or a name or index does not exist."""
         types = _types(self.types)
         if self.depth is not None and not isinstance(self.depth, int):
             raise TypeError(f"depth={self.depth!r}: give a number of levels below the net")
@@ -91,7 +88,7 @@ class Criteria:
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    """Whether it has no modules inside, and is called: those that hold the parameters of a quantised layer never are."""
+    """Whether it contains no modules, except those that hold the parameters of a quantised layer and are never called."""
     inside = [child for child in module.children() if not _only_holds(child)]
     return not inside and not _only_holds(module)
 
@@ -101,7 +98,7 @@ def _only_holds(module: nn.Module) -> bool:
 
 
 def select_modules(net: nn.Module, criteria: Criteria, *, recursive: bool, prefix: str = "") -> list[Place]:
-    """The modules of `net` (itself first, then all below; or only its direct children) that satisfy `criteria`."""
+    """The modules of `net` that satisfy `criteria`: of itself and all below if `recursive`, else of its direct children."""
     return criteria.filter(_modules(_net(net), recursive, prefix), "module")
 
 
@@ -111,7 +108,7 @@ def select_parameters(net: nn.Module, criteria: Criteria, *, prefix: str = "") -
     for name, module in _walk(_net(net), prefix, True):
         for attr, parameter in module._parameters.items():
             if parameter is not None:
-                _note(places, id(parameter), Place(f"{name}.{attr}" if name else attr, module, attr))
+                _add(places, id(parameter), Place(f"{name}.{attr}" if name else attr, module, attr))
     return criteria.filter(list(places.values()), "parameter")
 
 
@@ -125,11 +122,11 @@ def _modules(net: nn.Module, recursive: bool, prefix: str) -> list[Place]:
     places: dict[int, Place] = {}
     for name, module in _walk(net, prefix, recursive):
         if recursive or module is not net:
-            _note(places, id(module), Place(name, module))
+            _add(places, id(module), Place(name, module))
     return list(places.values())
 
 
-def _note(places: dict[int, Place], key: int, place: Place) -> None:
+def _add(places: dict[int, Place], key: int, place: Place) -> None:
     if key not in places:
         places[key] = place
     elif place.name not in places[key].names:
@@ -137,7 +134,7 @@ def _note(places: dict[int, Place], key: int, place: Place) -> None:
 
 
 def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] = ()) -> Iterator[tuple[str, nn.Module]]:
-    """All names of all modules, wrappers left out of the names, each module before those inside it."""
+    """Every name of every module, without the names of wrappers, each module before those inside it."""
     inner = unwrapped(module)
     yield name, inner
     for key, child in inner._modules.items():
@@ -150,7 +147,7 @@ def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] 
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What `torch.compile`, checkpointing or data parallelism wrapped; hooks belong there, and names lose the wrapper."""
+    """The module that `torch.compile`, checkpointing or data parallelism wrapped; hooks are put on it."""
     while True:
         key = next((key for key in module._modules.keys() if key in _WRAPPERS), None)  # noqa: SIM118
         if key is None and isinstance(module, _PARALLEL):

@@ -1,4 +1,4 @@
-"""What was found in some measured steps: the parts of what recording costs, and which cadence keeps it within a budget."""
+"""Window: sums over measured steps, the cost of recording they give, and the cadence that keeps it within a budget."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from recorders.schedule.stopwatch import Sample, Seconds, Way, Ways
 
 __all__ = ["FIRST", "Sums", "Window"]
 
-FIRST = 8  # measured steps that are enough to say something
-SELDOM = 1000  # the lowest cadence
+FIRST = 8  # the fewest measured steps that give a result
+SELDOM = 1000  # the lowest cadence: one step in 1000
 
 
 class Sums:
-    """Measured steps of one kind: those in which anything records, or the others."""
+    """Sums over measured steps of one kind: busy (something records) or idle."""
 
     def __init__(self) -> None:
         self.steps = self.device_steps = 0
         self.total = self.device = 0.0
         self.seconds, self.ways = Seconds(), Ways()
-        self.each: list[float] = []  # seconds in monitors, of each step
-        self.rest: list[float] = []  # the other seconds of it
-        self.upkeep: list[float] = []  # of those what the clock took
+        self.each: list[float] = []  # seconds in monitors, by step
+        self.rest: list[float] = []  # the remaining seconds, by step
+        self.upkeep: list[float] = []  # of those, the seconds in the clock, by step
 
     def __add__(self, other: Sums) -> Sums:
         both = Sums()
@@ -39,7 +39,7 @@ class Sums:
         return both
 
     def add(self, sample: Sample, seconds: float) -> None:
-        """One step more."""
+        """Adds one step, which took `seconds`."""
         spent = sum(sample.seconds.values())
         self.steps += 1
         self.total += seconds
@@ -50,33 +50,33 @@ class Sums:
         self.upkeep.append(sample.upkeep)
 
     def called(self, way: Way) -> float:
-        """Seconds a step that PyTorch takes to call what is ours."""
+        """Seconds per step that PyTorch takes to call hooks."""
         return sum(way.cost(*calls) for calls in self.ways.values()) / max(1, self.steps)
 
     @property
     def usual(self) -> float:
-        """Seconds of a step on the host, but for the few that take long."""
+        """Median seconds in monitors."""
         return _middle(self.each)
 
     @property
     def on_host(self) -> float:
-        """Seconds a step."""
+        """Mean seconds in monitors."""
         return sum(self.seconds.values()) / max(1, self.steps)
 
     @property
     def on_device(self) -> float:
-        """Seconds a step."""
+        """Mean seconds of the monitors' work on the device."""
         return self.device / max(1, self.device_steps)
 
 
 class Window:
-    """Some measured steps, and how many steps of each kind went by meanwhile."""
+    """Some measured steps, and the number of all steps of each kind in the same time."""
 
     def __init__(self) -> None:
         self.busy, self.idle = Sums(), Sums()
         self.steps = self.chosen = self.samples = self.switches = 0
         self.sampling = self.switching = 0.0
-        self.advances: list[float] = []  # what the clock takes between two steps
+        self.advances: list[float] = []  # seconds that the clock takes between two steps
         self.way = Way()
 
     def __add__(self, other: Window) -> Window:
@@ -89,12 +89,12 @@ class Window:
 
     @property
     def frequency(self) -> float:
-        """Of all steps, those that would record without a cadence."""
+        """The share of all steps that would record at cadence 1."""
         return min(1.0, self.chosen / self.steps) if self.steps else 1.0
 
     @property
     def bare(self) -> float:
-        """Seconds of a step, but for recording."""
+        """Seconds per step without recording."""
         taken = 0.0
         for sums, ways in ((self.busy, self.around), (self.idle, self.idle.called(self.way))):
             taken += sums.total - sums.steps * (sums.on_host + ways) - sum(sums.upkeep)
@@ -102,51 +102,51 @@ class Window:
 
     @property
     def around(self) -> float:
-        """Seconds of a step that records, around what the monitors do: the way to them, and what else is slower than without them.
+        """Seconds per busy step that recording costs outside of the monitors: at least the calls of hooks and the clock.
 
-        The latter is what steps that record take beyond those that do not, as far as it is no chance.
+        If busy steps are slower than idle ones by more than two standard errors beyond that, it is this difference.
         """
-        way = self.busy.called(self.way) + (_middle(self.busy.upkeep) - _middle(self.idle.upkeep) if self.idle.steps else 0.0)
+        calls = self.busy.called(self.way) + (_middle(self.busy.upkeep) - _middle(self.idle.upkeep) if self.idle.steps else 0.0)
         if min(self.busy.steps, self.idle.steps) < FIRST:
-            return way
+            return calls
         error = math.hypot(_error(self.busy.rest), _error(self.idle.rest))
-        return max(way, median(self.busy.rest) - median(self.idle.rest) - 2 * error)
+        return max(calls, median(self.busy.rest) - median(self.idle.rest) - 2 * error)
 
     @property
     def upkeep(self) -> float:
-        """Seconds of each step, whether it records or not, that the clock takes."""
+        """Seconds per step, busy or idle, that the clock takes."""
         return _middle(self.idle.upkeep or self.busy.upkeep) + _middle(self.advances)
 
     @property
     def once(self) -> float:
-        """Seconds that a step which records costs besides, where others do not: hooks are switched, and two steps are measured."""
+        """Additional seconds per busy step if others are idle: for switching hooks, and for measuring two steps."""
         return 2 * (self.switching / max(1, self.switches) + self.sampling / max(1, self.samples))
 
     @property
     def _recording(self) -> float:
-        """Seconds of a step that records, on the host or on the device, where it takes longer."""
+        """Seconds of recording per busy step, on the host or on the device, whichever is longer."""
         return max(self.busy.on_host + self.around, self.busy.on_device)
 
     @property
     def _idle(self) -> float:
-        """The same for the other steps, of which none takes long on purpose."""
+        """The same per idle step; a median, because no idle step takes long on purpose."""
         return max(self.idle.usual + self.idle.called(self.way), self.idle.on_device)
 
     def cost(self, every: int) -> float:
-        """Seconds of recording a step where one in so many of the chosen steps records."""
+        """Seconds of recording per step at cadence `every`."""
         often = self.frequency / every
         return often * self._recording + (1 - often) * self._idle + self.upkeep + (often * self.once if often < 1 else 0.0)
 
     def share(self, every: int) -> float:
-        """The same, of the step."""
+        """The same as a share of the step."""
         cost = self.cost(every)
         return cost / (self.bare + cost) if cost else 0.0
 
     def every_within(self, budget: float) -> int:
-        """The highest cadence that keeps within the budget.
+        """The smallest `every` that keeps the cost within the budget.
 
-        What steps cost that do not record is part of it. Where they leave less than a tenth of the budget, recording takes a tenth:
-        a lower cadence would hardly help.
+        The cost of idle steps counts. If it leaves less than a tenth of the budget, a tenth is used for recording all the same,
+        because a lower cadence would hardly help.
         """
         if self.share(1) <= budget:
             return 1
@@ -156,7 +156,7 @@ class Window:
         return max(1, min(SELDOM, math.ceil(beyond / room - 1e-9) if room else SELDOM))
 
     def beyond(self, budget: float) -> bool:
-        """Whether steps that record nothing take more than the budget."""
+        """Whether idle steps alone exceed the budget."""
         return self._idle + self.upkeep > budget / (1 - budget) * self.bare
 
 
@@ -165,6 +165,6 @@ def _middle(values: list[float]) -> float:
 
 
 def _error(values: list[float]) -> float:
-    """The standard error of their median, from how far they are from it."""
+    """The standard error of the median, estimated from the median absolute deviation."""
     middle = median(values)
     return 1.86 * median(abs(value - middle) for value in values) / math.sqrt(len(values))

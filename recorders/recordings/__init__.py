@@ -1,1 +1,1 @@
-"""What was recorded, without hooks: merged, saved, loaded, synchronised."""
+"""Recordings: results without hooks, which can be merged, saved, loaded and synchronised."""

@@ -1,7 +1,7 @@
-"""Saving as one commit: files into a new generation folder, then one rename of the manifest.
+"""Commit: writes files into a new generation folder, then replaces the manifest by one rename.
 
-Killed, out of disk or failing anywhere, the folder holds the old commit or the new one, never a mixture. What a killed save left
-behind is taken away by the next one.
+If the process is killed, the disk is full or anything fails, the folder holds either the old commit or the new one. The next save
+removes what a killed save left.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["Commit"]
 
 LOCK = ".lock"
 THREADS = 8
-"""How many files are flushed at once: file systems commit the journal once for all who wait, so this divides the waiting."""
+"""How many files are flushed at once: file systems commit the journal once for all that wait."""
 
 _OURS = re.compile(r"generation-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
 _NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class Commit:
-    """One save into the folder `root`, alone there while the block lasts.
+    """One save into the folder `root`, which is locked during the `with` block.
 
-    Leaving the block without `publish` takes away what was written.
+    If the block ends without `publish`, what was written is removed.
 
     Raises:
-        NotARecordingError: `root` is a file, or a folder with something other than a recording in it.
+        NotARecordingError: `root` is a file, or a folder that contains something else than a recording.
     """
 
     def __init__(self, root: Path) -> None:
@@ -63,13 +63,13 @@ class Commit:
         return self
 
     def write(self, file: str, data: bytes | bytearray) -> None:
-        """Writes one new file into the generation; on the disk for certain only after `publish`."""
+        """Writes one new file into the generation; it is flushed to the disk by `publish`."""
         path = os.path.join(self._folder, file)
         _write(path, data)
         self._files.append(path)
 
     def publish(self, manifest: bytes) -> None:
-        """Puts everything on the disk, then makes it the recording: the rename of the manifest is the commit."""
+        """Flushes everything to the disk, then renames the manifest, which is the commit."""
         _flush(self._files)
         _flush_folder(self._folder)
         _write(os.fspath(self._draft), manifest)
@@ -82,20 +82,20 @@ class Commit:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with self._stack:
-            # A rename that failed may have happened all the same; then the manifest needs these files.
+            # A rename that raised may still have happened; the manifest would then need these files.
             if not self._renaming:
                 _remove(self._folder)
                 _remove(self._draft)
 
     def _recover(self) -> str | None:
-        """Makes room: takes away what killed saves left. Returns the generation in force, where it had to be looked up."""
+        """Removes what killed saves left; returns the current generation if it had to be looked up."""
         ours = _ours(self.root)
         if self._alone and len(ours) < 2:
             return None
         try:
             live = read_manifest(os.fspath(self.root)).generation
         except (StorageError, OSError):
-            # Which generation belongs to a damaged manifest is not known, so all stay until this save is done.
+            # The generation of a damaged manifest is unknown, so all stay until this save is done.
             return None
         if self._alone:
             for name in ours - {live}:
@@ -103,53 +103,53 @@ class Commit:
         return live
 
     def _sweep(self) -> None:
-        """Removes older generations and all leftovers; not alone, only the generation that this save replaced."""
+        """Removes older generations and all leftovers; without a lock, only the generation that this save replaced."""
         replaced = {self._previous} if self._previous else set()
         for name in _ours(self.root) - {self.generation} if self._alone else replaced:
             _remove(self.root / name)
 
 
 def _claim(root: Path) -> None:
-    """Makes the folder, or sees to it that what is there is a recording or the beginning of one."""
+    """Creates the folder, or checks that it is empty or holds a recording, complete or not."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise NotARecordingError(
-            f"{root} is a file: a recording is a folder, so name one that is new, or one saved to before"
+            f"{root} is a file: a recording is a folder, so give a new folder, or one that holds a recording"
         ) from error
     for folder in missing:
         _flush_folder(folder.parent)
-    # Listed once, for another saver may be at work here.
+    # Listed only once, because another process may be saving here.
     listed = set(os.listdir(root))
     ours = {name for name in listed if _OURS.fullmatch(name)}
     others = listed - ours - {LOCK}
     if MANIFEST in others:
-        # Beside a generation of ours, a manifest that is not readable as one is a damaged one.
+        # If there is a generation too, an unreadable manifest is a damaged one of ours.
         with open(root / MANIFEST, "rb") as file:
             if ours or is_manifest(file.read(100)):
                 return
     if others:
         raise NotARecordingError(
-            f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or into one saved to before"
+            f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or into one that holds a recording"
         )
 
 
 def _ours(root: Path) -> set[str]:
-    """Generations and drafts of manifests in the folder."""
+    """The names of generations and manifest drafts in the folder."""
     return {name for name in os.listdir(root) if _OURS.fullmatch(name)}
 
 
 @contextlib.contextmanager
 def _lock(root: Path) -> Iterator[bool]:
-    """Waits until no other process or thread saves here; False where the system has no such locks."""
+    """Waits until no other process or thread saves here; yields False if the system has no such locks."""
     handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     alone = False
     try:
         alone = _exclusive(handle)
         yield alone
     finally:
-        # Closing alone would leave the lock with a process that was forked meanwhile, such as a data loader's worker.
+        # Closing is not enough: a process forked meanwhile, such as a data loader's worker, would keep the lock.
         if sys.platform != "win32" and alone:
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
@@ -179,7 +179,7 @@ def _write(path: str, data: bytes | bytearray) -> None:
 
 
 def _flush(paths: Sequence[str]) -> None:
-    """Puts files on the disk. After all are written, so that the first flush finds most of the others under way."""
+    """Flushes files to the disk; faster when all are written, because the system has then begun with the others."""
     threads = min(THREADS, len(paths))
     if threads > 1:
         try:
@@ -187,7 +187,7 @@ def _flush(paths: Sequence[str]) -> None:
                 list(pool.map(_flush_each, [paths[start::threads] for start in range(threads)]))
             return
         except RuntimeError:
-            # Threads cannot be started while the interpreter shuts down, and saving at exit must work.
+            # Threads cannot be started while the interpreter shuts down, but saving at exit must work.
             pass
     _flush_each(paths)
 
@@ -202,7 +202,7 @@ def _flush_each(paths: Sequence[str]) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk, where the system knows such a thing."""
+    """Flushes the names in a folder to the disk, if the system supports it."""
     if sys.platform == "win32":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -216,7 +216,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file or folder of ours as far as the system lets it; what stays is for the next save."""
+    """Removes a file or folder if the system permits; the next save removes what is left."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,7 +1,7 @@
-"""The manifest of a recording: what `manifest.json` holds, and how bytes from anywhere become it or one typed error.
+"""The manifest of a recording: the content of `manifest.json`, and safe reading of it from untrusted bytes.
 
-Its first line says what it is, each further line is one subrecorder. Names of tensors are never parsed: `states` and `values`
-say which tensor is what.
+The first line identifies the format, each further line is one subrecorder. Names of tensors are never parsed: `states` and `values`
+say what each tensor is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["MANIFEST", "Entry", "Manifest", "Tree", "decode", "encode", "is_mani
 MANIFEST = "manifest.json"
 SCHEMA = 1
 MAX_BYTES = 128 * 2**20
-"""Bounds the memory a manifest from anywhere may take: some 100,000 subrecorders."""
+"""Limits the memory that an untrusted manifest may take; enough for about 100,000 subrecorders."""
 MAX_DEPTH = 32
 """How deep results may be nested."""
 
@@ -41,12 +41,12 @@ class Entry:
     """One subrecorder.
 
     Attributes:
-        name: its true name, any string.
-        file: the name of its file in the generation folder, `bytes` long, with checksum `sha256`.
-        reducer: the recipe; a text (the repr) where the reducer holds a function; None where nothing is known.
-        states: leaf -> key -> tensor name.
-        values: leaf -> tree of tensor names.
-        dtypes: tensor name -> true dtype, for those stored under another.
+        name: any string.
+        file: its file in the generation folder, `bytes` long, with checksum `sha256`.
+        reducer: the recipe; the repr if the reducer holds a function; None if unknown.
+        states: names of tensors by leaf and key.
+        values: trees of names of tensors by leaf.
+        dtypes: the true dtypes of tensors that are stored as another dtype, by name.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One generation: its folder, its subrecorders in order, the aliases of their names, and the versions that wrote it."""
+    """One generation: its folder, its subrecorders in order, their aliases, and the versions of the libraries that wrote it."""
 
     generation: str
     entries: tuple[Entry, ...]
@@ -78,11 +78,7 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of the manifest.
-
-    Raises:
-        StorageError: it could not be read back: something in it is of the wrong type, too deep or too long.
-    """
+    """The bytes of the manifest; raises `StorageError` if a part has the wrong type, or is too deep or too long to be read."""
     _check(manifest, StorageError, "this recording")
     try:
         head = ", ".join(f'"{key}": {_dump(getattr(manifest, key))}' for key in ("generation", "versions", "aliases"))
@@ -102,18 +98,18 @@ def _dump(value: Any) -> str:
 
 
 def is_manifest(raw: bytes) -> bool:
-    """Whether these bytes begin a manifest of ours, sound or not."""
+    """Whether these are the first bytes of a manifest, damaged or not."""
     return raw.startswith(_PREFIX.encode())
 
 
 def decode(raw: bytes, where: str) -> Manifest:
-    """The manifest in these bytes, from anywhere.
+    """The manifest in these untrusted bytes.
 
     Args:
-        where: the file's name, for errors.
+        where: the name of the file, for errors.
 
     Raises:
-        NotARecordingError: they are something else.
+        NotARecordingError: the bytes are something else.
         SchemaError: a newer version wrote them.
         CorruptRecordingError: they are not what was saved.
     """
@@ -145,32 +141,26 @@ def decode(raw: bytes, where: str) -> Manifest:
 
 
 def read_manifest(root: str) -> Manifest:
-    """The manifest of the recording in folder `root`.
-
-    Raises:
-        StorageError: it cannot be read, or one of the errors of `decode`.
-    """
+    """The manifest of the recording in folder `root`; raises a `StorageError` if it cannot be read, see `decode`."""
     where = os.path.join(root, MANIFEST)
     return decode(read_regular(where, MAX_BYTES), where)
 
 
 def read_regular(path: str, limit: int) -> bytes:
-    """The bytes of a regular file; never follows a link out of its folder, nor waits on a pipe.
+    """The bytes of a regular file; follows no link and does not wait on a pipe.
 
-    Raises:
-        CorruptRecordingError: it is something else, or longer than `limit`.
-        OSError: it cannot be opened or read.
+    Raises `CorruptRecordingError` if it is not a regular file or is longer than `limit`, and `OSError` if it cannot be read.
     """
     if os.path.islink(path):
         raise CorruptRecordingError(f"{path} is a symbolic link, which recordings do not hold")
-    # The flags are absent on some systems; O_NOFOLLOW guards against a link put there since.
+    # Some systems lack these flags. O_NOFOLLOW protects against a link created since the check.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CorruptRecordingError(f"{path} is no regular file")
         if status.st_size > limit:
-            raise CorruptRecordingError(f"{path} is {status.st_size} bytes long, where {limit} at most belong")
+            raise CorruptRecordingError(f"{path} is {status.st_size} bytes long; at most {limit} are allowed")
         try:
             return file.read(status.st_size)
         except MemoryError as error:
@@ -200,15 +190,15 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-def _text(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _maybe_text(value: Any) -> bool:
+def _is_text_or_none(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
@@ -216,30 +206,30 @@ def _mapping(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(isinstance(key, str) and item(part) for key, part in value.items())
 
 
-def _tree(value: Any, depth: int = 0) -> bool:
+def _is_tree(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict) and depth < MAX_DEPTH:
-        return all(isinstance(key, str) and _tree(node, depth + 1) for key, node in value.items())
+        return all(isinstance(key, str) and _is_tree(node, depth + 1) for key, node in value.items())
     return isinstance(value, str)
 
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (_text, "a text"),
-    "monitor": (_text, "a text"),
-    "attr": (_maybe_text, "a text or null"),
-    "module": (_text, "a text"),
-    "samples": (_count, "a count"),
+    "name": (_is_text, "a text"),
+    "monitor": (_is_text, "a text"),
+    "attr": (_is_text_or_none, "a text or null"),
+    "module": (_is_text, "a text"),
+    "samples": (_is_count, "a count"),
     "reducer": (lambda value: value is None or isinstance(value, (str, dict)), "a recipe, a text or null"),
     "file": (_matches(_FILE), "the name of a file in the generation folder"),
-    "bytes": (_count, "a count"),
+    "bytes": (_is_count, "a count"),
     "sha256": (_matches(_SHA256), "a checksum"),
-    "states": (_mapping(_mapping(_text)), "tensor names by leaf and key, all texts"),
-    "values": (_mapping(_tree), f"trees of tensor names by leaf, with texts as keys, nested at most {MAX_DEPTH} deep"),
-    "dtypes": (_mapping(_text), "dtypes by tensor name"),
+    "states": (_mapping(_mapping(_is_text)), "tensor names by leaf and key, all texts"),
+    "values": (_mapping(_is_tree), f"trees of tensor names by leaf, with texts as keys, nested at most {MAX_DEPTH} deep"),
+    "dtypes": (_mapping(_is_text), "dtypes by tensor name"),
 }
 
 
 def _check(manifest: Manifest, error: type[StorageError], where: str) -> None:
-    """Raises `error` where anything in the manifest is not what it must be, before anything is done with it."""
+    """Raises `error` if anything in the manifest is invalid."""
     if not _matches(_GENERATION)(manifest.generation):
         raise error(f"{where} is malformed: no generation folder is called {manifest.generation!r:.200}")
     for number, entry in enumerate(manifest.entries):
@@ -249,11 +239,11 @@ def _check(manifest: Manifest, error: type[StorageError], where: str) -> None:
                 raise error(f"{where} is malformed: subrecorder {number} ({entry.name!r:.200}): {problem}")
         tensors = entry.tensors()
         if len(set(tensors)) != len(tensors) or not entry.dtypes.keys() <= set(tensors):
-            raise error(f"{where} is malformed: subrecorder {number} ({entry.name!r:.200}) names a tensor twice, or one not there")
+            raise error(f"{where} is malformed: subrecorder {number} ({entry.name!r:.200}) names a tensor twice, or an unknown one")
     names = {entry.name for entry in manifest.entries}
     if len(names) != len(manifest.entries) or len({entry.file for entry in manifest.entries}) != len(manifest.entries):
         raise error(f"{where} is malformed: two subrecorders have one name or one file")
-    if not _mapping(_text)(manifest.aliases) or not set(manifest.aliases.values()) <= names:
-        raise error(f"{where} is malformed: an alias stands for no subrecorder")
-    if not _mapping(_maybe_text)(manifest.versions):
-        raise error(f"{where} is malformed: its versions are no texts")
+    if not _mapping(_is_text)(manifest.aliases) or not set(manifest.aliases.values()) <= names:
+        raise error(f"{where} is malformed: an alias names no subrecorder")
+    if not _mapping(_is_text_or_none)(manifest.versions):
+        raise error(f"{where} is malformed: its versions are not texts")

@@ -1,4 +1,4 @@
-"""Looking back: what was recorded with a `History`, at earlier times."""
+"""Past: results of a `History` at earlier times."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class _Recorded(Protocol):
 
 
 class Past:
-    """`latest`, `view` and `dump` of monitors and subrecordings whose reducer is a `History`; raw results, as it computes them.
+    """`latest`, `view` and `dump` for monitors and subrecordings whose reducer is a `History`.
 
-    Results come as from `peek`: of the lone tensor, or by leaf path for nested operands; None where nothing was recorded.
+    The results have the form of `peek`, but functions given to `apply` are not called.
     """
 
     def latest(self: _Recorded) -> Any:
         """The newest result.
 
         Raises:
-            NoHistoryError: the reducer is no `History`.
+            NoHistoryError: the reducer is not a `History`.
         """
         return _read(self, History.latest)
 
@@ -46,7 +46,7 @@ class Past:
         """The result at a time before the newest; see `reducers.History.view`.
 
         Raises:
-            NoHistoryError: the reducer is no `History`.
+            NoHistoryError: the reducer is not a `History`.
             ArgumentError: the time is out of range.
         """
         return _read(
@@ -55,17 +55,17 @@ class Past:
         )
 
     def dump(self: _Recorded) -> Any:
-        """All results that are kept, newest first along a new first axis; see `reducers.History.dump`.
+        """All results in the history, newest first along a new first axis; see `reducers.History.dump`.
 
         Raises:
-            NoHistoryError: the reducer is no `History`.
+            NoHistoryError: the reducer is not a `History`.
         """
         return _read(self, History.dump)
 
 
 def _read(recorded: _Recorded, read: Callable[[History, State], Result]) -> Any:
     if recorded.reducer is None:
-        raise NoHistoryError("the reducer holds a function, which files do not keep: pass it, load(path, reducers={name: reducer})")
+        raise NoHistoryError("the reducer holds a function, which is not saved: pass it, load(path, reducers={name: reducer})")
     history = history_of(recorded.reducer)
     results = {path: read(history, state) for path, state in recorded.states.items() if state}
     if not results:

@@ -1,9 +1,9 @@
-"""What was recorded, without hooks: what `recorder.snapshot()`, `load(path)` and `recorder.sync()` return."""
+"""Recording: results and states without hooks; returned by `recorder.snapshot()`, `load(path)` and `recorder.sync()`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +15,7 @@ from recorders.recordings.past import Past
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 
-__all__ = ["Recording", "Subrecording", "lookup", "register_writer"]
+__all__ = ["Recording", "Subrecording", "check_same_names", "lookup", "register_writer"]
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Subrecording(Past):
     """What one monitor recorded.
 
     Attributes:
-        reducer: what made the states; None where a loaded recipe holds a function, so that only `values` are known.
-        states: one state per tensor leaf, keyed by the leaf's path in the operand ("" for a lone tensor).
-        samples: how many observations were recorded.
-        values: results by leaf as they were when saved; None on what was not loaded.
+        reducer: the reducer of the states; None if it holds a function and was loaded from a file: only `values` are known then.
+        states: one state per tensor leaf, by the path of the leaf in the operand ("" for a single tensor).
+        samples: the number of observations.
+        values: the results by leaf at the time of saving; None if this was not loaded.
         monitor: the kind of monitor, such as "ForwardMonitor".
-        attr: the attribute or parameter it watched, if any.
-        module: the class of the module it sat on, such as "Linear".
-        functions: what `apply` and `apply_sample` asked to be done to the result, in order; each takes (result, samples).
-        recipe: where the reducer is None, what its file says of it, so that saving again loses nothing.
+        attr: the attribute or parameter that it watched, if any.
+        module: the class of its module, such as "Linear".
+        functions: the functions given to `apply` and `apply_sample`, in order; each is called with (result, samples).
+        recipe: if the reducer is None, its description in the file, to save it again.
     """
 
     reducer: Reducer | None
@@ -45,7 +45,7 @@ class Subrecording(Past):
     recipe: Mapping[str, Any] | str | None = None
 
     def leaves(self) -> dict[str, Any]:
-        """Result by leaf path; leaves into which nothing was reduced are absent."""
+        """Results by path of the leaf; leaves without observations are left out."""
         if self.reducer is None:
             return dict(self.values or {})
         results: dict[str, Any] = {}
@@ -61,20 +61,20 @@ class Subrecording(Past):
         return result
 
     def peek(self) -> Any:
-        """The result: of the lone tensor, or by leaf path where the operand was nested; None where nothing was recorded."""
+        """The result, or results by path of the leaf if operands were nested; None if nothing was recorded."""
         leaves = self.leaves()
         if not leaves:
             return None
         return leaves[""] if set(leaves) == {""} else leaves
 
     def merge(self, other: Subrecording) -> Subrecording:
-        """Both together, leaf by leaf.
+        """The merged subrecording of both.
 
         Raises:
-            MergeError: the reducers differ, or one is unknown because its recipe holds a function.
+            MergeError: the reducers differ, or one is unknown because it holds a function.
         """
         if self.reducer is None or other.reducer is None:
-            raise MergeError("the reducer holds a function, which files do not keep: pass it, load(path, reducers={name: reducer})")
+            raise MergeError("the reducer holds a function, which is not saved: pass it, load(path, reducers={name: reducer})")
         if self.reducer != other.reducer:
             raise MergeError(f"the reducers differ: {self.reducer!r} and {other.reducer!r}")
         paths = dict.fromkeys([*self.states, *other.states])
@@ -84,7 +84,7 @@ class Subrecording(Past):
 
 @dataclass(frozen=True)
 class Recording(Mapping[str, Subrecording]):
-    """An ordered mapping from name to `Subrecording`, with other names (aliases) for the same ones.
+    """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
 
     >>> import torch
     >>> from reducers import Mean
@@ -110,26 +110,24 @@ class Recording(Mapping[str, Subrecording]):
         return len(self.subrecordings)
 
     def compute(self) -> dict[str, Result]:
-        """Result by name; subrecordings into which nothing was reduced are absent."""
+        """Results by name; subrecordings without observations are left out."""
         return {name: result for name, part in self.items() if (result := part.peek()) is not None}
 
     def samples(self, name: str | int) -> int:
-        """How many observations one subrecorder recorded."""
+        """The number of observations that one subrecorder recorded."""
         return self[name].samples
 
     def iter_samples(self) -> Iterator[int]:
-        """How many observations each subrecorder recorded, in order."""
+        """The number of observations that each subrecorder recorded, in order."""
         return (part.samples for part in self.values())
 
     def merge(self, other: Mapping[str, Subrecording]) -> Recording:
-        """Both recordings as one.
+        """The merged recording of both.
 
         Raises:
-            MergeError: the names differ, or a pair of subrecordings does not fit; the message says which.
+            MergeError: the names differ, or two subrecordings do not fit together; the message says which.
         """
-        if set(self) != set(other):
-            only = sorted(set(self) - set(other)), sorted(set(other) - set(self))
-            raise MergeError(f"the recordings hold different names: only the first has {only[0]}, only the second {only[1]}")
+        check_same_names(self, other, "the first recording", "the second")
         merged = {}
         for name, part in self.items():
             try:
@@ -139,14 +137,14 @@ class Recording(Mapping[str, Subrecording]):
         return Recording(merged, self.aliases)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the recording into the folder `path`; see `recorders.recordings.storage.save`."""
+        """Writes the recording into the folder `path`, and returns the folder; see `recorders.save`."""
         return _writers["folder"](self, path)
 
     def with_reducers(self, reducers: Reducer | Mapping[str, Reducer]) -> Recording:
-        """The same recording with reducers given by the caller, for those whose recipe holds a function.
+        """The recording with reducers for those subrecordings that have none because their reducer holds a function.
 
         Args:
-            reducers: one for all that have none, or a mapping from name or glob pattern to reducer.
+            reducers: one for all of them, or a mapping from name or glob to reducer.
         """
         given = {"*": reducers} if isinstance(reducers, Reducer) else dict(reducers)
         for pattern, reducer in given.items():
@@ -163,16 +161,19 @@ _writers: dict[str, Callable[[Recording, str | os.PathLike[str]], Path]] = {}
 
 
 def register_writer(layout: str, write: Callable[[Recording, str | os.PathLike[str]], Path]) -> None:
-    """Let `Recording.save` write this layout; files know recordings, and not the reverse."""
+    """Registers the function that `Recording.save` calls; this module must not import the one that writes files."""
     _writers[layout] = write
 
 
-def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
-    """The true name behind a name, an alias or an index.
+def check_same_names(first: Iterable[str], second: Iterable[str], this: str, other: str) -> None:
+    """Raises `MergeError` if the names differ; `this` and `other` say in the message whose they are."""
+    here, there = set(first), set(second)
+    if here != there:
+        raise MergeError(f"the names differ: only {this} has {sorted(here - there)}, only {other} {sorted(there - here)}")
 
-    Raises:
-        SelectionError: there is none; lists what there is.
-    """
+
+def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
+    """The name that a name, an alias or an index stands for; if there is none, raises a `SelectionError` that lists all names."""
     if isinstance(name, int):
         if -len(names) <= name < len(names):
             return list(names)[name]

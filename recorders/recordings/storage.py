@@ -1,8 +1,8 @@
 """Recordings on disk: `save` and `load`.
 
-A recording is a folder: `manifest.json`, and a generation folder with one safetensors file per subrecorder. A file holds the
-results, called `value`, `value/mean` or `value/logits/mean`, for `safetensors.torch.load_file` or anything else that reads
-safetensors, and the states, from which the recording merges and continues bit for bit. No code is ever stored or executed.
+A recording is a folder with `manifest.json` and a generation folder, which has one safetensors file per subrecorder. A file holds
+the results, called `value`, `value/mean` or `value/logits/mean`, for any program that reads safetensors, and the states, with which
+the recording merges and continues bit for bit. No code is stored or executed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders.errors import (
-    CorruptRecordingError,
-    NotARecordingError,
-    RecordingNotFoundError,
-    RecordingWarning,
-    StorageError,
-)
+from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, RecordingWarning, StorageError
 from recorders.recordings.commit import Commit
 from recorders.recordings.manifest import MAX_DEPTH, Entry, Manifest, Tree, encode, read_manifest, read_regular
 from recorders.recordings.recording import Recording, Subrecording, register_writer
@@ -39,25 +33,22 @@ from reducers import RecipeError, Reducer, from_recipe, to_recipe
 __all__ = ["load", "save"]
 
 ATTEMPTS = 100
-"""How often `load` begins again when savers replace the recording under it."""
+"""How often `load` starts again if a save replaces the recording meanwhile."""
 
 
 def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Writes a recording into the folder `path`, whole or not at all.
+    """Writes a recording into the folder `path`, completely or not at all; returns the folder.
 
-    Killed at any moment, out of disk or failing, the folder still holds the last complete save. Savers of one folder wait for each
-    other; the last one stays. Where the system has no file locks (Windows, some network file systems) leftovers of killed saves
-    stay in the folder.
+    If the process is killed, the disk is full or anything fails, the folder still holds the last complete save. Processes that save
+    into one folder wait for each other; the last one wins. On systems without file locks (Windows, some network file systems) what
+    killed saves left is not removed.
 
     Args:
-        path: a new or empty folder, or one saved to before; parents are made.
-
-    Returns:
-        The folder.
+        path: a new or empty folder, or one that holds a recording; parents are created.
 
     Raises:
-        NotARecordingError: there is a file, or a folder with something else in it.
-        StorageError: it could not be written, or a result is neither a tensor, a number nor a mapping of such; names which.
+        NotARecordingError: `path` is a file, or a folder that contains something else.
+        StorageError: writing failed, or a result is neither a tensor, a number nor a mapping of these; the message says which.
 
     >>> import tempfile
     >>> from reducers import Mean
@@ -94,20 +85,19 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
 
 
 def load(path: str | os.PathLike[str], *, reducers: Reducer | Mapping[str, Reducer] | None = None) -> Recording:
-    """Reads a recording back; safe on files from anywhere.
+    """Reads a recording; safe on untrusted files.
 
-    A reducer that holds a function is not in the file: its subrecordings have `reducer` None and show what was computed when they
-    were saved. Their states are there, so that they compute, merge and continue once the reducer is given. The same goes for
-    reducers defined by code that is not imported here; of these a warning tells.
+    A reducer that holds a function is not saved: its subrecordings have `reducer` None and show the results as saved. With
+    `reducers` they compute, merge and continue again. The same holds for reducers whose code is not imported, with a warning.
 
     Args:
-        reducers: for subrecordings without one: one for all, or a mapping from name or glob pattern to reducer.
+        reducers: for subrecordings without a reducer: one for all, or a mapping from name or glob to reducer.
 
     Raises:
-        RecordingNotFoundError: nothing is there; also a FileNotFoundError.
-        NotARecordingError: what is there is no recording.
+        RecordingNotFoundError: `path` does not exist; also a FileNotFoundError.
+        NotARecordingError: `path` is not a recording.
         SchemaError: a newer version wrote it.
-        CorruptRecordingError: it is not what was saved: damaged, incomplete or forged; names the file and the reason.
+        CorruptRecordingError: it is damaged, incomplete or forged; the message names the file and the reason.
         StorageError: it cannot be read.
     """
     root = os.fspath(path)
@@ -118,7 +108,7 @@ def load(path: str | os.PathLike[str], *, reducers: Reducer | Mapping[str, Reduc
                 recording = _read(root, manifest)
             break
         except (StorageError, OSError) as error:
-            # A save that finished meanwhile has taken the older generation away: then what is wanted is the new one.
+            # If a save has replaced the generation meanwhile, read the new one.
             if _manifest(root).generation != manifest.generation:
                 continue
             if isinstance(error, StorageError):
@@ -126,7 +116,7 @@ def load(path: str | os.PathLike[str], *, reducers: Reducer | Mapping[str, Reduc
             kind = CorruptRecordingError if isinstance(error, FileNotFoundError) else StorageError
             raise kind(f"cannot load {root}: {error}") from error
     else:
-        raise StorageError(f"cannot load {root}: it was saved anew {ATTEMPTS} times while it was read; try again")
+        raise StorageError(f"cannot load {root}: it was saved again {ATTEMPTS} times during the attempt; try again")
     if reducers is not None:
         recording = recording.with_reducers(reducers)
     _warn_of_unknown(recording)
@@ -135,7 +125,7 @@ def load(path: str | os.PathLike[str], *, reducers: Reducer | Mapping[str, Reduc
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Holds back the cycle collector: reading makes many lasting objects and no cycles, and searching them doubled the time."""
+    """Disables the garbage collector, which doubled the time to read many subrecorders and finds nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -190,27 +180,21 @@ def _reducer(recipe: Mapping[str, Any] | str | None) -> Reducer | None:
         return None
     try:
         return from_recipe(recipe)
-    # Registered classes make themselves from fields that may come from anywhere, and may stumble in ways of their own.
+    # A registered class is constructed from untrusted values, and may raise anything.
     except Exception:
         return None
 
 
 def _subrecording(entry: Entry, tensors: Mapping[str, Tensor], reducer: Reducer | None) -> Subrecording:
-    return Subrecording(
-        reducer=reducer,
-        states={leaf: {key: tensors[name] for key, name in state.items()} for leaf, state in entry.states.items()},
-        samples=entry.samples,
-        values={leaf: _grow(tree, tensors) for leaf, tree in entry.values.items()},
-        monitor=entry.monitor,
-        attr=entry.attr,
-        module=entry.module,
-        recipe=entry.reducer if reducer is None else None,
-    )
+    states = {leaf: {key: tensors[name] for key, name in state.items()} for leaf, state in entry.states.items()}
+    values = {leaf: _unflatten(tree, tensors) for leaf, tree in entry.values.items()}
+    recipe = entry.reducer if reducer is None else None
+    return Subrecording(reducer, states, entry.samples, values, entry.monitor, entry.attr, entry.module, recipe=recipe)
 
 
-def _grow(tree: Tree, tensors: Mapping[str, Tensor]) -> Any:
-    """The result that a tree of tensor names stands for."""
-    return tensors[tree] if isinstance(tree, str) else {key: _grow(node, tensors) for key, node in tree.items()}
+def _unflatten(tree: Tree, tensors: Mapping[str, Tensor]) -> Any:
+    """The result whose tensors have these names."""
+    return tensors[tree] if isinstance(tree, str) else {key: _unflatten(node, tensors) for key, node in tree.items()}
 
 
 def _warn_of_unknown(recording: Recording) -> None:
@@ -223,7 +207,7 @@ def _warn_of_unknown(recording: Recording) -> None:
                 unknown.setdefault(str(error), []).append(name)
     for reason, names in unknown.items():
         warnings.warn(
-            f"{len(names)} subrecorders, the first of them {names[0]!r}, were loaded without their reducer, as saved values and "
+            f"{len(names)} subrecorders, such as {names[0]!r}, were loaded without their reducer, as saved values and "
             f"states: {reason}",
             RecordingWarning,
             stacklevel=3,
@@ -231,7 +215,7 @@ def _warn_of_unknown(recording: Recording) -> None:
 
 
 def _describe(name: str, part: Subrecording, file: str, recipe: Mapping[str, Any] | str | None) -> tuple[Entry, bytearray]:
-    """A subrecording as the bytes of its file and its entry in the manifest."""
+    """The entry of a subrecording in the manifest, and the bytes of its file."""
     tensors: dict[str, Tensor] = {}
     states = {
         leaf: {key: _put(tensors, ("state", leaf, key), tensor) for key, tensor in state.items()}
@@ -243,21 +227,8 @@ def _describe(name: str, part: Subrecording, file: str, recipe: Mapping[str, Any
         raise StorageError(f"its result cannot be computed: {type(error).__name__}: {error}") from error
     values = {leaf: _flatten(tensors, ("value", leaf), result) for leaf, result in results.items()}
     data, dtypes = pack(tensors)
-    entry = Entry(
-        name=name,
-        monitor=part.monitor,
-        attr=part.attr,
-        module=part.module,
-        samples=part.samples,
-        reducer=recipe,
-        file=file,
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        states=states,
-        values=values,
-        dtypes=dtypes,
-    )
-    return entry, data
+    described = (name, part.monitor, part.attr, part.module, part.samples, recipe)
+    return Entry(*described, file, len(data), hashlib.sha256(data).hexdigest(), states, values, dtypes), data
 
 
 def _recipe(part: Subrecording) -> Mapping[str, Any] | str | None:
@@ -270,7 +241,7 @@ def _recipe(part: Subrecording) -> Mapping[str, Any] | str | None:
 
 
 def _flatten(tensors: dict[str, Tensor], path: tuple[str, ...], result: Any) -> Tree:
-    """Puts the tensors of a result among `tensors`; returns the same result with their names in it."""
+    """Adds the tensors of a result to `tensors`; returns the result with names in place of tensors."""
     if isinstance(result, Tensor):
         return _put(tensors, path, result)
     if isinstance(result, Mapping):
@@ -284,13 +255,13 @@ def _flatten(tensors: dict[str, Tensor], path: tuple[str, ...], result: Any) -> 
         except (OverflowError, RuntimeError, ValueError) as error:
             raise StorageError(f"its result {_readable(path)!r} does not fit a tensor: {error}") from error
     raise StorageError(
-        f"its result {_readable(path)!r} is a {type(result).__name__}; only tensors, numbers and mappings of such can be stored: "
+        f"its result {_readable(path)!r} is a {type(result).__name__}; only tensors, numbers and mappings of these can be stored: "
         "let the function given to postmap or apply return one"
     )
 
 
 def _put(tensors: dict[str, Tensor], path: tuple[str, ...], tensor: Tensor) -> str:
-    """Adds a tensor under a readable name that is free; returns the name."""
+    """Adds a tensor to `tensors` under a readable, unused name; returns the name."""
     wanted = name = _readable(path)
     number = 1
     while name in tensors:
@@ -301,7 +272,7 @@ def _put(tensors: dict[str, Tensor], path: tuple[str, ...], tensor: Tensor) -> s
 
 
 def _readable(path: tuple[str, ...]) -> str:
-    # Empty leaves and keys leave no trace in a name; lone surrogates are no text in a file.
+    # Empty leaves and keys are left out; lone surrogates cannot be encoded.
     return "/".join(str(part) for part in path if part != "").encode(errors="backslashreplace").decode()
 
 

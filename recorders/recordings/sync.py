@@ -1,4 +1,4 @@
-"""The recordings of all ranks of a process group as one: `sync`."""
+"""`sync`: merges the recordings of all ranks of a process group."""
 
 from __future__ import annotations
 
@@ -29,32 +29,30 @@ _HEADER = struct.Struct("<qq32s")
 """Length of the manifest, length of the payload, SHA-256 of the manifest."""
 
 _SHOWN = 20
-"""How many names, or differences, an error lists."""
+"""The largest number of names, or of differences, that an error lists."""
 
 
 def sync(recording: Recording, group: ProcessGroup | None = None) -> Recording:
     """The recordings of all ranks merged in rank order, the same on every rank, bit for bit.
 
-    `recording` itself is left as it is, so that nothing counts double however often one syncs. A rank that recorded nothing adds
-    nothing. What ranks hold in common, such as parameters under data parallelism, counts once for every rank.
+    `recording` is not changed, so repeated calls count nothing twice. What all ranks record alike, such as parameters under data
+    parallelism, counts once for every rank.
 
-    At most three collectives, however many subrecorders there are: lengths and checksums; where the checksums differ, the manifests
-    (names, monitors, reducers, keys, shapes, dtypes); and the states. All states of a rank travel as the bytes of one tensor, not
-    as one per dtype, because they are gathered and not reduced: bytes arrive bit for bit in every dtype, also in those that gloo
-    or NCCL do not know. No rank starts to send states before all know that they fit, and nothing is pickled. For a moment every
-    rank holds the states of all.
+    There are at most three collectives: lengths and checksums; if checksums differ, the manifests (names, monitors, reducers, keys,
+    shapes, dtypes); and the states. The states of a rank are sent as the bytes of one tensor, which works for every dtype. No rank
+    sends states before all know that the manifests fit, and nothing is pickled. Every rank briefly holds the states of all.
 
     Args:
-        recording: what this rank recorded. Every rank of the group must call.
-        group: the ranks to merge; None for all. Tensors travel on its CPU backend, if it has one, else on its accelerator.
+        recording: what this rank recorded. Every rank of the group must call `sync`.
+        group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator.
 
     Returns:
-        The merged recording, its states on the CPU; or `recording` as it is, where it is the only one: in a group of one, or where
-        `torch.distributed` was not initialised, so that one script serves one process and many.
+        The merged recording, with states on the CPU; or `recording` itself if there is only one rank or `torch.distributed` is not
+        initialised.
 
     Raises:
         SyncError: ranks hold different names, monitors or reducers, or the states of a rank cannot be sent or merged. Every rank
-            raises, and lists the differences by rank (as numbered in the whole world). Also: this process is not in the group.
+            raises and lists the differences by global rank. Also if this process is not in the group.
 
     >>> from recorders import Recording
     >>> alone = Recording({})
@@ -65,7 +63,7 @@ def sync(recording: Recording, group: ProcessGroup | None = None) -> Recording:
         return recording
     if dist.get_rank(group) < 0:
         raise SyncError(f"rank {dist.get_rank()} is not in the group it was asked to sync with: call sync on its members only")
-    with torch.inference_mode(False):  # states made inside could not be continued outside
+    with torch.inference_mode(False):  # inference tensors could not be updated later
         return _sync(recording, group)
 
 
@@ -75,13 +73,13 @@ def _sync(recording: Recording, group: ProcessGroup | None) -> Recording:
     failure: Exception | None = None
     try:
         manifest, payload = _pack(recording, device)
-    except Exception as error:  # the others wait: this rank must take part, and tell them
+    except Exception as error:  # the other ranks wait, so send them the error
         failure = error
         manifest = json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
         payload = torch.empty(0, dtype=torch.uint8, device=device)
     manifests, sizes = _exchange(manifest, payload, len(ranks), group)
-    for findings in (_failures, _differences):
-        if found := list(islice(findings(manifests, ranks), _SHOWN + 1)):
+    for problems in (_failures, _differences):
+        if found := list(islice(problems(manifests, ranks), _SHOWN + 1)):
             shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
     rows = _gather(payload, max(sizes), len(ranks), group).cpu()
@@ -96,13 +94,13 @@ def _sync(recording: Recording, group: ProcessGroup | None) -> Recording:
 
 
 def _transport(group: ProcessGroup | None) -> torch.device:
-    """Where the group's tensors must be; of several devices the CPU, the one that all ranks have for sure."""
+    """The device on which the group communicates; the CPU if there are several, because every rank has it."""
     types = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
     return torch.device("cpu" if "cpu" in types else types[0])
 
 
 def _gather(mine: Tensor, width: int, size: int, group: ProcessGroup | None) -> Tensor:
-    """One row of `width` bytes for each rank; what is shorter is followed by zeros."""
+    """The bytes of each rank as a row, padded with zeros to `width`."""
     rows = torch.empty(size, width, dtype=torch.uint8, device=mine.device)
     if width:
         padding = width - mine.numel()
@@ -121,7 +119,7 @@ def _exchange(
     if len(set(digests)) > 1:
         rows = _gather(_tensor(manifest, payload.device), max(lengths), size, group)
         raws = [_bytes(row[:length]) for row, length in zip(rows, lengths, strict=True)]
-    parsed = {raw: json.loads(raw) for raw in set(raws)}  # most are the same
+    parsed = {raw: json.loads(raw) for raw in set(raws)}  # usually they are equal
     return [parsed[raw] for raw in raws], sizes
 
 
@@ -137,7 +135,7 @@ def _bytes(row: Tensor) -> bytes:
 
 
 def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
-    """The manifest, and the bytes of the counts of samples followed by those of all states, in the order of the manifest."""
+    """The manifest, and the bytes of the sample counts and of all states, in the order of the manifest."""
     tensors: list[Tensor] = []
     entries: dict[str, Any] = {}
     texts: dict[int, str] = {}
@@ -146,7 +144,7 @@ def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
             raise SyncError(
                 f"subrecorder {name!r} has no reducer: its recipe holds a function; pass it, recording.with_reducers(...)"
             )
-        if id(part.reducer) not in texts:  # thousands of subrecorders share a few reducers
+        if id(part.reducer) not in texts:  # thousands of subrecorders may share a few reducers
             texts[id(part.reducer)] = _text(part.reducer)
         states: dict[str, dict[str, str]] = {}
         for leaf, state in part.states.items():
@@ -161,13 +159,13 @@ def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
         }
     manifest = json.dumps({"subrecorders": entries, "aliases": dict(recording.aliases)}).encode()
     devices = {tensor.device for tensor in tensors}
-    home = devices.pop() if len(devices) == 1 else device  # one transfer in all, not one for each tensor
+    home = devices.pop() if len(devices) == 1 else device  # then there is one transfer, not one for each tensor
     samples = as_bytes(torch.tensor([part.samples for part in recording.values()], dtype=torch.int64, device=home))
     return manifest, torch.cat([samples, *(tensor.to(home) for tensor in tensors)]).to(device)
 
 
 def _sendable(tensor: Tensor, what: str) -> Tensor:
-    """The bytes of a tensor, along one axis."""
+    """The bytes of a tensor, as uint8."""
     if type(tensor) not in (Tensor, nn.Parameter):
         raise SyncError(f"{what} is a {type(tensor).__name__}; only plain tensors can be sent")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
@@ -177,20 +175,20 @@ def _sendable(tensor: Tensor, what: str) -> Tensor:
 
 
 def _spec(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """Dtype and shape, such as `float32 64 3`: a text, because thousands of lists would wake the garbage collector."""
+    """Dtype and shape, such as `float32 64 3`; thousands of lists would start the garbage collector."""
     return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
 
 
 @lru_cache(maxsize=1024)
 def _parse(spec: str) -> tuple[torch.dtype, tuple[int, ...], int]:
-    """Dtype, shape and size in bytes, from what `_spec` wrote."""
+    """Dtype, shape and size in bytes, from the text of `_spec`."""
     name, *shape = spec.split(" ")
     dtype: torch.dtype = getattr(torch, name)
     return dtype, tuple(map(int, shape)), dtype.itemsize * math.prod(map(int, shape))
 
 
 def _text(value: Any) -> str:
-    """Like repr, the same in every process: functions and objects without fields, whose repr holds an address, by their names."""
+    """Like repr, but equal in all processes: functions and other objects whose repr has an address are given by name."""
     if is_dataclass(value) and not isinstance(value, type):
         inside = ", ".join(f"{field.name}={_text(getattr(value, field.name))}" for field in fields(value))
         return f"{type(value).__qualname__}({inside})"
@@ -202,14 +200,14 @@ def _text(value: Any) -> str:
 
 
 def _failures(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
-    """What the ranks say that cannot send."""
+    """The errors of ranks that cannot send their recording."""
     for rank, manifest in zip(ranks, manifests, strict=True):
         if "error" in manifest:
             yield f"rank {rank} cannot send what it recorded: {manifest['error']}"
 
 
 def _differences(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
-    """Where ranks differ from the first in what they record, both sides listed."""
+    """The differences between each rank and the first, with both sides listed."""
     first, here = manifests[0]["subrecorders"], f"rank {ranks[0]}"
     for rank, manifest in zip(ranks, manifests, strict=True):
         other, there = manifest["subrecorders"], f"rank {rank}"
@@ -227,12 +225,12 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -> Recording:
-    """What one rank sent, in memory of its own, with this rank's reducers and functions."""
+    """The recording that one rank sent, with the reducers and functions of this rank."""
     entries = manifest["subrecorders"]
     leaves = [(name, leaf, state) for name, entry in entries.items() for leaf, state in entry["states"].items()]
     specs = [_parse(spec) for _, _, state in leaves for spec in state.values()]
     counts, *pieces = torch.split(payload, [8 * len(entries), *(size for _, _, size in specs)])
-    # A piece must be copied before it is viewed: it may begin where its dtype may not, and would keep the bytes of all alive.
+    # Pieces are copied before they are viewed, because they may not be aligned, and would keep all bytes alive.
     tensors = (piece.clone().view(dtype).view(shape) for piece, (dtype, shape, _) in zip(pieces, specs, strict=True))
     states: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in entries}
     for name, leaf, state in leaves:

@@ -1,8 +1,7 @@
 """Tensors as the bytes of one safetensors file, and back, bit for bit in every dtype.
 
-Written here rather than by `safetensors.torch.save` because that needs NumPy, which torch does not bring along; corrupts
-conjugate views; refuses shared and strided memory; and knows fewer dtypes the older it is. Reading is left to safetensors, which
-checks each header before it believes it.
+`safetensors.torch.save` is not used because it needs NumPy, corrupts conjugate views, refuses shared and strided memory, and in
+older versions supports few dtypes. Files are read with safetensors, which validates each header.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from recorders.errors import CorruptRecordingError, StorageError
 __all__ = ["as_bytes", "pack", "unpack"]
 
 MAX_HEADER = 100_000_000
-"""Longer headers are refused by every safetensors reader."""
+"""Every safetensors reader refuses longer headers."""
 
 _CODES = {
     torch.float64: "F64",
@@ -35,7 +34,7 @@ _CODES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-"""What every safetensors from 0.5 on can read."""
+"""The dtypes that every safetensors from 0.5 on can read."""
 
 _STAND_INS = {
     "uint16": torch.int16,
@@ -45,19 +44,19 @@ _STAND_INS = {
     "float8_e5m2fnuz": torch.uint8,
     "float8_e8m0fnu": torch.uint8,
 }
-"""The rest is stored as integers with the same bits; complex numbers as pairs of reals along a last axis."""
+"""Other dtypes are stored as integers with the same bits; complex numbers as pairs of reals along a last axis."""
 
 _COMPLEX = {"complex32": torch.float16, "complex64": torch.float32, "complex128": torch.float64}
 
 
 def pack(tensors: Mapping[str, Tensor]) -> tuple[bytearray, dict[str, str]]:
-    """The bytes of a safetensors file, and the true dtype of those tensors that stand in it under another.
+    """The bytes of a safetensors file, and the true dtypes of tensors that are stored as another dtype.
 
     Args:
-        tensors: any strided tensors, on any device, in whatever memory they share; none is changed.
+        tensors: strided tensors on any device, which may share memory.
 
     Raises:
-        StorageError: something is no tensor, or is one without data of its own: sparse, quantised, nested, meta.
+        StorageError: a value is not a tensor, or is sparse, quantised, nested or meta.
 
     >>> data, dtypes = pack({"z": torch.tensor([1 + 2j])})
     >>> safetensors.torch.load(bytes(data)), dtypes
@@ -69,7 +68,7 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[bytearray, dict[str, str]]:
         plain[name] = _plain(tensor, name)
         if plain[name].dtype != tensor.dtype:
             dtypes[name] = str(tensor.dtype).removeprefix("torch.")
-    # Widest elements first, so that each tensor starts at a multiple of its element size.
+    # The largest elements come first, so that each tensor starts at a multiple of its element size.
     order = sorted(plain, key=lambda name: -plain[name].element_size())
     header: dict[str, object] = {}
     end = 0
@@ -93,21 +92,19 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[bytearray, dict[str, str]]:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, as uint8 along one axis.
-
-    A single element counts as contiguous whatever its stride, and only stride 1 views as bytes.
-    """
+    """The memory of a contiguous tensor, as uint8 along one axis."""
+    # A single element is contiguous with any stride, but can be viewed as bytes with stride 1 only.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _plain(tensor: Tensor, name: str) -> Tensor:
-    """The tensor detached, on the CPU, contiguous, lazy conjugation and negation done, in a dtype that safetensors has."""
+    """The tensor detached, on the CPU, contiguous, without lazy conjugation or negation, in a dtype of safetensors."""
     if not isinstance(tensor, Tensor):
-        raise StorageError(f"{name!r} is a {type(tensor).__name__} and no tensor")
+        raise StorageError(f"{name!r} is a {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.is_nested:
         raise StorageError(f"{name!r} is a tensor of layout {tensor.layout}; make it dense with .to_dense() where it is recorded")
     if tensor.is_meta:
-        raise StorageError(f"{name!r} is a meta tensor: it has a shape and no data")
+        raise StorageError(f"{name!r} is a meta tensor: it has a shape but no data")
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype not in _CODES and dtype not in _STAND_INS and dtype not in _COMPLEX:
         raise StorageError(f"{name!r} has dtype {dtype}, which cannot be stored; convert it where it is recorded")
@@ -121,15 +118,10 @@ def _plain(tensor: Tensor, name: str) -> Tensor:
 
 
 def unpack(data: bytes, dtypes: Mapping[str, str], where: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, each in memory of its own.
+    """The tensors in the untrusted bytes of a safetensors file, each in separate memory.
 
-    Args:
-        data: the file's bytes, from anywhere.
-        dtypes: the true dtypes, as `pack` returned them.
-        where: the file's name, for errors.
-
-    Raises:
-        CorruptRecordingError: the bytes are no such file, or do not fit `dtypes`.
+    Raises `CorruptRecordingError` if the bytes are not such a file, or do not fit `dtypes`, which `pack` returned. `where` is the
+    name of the file, for errors.
     """
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(data)
@@ -138,7 +130,7 @@ def unpack(data: bytes, dtypes: Mapping[str, str], where: str) -> dict[str, Tens
                 tensors[name] = torch.view_as_complex(_expect(tensors[name], _COMPLEX[dtype]))
             else:
                 tensors[name] = _expect(tensors[name], _STAND_INS[dtype]).view(getattr(torch, dtype))
-    # safetensors answers bad bytes with its own error, AssertionError, KeyError, OverflowError or RuntimeError, by what is bad.
+    # On invalid bytes safetensors raises its own error, AssertionError, KeyError, OverflowError or RuntimeError.
     except Exception as error:
         raise CorruptRecordingError(f"{where}: no readable safetensors file: {type(error).__name__}: {error}") from error
     return tensors
@@ -146,5 +138,5 @@ def unpack(data: bytes, dtypes: Mapping[str, str], where: str) -> dict[str, Tens
 
 def _expect(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype:
-        raise TypeError(f"found {tensor.dtype} where {dtype} belongs")
+        raise TypeError(f"found {tensor.dtype} instead of {dtype}")
     return tensor

@@ -1,1 +1,1 @@
-"""A training watched: lenses, inspector, timeline, pictures."""
+"""Watching a training: lenses, inspector, timeline, charts, findings."""

@@ -1,4 +1,4 @@
-"""Charts: what to draw of a timeline, as data, and the view of a timeline that visualizers get."""
+"""Charts: descriptions of what to draw of a timeline, and the view of them that visualizers get."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from recorders.errors import CorruptRecordingError, LensError, SelectionError
 from recorders.watch.timeline import Timeline
@@ -24,12 +24,8 @@ Band: TypeAlias = tuple[list[int], list[float], list[float]]
 
 
 def named(aggregation: Aggregation, choices: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """One aggregation or several, as a tuple without repetitions.
-
-    Raises:
-        LensError: one is unknown; lists the choices.
-    """
-    # A string is one aggregation; iterated, it would be letters.
+    """One aggregation or several, as a tuple without duplicates; if one is unknown, raises a `LensError` that lists the choices."""
+    # A string is one aggregation; it must not be iterated.
     given = () if aggregation is None else (aggregation,) if isinstance(aggregation, str) else tuple(aggregation)
     if unknown := [name for name in given if name not in choices]:
         raise LensError(f"unknown {what} {unknown[0]!r}; choose from {', '.join(map(repr, choices))}")
@@ -38,17 +34,17 @@ def named(aggregation: Aggregation, choices: tuple[str, ...], what: str) -> tupl
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw, as data: one panel a layer, with lines and shaded ranges over ticks.
+    """What to draw: one panel per layer, with lines and shaded ranges over ticks.
 
     Args:
         title: the name of the chart, and the first part of the names of its rows in the timeline, `title/layer`.
-        of: where the numbers come from: a group of the lens's monitors, then the path in its result, as `("gradient", "norm")`.
-        unit: what the value axis measures.
-        lines: one aggregation, or several: "mean", "std", "min", "max", "median", "Q1", "Q3".
+        of: the source of the numbers: a group of the lens's monitors, then keys of its result, as in `("gradient", "norm")`.
+        unit: the unit of the value axis.
+        lines: one or several of "mean", "std", "min", "max", "median", "Q1", "Q3".
         ranges: "std" (mean - std to mean + std), "min-max", "Q1-Q3", several of them, or None.
         log_scale: draw the values on a logarithmic axis.
-        shared: give all panels the same value axis, so that layers compare; on a logarithmic scale they have it anyway.
-        limits: the least and the greatest value there can be, None where there is no such end.
+        shared: give all panels the same value axis, to compare layers; logarithmic panels always share it.
+        limits: the smallest and the largest possible value; None for no limit.
 
     Raises:
         LensError: an unknown aggregation.
@@ -71,7 +67,7 @@ class Chart:
         object.__setattr__(self, "ranges", named(self.ranges, RANGES, "range aggregation"))
 
     def row(self, layer: str) -> str:
-        """The name in the timeline of one layer of this chart."""
+        """The name of one layer of this chart in the timeline."""
         return f"{self.title}/{layer}"
 
 
@@ -116,12 +112,12 @@ class ChartView:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The least and the greatest value there can be, infinite where there is no such end."""
+        """The smallest and the largest possible value; infinite if there is no limit."""
         low, high = self.chart.limits
         return -math.inf if low is None else low, math.inf if high is None else high
 
     def series(self, layer: str, statistic: str) -> Series:
-        """One statistic of one layer: ticks and values; both empty where none was recorded, as for a layer that never ran."""
+        """One statistic of one layer: ticks and values; both are empty if none was recorded."""
         try:
             return self.timeline.series(self.chart.row(layer), statistic)
         except SelectionError:
@@ -132,7 +128,7 @@ class ChartView:
         return self.series(layer, aggregation)
 
     def band(self, layer: str, aggregation: str) -> Band:
-        """One shaded range of one layer: ticks, lower and upper ends."""
+        """One shaded range of one layer: ticks, lower ends, upper ends."""
         below, above = _ends(aggregation)
         values = {statistic: dict(zip(*self.series(layer, statistic), strict=True)) for statistic in {*below, *above}}
         ticks = [tick for tick in values[below[0]] if all(tick in known for known in values.values())]
@@ -140,19 +136,19 @@ class ChartView:
         return ticks, [_end(row, below, -1) for row in at], [_end(row, above, 1) for row in at]
 
     def at(self, tick: int) -> dict[str, dict[str, float]]:
-        """All statistics at one tick, by layer, in network order; layers without any are absent."""
+        """All statistics at one tick by layer, in network order; layers without any are left out."""
         rows = self.timeline.at(tick)
         return {layer: rows[self.chart.row(layer)] for layer in self.layers if self.chart.row(layer) in rows}
 
 
 def ends(statistics: Mapping[str, float], aggregation: str) -> tuple[float, float]:
-    """Both ends of one range; NaN where the statistics it is made of are not there."""
+    """Both ends of one range; NaN if a statistic that it needs is missing."""
     below, above = _ends(aggregation)
     return _end(statistics, below, -1), _end(statistics, above, 1)
 
 
 def _ends(aggregation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the ends of a range are made of: one statistic, or a centre and how far to go from it."""
+    """The statistics of each end of a range: one, or a centre and a distance from it."""
     if aggregation == "std":
         return ("mean", "std"), ("mean", "std")
     below, above = aggregation.split("-")
@@ -165,27 +161,21 @@ def _end(row: Mapping[str, float], parts: tuple[str, ...], sign: int) -> float:
 
 
 def keep_charts(timeline: Timeline, views: Iterable[ChartView]) -> None:
-    """Writes the charts into the timeline's notes, so that the file alone can be played back; charts of other titles stay."""
+    """Writes the charts into the timeline's notes, for `play`; charts with other titles stay."""
     kept = {view.title: view for view in [*charts_of(timeline), *views]}
     timeline.note(_NOTE, json.dumps([{**asdict(view.chart), "layers": view.layers} for view in kept.values()]))
 
 
 def charts_of(timeline: Timeline) -> list[ChartView]:
-    """The charts that were written into a timeline's notes.
-
-    Raises:
-        CorruptRecordingError: the note is not what `keep_charts` writes.
-    """
+    """The charts in a timeline's notes; raises `CorruptRecordingError` if `keep_charts` did not write them."""
     try:
         return [_view(timeline, **entry) for entry in json.loads(timeline.notes().get(_NOTE, "[]"))]
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptRecordingError(f"{timeline.path}: its note of charts cannot be read: {error}") from error
 
 
-def _view(
-    timeline: Timeline, *, title: str, of: list[str], layers: list[str], limits: list[float | None], **rest: object
-) -> ChartView:
+def _view(timeline: Timeline, title: str, of: list[str], layers: list[str], limits: list[float | None], **rest: Any) -> ChartView:
     if not all(isinstance(text, str) for text in (title, *of, *layers)):
         raise TypeError("titles, groups and layers are text")
     low, high = (None if end is None else float(end) for end in limits)
-    return ChartView(Chart(title, tuple(of), limits=(low, high), **rest), timeline, tuple(layers))  # type: ignore[arg-type]
+    return ChartView(Chart(title, tuple(of), limits=(low, high), **rest), timeline, tuple(layers))

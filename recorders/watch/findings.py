@@ -1,4 +1,4 @@
-"""What is wrong with a net, as far as its recording shows it: findings, each with its reason and a remedy."""
+"""Findings: likely faults of a net that its recording shows, each with a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from recorders.watch.overview import Layer, Spread, overview, pushed
 __all__ = ["UPDATE_RANGE", "Finding", "findings"]
 
 UPDATE_RANGE = (1e-4, 1e-2)
-"""Healthy sizes of an update relative to the weights: a factor of ten around 1e-3.
+"""The usual size of an update relative to the weights: within a factor of ten of 1e-3.
 
-The rule of thumb is A. Karpathy's, from the course CS231n, "Neural Networks Part 3", section "Ratio of weights:updates".
+Rule of thumb by A. Karpathy, course CS231n, "Neural Networks Part 3", section "Ratio of weights:updates".
 """
 
 GRADIENT_DECAY = 1e-4
-"""How far the norm of the gradients may fall from one layer to another."""
+"""The smallest accepted ratio between the gradient norms of two layers."""
 
 SATURATED_SLOPE = 0.05
-"""A unit whose mean slope is below this share of the steepest hardly passes gradients on."""
+"""A unit is saturated if its mean slope is below this share of the steepest slope."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One likely fault.
 
     Attributes:
-        layer: where; "loss" and the like for what was pushed by hand.
-        what: what was seen, with the figures.
+        layer: the layer, or the name of a pushed value such as "loss".
+        what: what was found, with numbers.
         why: why it matters.
         remedy: what to try first.
     """
@@ -45,14 +45,13 @@ class Finding:
 
 
 def findings(recorded: Recorder | Recording) -> list[Finding]:
-    """What is wrong with the net, worst first; empty where nothing was found.
+    """The likely faults of the net, worst first; empty if none was found.
 
-    It looks at what `overview` batchable: NaN and infinity, layers that never ran, dead units, saturated units, gradients that
-    vanish or explode along the depth, and weights that change too much, too little or not at all. What was not recorded is not
-    judged.
+    Examines what `overview` returns: NaN and infinity, layers that never ran, dead units, saturated units, gradients that vanish or
+    explode with depth, and weights that change too much, too little or not at all. What was not recorded is not examined.
 
     Args:
-        recorded: a recorder knows more than a recording: why something was not recorded.
+        recorded: a recorder or a recording. Only a recorder knows why something was not recorded.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -70,7 +69,7 @@ def findings(recorded: Recorder | Recording) -> list[Finding]:
 
 
 def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Finding]:
-    """One finding a kind of value, at the first layer: NaN spreads, so the others are most likely its victims."""
+    """One finding per kind of value, at the first layer: NaN spreads, so later layers most likely got it from there."""
     why = "One NaN or infinity makes all weights NaN at the next step."
     remedy = "a smaller learning rate, gradient clipping, no log or division of values that can be zero; also check the inputs"
     for field, label in (("output", "outputs"), ("gradient", "gradients"), ("weight_gradient", "weight gradients")):
@@ -78,12 +77,8 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
         if hit:
             name, spread = hit[0]
             others = f", and in {len(hit) - 1} more layers" if len(hit) > 1 else ""
-            yield Finding(
-                name,
-                f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} {label} are NaN or infinite{others}",
-                why,
-                remedy,
-            )
+            what = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} {label} are NaN or infinite{others}"
+            yield Finding(name, what, why, remedy)
     for name, spread in calls.items():
         if spread.nonfinite:
             yield Finding(name, f"{spread.nonfinite:,} of {spread.observations:,} values are NaN or infinite", why, remedy)
@@ -95,7 +90,7 @@ def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
             yield Finding(
                 layer.name,
                 "no output was recorded" + _because(layer.silent["output"]),
-                "A layer that is not called takes no part in the result and learns nothing.",
+                "A layer that is not called does not contribute to the result and learns nothing.",
                 "call the module itself in forward, or remove it",
             )
 
@@ -114,7 +109,7 @@ def _dead(layers: list[Layer]) -> Iterator[Finding]:
 
 
 def _inherited(layer: Layer, previous: Layer | None) -> bool:
-    """Whether the layer, such as a pooling, only hands on what was dead before it."""
+    """Whether the units were dead in the layer before, which may happen to a pooling layer."""
     dead, before = layer.dead, None if previous is None else previous.dead
     return dead is not None and before is not None and dead.shape == before.shape and bool((before >= dead).all())
 
@@ -122,12 +117,12 @@ def _inherited(layer: Layer, previous: Layer | None) -> bool:
 def _saturated(layers: list[Layer]) -> Iterator[Finding]:
     for layer in layers:
         curve = _curve(layer)
-        # A sigmoid at the very end is a probability, and may well be sure.
+        # The last sigmoid gives a probability, which may be near 0 or 1.
         if layer.units is None or curve is None or (curve == "sigmoid" and layer is layers[-1]):
             continue
         mean = layer.units["mean"]
         square = layer.units["var"].nan_to_num() + mean.square()
-        # The slope follows from the output alone: tanh' = 1 - tanh^2, and sigmoid' = sigmoid - sigmoid^2, which is at most 1/4.
+        # The slope is a function of the output: tanh' = 1 - tanh^2, and sigmoid' = sigmoid - sigmoid^2, which is at most 1/4.
         slope = 1 - square if curve == "tanh" else 4 * (mean - square)
         stuck = int((slope < SATURATED_SLOPE).sum())
         if stuck:
@@ -140,10 +135,10 @@ def _saturated(layers: list[Layer]) -> Iterator[Finding]:
 
 
 def _curve(layer: Layer) -> str | None:
-    """The activation function, where it is one that saturates."""
+    """The activation function if it is one that saturates, else None."""
     if layer.kind:
         return {"Tanh": "tanh", "Sigmoid": "sigmoid"}.get(layer.kind)
-    # A file does not hold the class of the module. Outputs that reach -1 or 1 and never pass it are those of a tanh.
+    # If the class is unknown: outputs that come near -1 or 1 and never exceed them are those of a tanh.
     out = layer.output
     squashed = out is not None and -1 <= out.low < 0 and out.high <= 1 and max(-out.low, out.high) > 0.99
     return "tanh" if squashed else None
@@ -171,7 +166,7 @@ def _gradients(layers: list[Layer]) -> Iterator[Finding]:
         yield Finding(
             high_name,
             f"gradients explode on their way back: their norm is {low:.1e} at {low_name} and {high:.1e} here",
-            "No learning rate suits both ends of the net: what is a step for one end throws the other about.",
+            "No learning rate suits both ends of the net: what suits one end is far too much for the other.",
             "normalisation layers, smaller initial weights, gradient clipping",
         )
 
@@ -186,17 +181,17 @@ def _updates(layers: list[Layer]) -> Iterator[Finding]:
             yield Finding(
                 layer.name,
                 "the weights never changed" + ("" if frozen else _because(layer.silent["update"])),
-                "It learns nothing, which is right only for a layer frozen on purpose.",
+                "The layer learns nothing, which is right only if it was frozen on purpose.",
                 "give its parameters to the optimizer, set requires_grad, and use its output in the loss",
             )
         elif layer.ratio > high:
             yield Finding(
                 layer.name,
                 f"updates are too large: a typical step changes the weights by {_range(layer.ratio)}",
-                "The weights are thrown about rather than refined.",
+                "The weights change at random rather than improve.",
                 "a learning rate smaller by as much, or a warm-up",
             )
-        elif layer.ratio_at(1.0) < low:  # once a training has converged steps are small, and that is no fault
+        elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
             yield Finding(
                 layer.name,
                 f"updates are too small: the largest step changes the weights by {_range(layer.ratio_at(1.0))}",

@@ -1,4 +1,4 @@
-"""Inspector: lenses on a network, epochs and steps, and where the charts are shown."""
+"""Inspector: puts lenses on a network, and writes and shows what they record in each epoch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import builtins
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.capture.hooks import Hook
 from recorders.errors import LensError, RecordingWarning, TargetError
-from recorders.monitors.base import Monitor
-from recorders.monitors.forward import CallMonitor
-from recorders.recorder.recorder import Recorder
 from recorders.schedule.clock import Clock
 from recorders.watch.charts import ChartView, keep_charts
+from recorders.watch.lens_recorders import LensRecorders
 from recorders.watch.lenses import Lens, LossMetrics
-from recorders.watch.lenses.layers import by_group, dig, is_unit, natural
-from recorders.watch.lenses.spread import spread, statistics
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
 from recorders.watch.visualizers.choice import Visualizers
@@ -34,26 +27,27 @@ _Item = TypeVar("_Item")
 
 
 class Inspector:
-    """Watches a network through lenses and, at each `tick_epoch`, writes what was seen into a timeline and shows it.
+    """Watches a network through lenses: each `tick_epoch` writes what they recorded into a timeline, and shows it.
 
     Args:
         lenses: one or several.
-        visualizer: "text", "matplotlib", an object with `show(tick, charts)`, or several of them; None keeps the numbers only.
+        visualizer: "text", "matplotlib", an object with `show(tick, charts)`, or several of these; None shows nothing.
         net: the network to attach to at once.
-        depth: watch modules at this level below the network (its children are level 1), and leaves above it; all leaves where None.
-        active: the epochs in which lenses watch: every so many, from 0 on, or a function of the epoch. In the others their hooks
-            are off and cost nothing; what is pushed is always kept.
-        timeline: where numbers go: a `Timeline`, or the path of one, which is continued; in memory where None.
-        optimizer: advances the clock, as `Recorder.attach` does; without one, call `step()` after every step.
-        every_step: within those epochs, watch in steps that this number divides. Monitors of a lens that choose steps themselves
-            (`steps=`, `every_step=`) are left as they are, and those of values at the tick see every tick.
+        depth: watch the modules at this level below the network (its children are level 1), and leaves above it; None for all
+            leaves.
+        active: the epochs in which lenses record: a number n for every n-th epoch from 0 on, or a function of the epoch. In other
+            epochs their hooks are off and cost nothing; pushed values are always recorded.
+        timeline: where to write: a `Timeline`, or the path of one, which is continued; None for one in memory.
+        optimizer: advances the clock, as in `Recorder.attach`; without one, call `step()` after every step.
+        every_step: in active epochs, record in steps that this number divides. This does not apply to monitors of a lens that
+            choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks.
 
     Attributes:
-        clock: the one clock of all lenses, whose steps go on across epochs and networks. To resume, set `clock.step`.
+        clock: the clock that all lenses share; it goes on across epochs and networks. To resume, set `clock.step`.
 
     Raises:
-        LensError: two charts have the same title, or the visualizer is unknown.
-        TypeError: `optimizer` is none.
+        LensError: two charts have the same title, the visualizer is unknown, or a number is out of range.
+        TypeError: `optimizer` is not an optimizer.
 
     >>> from recorders.watch.lenses import OutputGradientGeometry
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
@@ -87,15 +81,11 @@ class Inspector:
             raise LensError(f"Inspector(every_step={every_step!r}): give every how many steps, at least 1")
         self.every_step, self.clock = every_step, Clock()
         self.visualizers: tuple[Visualizer, ...] = as_visualizers(visualizer)
-        self.depth = depth
+        self.depth, self._counting = depth, False
         self.timeline = timeline if isinstance(timeline, Timeline) else Timeline() if timeline is None else Timeline(timeline)
         self._active: Callable[[int], bool] = active if callable(active) else lambda epoch: epoch % active == 0
         self._net: weakref.ref[nn.Module] | None = None
-        self._recorders: list[Recorder | None] = [None] * len(self.lenses)
-        self._layers: dict[str, dict[str, list[str]]] = {chart.title: {} for lens in self.lenses for chart in lens.charts}
-        self._loss_hooks: list[Any] = []
-        self._clock_hook: Any = None
-        self._pushed: dict[str, dict[str, CallMonitor]] = {"loss": {}, "metric": {}}
+        self._recorders = LensRecorders(self.lenses, self.clock, every_step)
         self._failed: set[int] = set()
         self.epoch = max(self.timeline.ticks(), default=-1) + 1
         if optimizer is not None:
@@ -105,167 +95,117 @@ class Inspector:
 
     @property
     def attached(self) -> bool:
-        """Whether the inspector sits on a network."""
+        """Whether the inspector is on a network."""
         return self._net is not None
 
     @property
     def visualizer(self) -> Visualizer | None:
-        """The first of the visualizers."""
+        """The first visualizer."""
         return self.visualizers[0] if self.visualizers else None
 
     @property
     def charts(self) -> list[ChartView]:
-        """What there is to show, layers in network order, those that never ran too; charts without layers are left out."""
-        found = [chart for lens in self.lenses for chart in lens.charts]
-        views = []
-        for chart in found:
-            names = [name for layer, shown in self._layers[chart.title].items() for name in (shown or [layer])]
-            views += [ChartView(chart, self.timeline, tuple(names))] if names else []
-        return views
+        """The charts that have layers, each with its layers in network order, also those that never ran."""
+        found = [(chart, self._recorders.layers(chart)) for lens in self.lenses for chart in lens.charts]
+        return [ChartView(chart, self.timeline, layers) for chart, layers in found if layers]
 
     def attach(self, net: nn.Module, optimizer: Optimizer | None = None) -> Inspector:
-        """Puts the lenses on a network; returns the inspector itself. Where it sits already, the lenses stay as they are.
+        """Puts the lenses on a network; returns the inspector. If they are on it already, they stay as they are.
 
-        What was recorded before by way of another network and not ticked yet is forgotten; timeline and clock go on. An optimizer
-        advances the clock from now on, beside those given before.
+        On a new network, results of the one before that were not ticked are deleted; the timeline and the clock go on. The
+        optimizer advances the clock from now on, as do those given before.
 
         Raises:
-            TypeError: `optimizer` is none.
-            TargetError: `net` is no module, or the inspector sits on another one: `detach()` first.
+            TypeError: `optimizer` is not an optimizer.
+            TargetError: `net` is not a module, or the inspector is on another one: call `detach()` first.
             SelectionError: a lens finds nothing to watch; the inspector stays detached.
         """
         if not isinstance(net, nn.Module):
             raise TargetError(f"Inspector.attach needs a torch.nn.Module and got {type(net).__name__}: {net!r:.100}")
         if self._net is not None and self._net() is not net:
-            raise TargetError("the inspector sits on another network: call detach() first, or make another inspector")
+            raise TargetError("the inspector is on another network: call detach() first, or make another inspector")
         if optimizer is not None:
             self.clock.attach(optimizer)
-        if self._net is not None:
-            self._count(net)
-            return self
-        self._net = weakref.ref(net)
-        self._recorders = [None] * len(self.lenses)
-        try:
-            for index, lens in enumerate(self.lenses):
-                self._attach(index, lens, net)
-        except BaseException:
-            self.detach()
-            raise
-        self.clock.watch(net)
-        self._count(net)
-        self._set_hooks()
+        if self._net is None:
+            self._net = weakref.ref(net)
+            try:
+                self._recorders.attach(net, self.depth)
+            except BaseException:
+                self.detach()
+                raise
+            self.clock.watch(net)
+            self._set_hooks()
+        if self.clock.attached and not self._counting:
+            self.clock.count(net)
+            self._counting = True
         return self
 
     def step(self) -> Inspector:
-        """Advances the clock by one step, where no optimizer that it is attached to does; returns the inspector itself."""
+        """Advances the clock by one step, for training loops without an attached optimizer; returns the inspector."""
         self.clock.advance()
         return self
 
-    def _count(self, net: nn.Module) -> None:
-        """Micro-batches are counted once an optimizer is attached."""
-        if self.clock.attached and self._clock_hook is None:
-            self._clock_hook = self.clock.count(net)
-
-    def _attach(self, index: int, lens: Lens, net: nn.Module) -> None:
-        if lens.monitors:
-            recorder = Recorder(fuse=False, budget=None, **_paced(lens.monitors, self.every_step)).modules(
-                net, where=lambda name, module: is_unit(name, module, self.depth) and lens.where(name, module)
-            )
-            for monitor in recorder.values():
-                monitor.clock = self.clock
-            self._recorders[index] = recorder
-            groups = by_group(lens, recorder)
-            for chart in lens.charts:
-                for layer in groups.get(chart.of[0], {}):
-                    self._layers[chart.title].setdefault(layer, [])
-        if lens.loss_fn is not None:
-            # Weakly: a loss module outlives the inspector, and must not keep it.
-            push = weakref.WeakMethod(self._push_loss_of)
-            hook = Hook(lambda *args: (push() or _ignore)(args[-1]), lambda *args: (push() or _ignore)(args[-1]))
-            self._loss_hooks.append(lens.loss_fn.register_forward_hook(hook))
-
     def detach(self) -> Inspector:
-        """Takes all hooks off, those of loss modules too; returns the inspector itself.
+        """Takes all hooks off, also those on loss modules; returns the inspector.
 
-        What was recorded stays until the next `tick_epoch`, or `attach`; steps go on being counted. Detaching twice is harmless.
+        Results stay until the next `tick_epoch` or `attach`, and the clock still counts steps. Detaching twice is harmless.
         """
         self._net = None
-        for recorder in self._recorders:
-            if recorder is not None:
-                recorder.deregister()
-        for handle in [*self._loss_hooks, *([] if self._clock_hook is None else [self._clock_hook])]:
-            handle.remove()
-        self._loss_hooks, self._clock_hook = [], None
+        self._recorders.detach()
+        self.clock.uncount()
+        self._counting = False
         return self
 
     def push_loss(self, value: Tensor | float, *, train: bool = True, running: bool = True) -> None:
-        """Keeps a loss of this epoch. Tensors stay on their device, and no device is waited for.
+        """Records a loss of this epoch. Tensors stay on their device, without waiting for it.
 
         Args:
-            value: a number, or a tensor; of several elements each counts.
-            train: training loss, else evaluation loss.
-            running: keep running statistics; False keeps every value, so that medians and quartiles are known.
+            value: a number, or a tensor; each element counts.
+            train: whether it is a training loss or an evaluation loss.
+            running: keep running statistics only; False keeps every value, so that median and quartiles are known.
 
         Raises:
-            LensError: this loss was pushed the other way (running or not) in this epoch.
+            LensError: this loss was pushed with another value of `running` in this epoch.
         """
-        self._push("loss", "train" if train else "eval", value, running)
+        self._recorders.push("loss", "train" if train else "eval", value, running)
 
     def push_metric(self, name: str, value: Tensor | float, *, running: bool = True) -> None:
-        """Keeps a metric of this epoch under its name; otherwise as `push_loss`."""
-        self._push("metric", name, value, running)
-
-    def _push_loss_of(self, loss: Any) -> None:
-        self.push_loss(loss, train=torch.is_grad_enabled())
-
-    def _push(self, kind: str, name: str, value: Any, running: bool) -> None:
-        reducer = spread(running)
-        monitor = self._pushed[kind].setdefault(name, CallMonitor(reducer))
-        if monitor.reducer != reducer:
-            if monitor.samples:
-                raise LensError(
-                    f"{kind} {name!r} was pushed with running={not running} in this epoch: push it one way or the other"
-                )
-            monitor = self._pushed[kind][name] = CallMonitor(reducer)
-        monitor.push(value)
+        """Records a metric of this epoch under a name; otherwise like `push_loss`."""
+        self._recorders.push("metric", name, value, running)
 
     def tick_epoch(self, epoch: int | None = None) -> None:
-        """Ends an epoch: writes what was recorded into the timeline, in one transaction, shows it, and starts the next one afresh.
+        """Ends an epoch: writes its results into the timeline in one transaction, shows them, and starts the next epoch empty.
 
         Args:
-            epoch: its number; one more than the last where None.
+            epoch: its number; None for the last one plus 1.
 
         Raises:
-            TickError: the timeline has this epoch already; nothing is lost, tick with another number.
-            StorageError: the timeline cannot be written; nothing is lost, what was recorded can be ticked again.
+            TickError: the timeline has this epoch already. Nothing is lost: tick with another number.
+            StorageError: the timeline cannot be written. Nothing is lost: tick again.
 
         Warns:
-            RecordingWarning: a visualizer raised; once for each, and training goes on.
+            RecordingWarning: a visualizer raised; once for each visualizer. Training goes on.
         """
         tick = self.epoch if epoch is None else epoch
-        rows = self._rows()
+        rows = self._recorders.rows(tick=self.attached and self._active(self.epoch))
         self.timeline.append(tick, rows)
-        for recorder in self._recorders:
-            if recorder is not None:
-                recorder.reset()
-        for monitors in self._pushed.values():
-            for monitor in monitors.values():
-                monitor.clear()
+        self._recorders.reset()
         self.epoch = tick + 1
         self._set_hooks()
         if rows:
             self._show(tick)
 
     def iter(self, iterable: Iterable[_Item]) -> Iterator[_Item]:
-        """The items, each an epoch: `tick_epoch()` follows the loop's body. Not after `break`: call it there, if it is to count."""
+        """Yields the items, each an epoch: calls `tick_epoch()` after the body of the loop, but not after a `break`."""
         for item in iterable:
             yield item
             self.tick_epoch()
 
     def range(self, *args: int) -> Iterator[int]:
-        """Like `iter(range(...))`, and the numbers are those of the epochs."""
+        """Like `iter(range(...))`; the numbers are those of the epochs."""
         for epoch in builtins.range(*args):
-            self._begin(epoch)
+            self.epoch = epoch
+            self._set_hooks()
             yield epoch
             self.tick_epoch(epoch)
 
@@ -279,38 +219,10 @@ class Inspector:
         lenses = ", ".join(lens.name for lens in self.lenses)
         return f"Inspector([{lenses}], timeline={self.timeline!r}): epoch {self.epoch}, {'at' if self.attached else 'de'}tached"
 
-    def _begin(self, epoch: int) -> None:
-        self.epoch = epoch
-        self._set_hooks()
-
     def _set_hooks(self) -> None:
-        """Hooks are on in active epochs only."""
-        if not self.attached:
-            return
-        on = self._active(self.epoch)
-        for recorder in self._recorders:
-            if recorder is not None:
-                recorder.register() if on else recorder.deregister()
-
-    def _rows(self) -> dict[str, dict[str, Tensor]]:
-        """Statistics by name of row; layers met for the first time are noted."""
-        rows: dict[str, dict[str, Tensor]] = {}
-        results = {kind: {name: one.snapshot().leaves() for name, one in pushed.items()} for kind, pushed in self._pushed.items()}
-        for lens, recorder in zip(self.lenses, self._recorders, strict=True):
-            if recorder is not None and self.attached and self._active(self.epoch):
-                recorder.tick()
-            found = results if recorder is None else results | by_group(lens, recorder)
-            for chart in lens.charts:
-                for layer, leaves in found.get(chart.of[0], {}).items():
-                    shown = self._layers[chart.title].setdefault(layer, [])
-                    for path, result in leaves.items():
-                        name = f"{layer}[{path}]" if path else layer
-                        if (one := dig(result, chart.of[1:])) is not None:
-                            rows[chart.row(name)] = statistics(one)
-                            if name not in shown:
-                                shown.append(name)
-                                shown.sort(key=natural)  # gradients arrive in no order of the outputs
-        return rows
+        """Puts hooks on in active epochs and takes them off in others."""
+        if self.attached:
+            self._recorders.switch(self._active(self.epoch))
 
     def _show(self, tick: int) -> None:
         charts = self.charts
@@ -328,7 +240,7 @@ class Inspector:
 
 
 def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:
-    """The lenses, and the one on losses and metrics where none of them shows those."""
+    """The lenses, and `LossMetrics` for losses and metrics that none of them shows."""
     lenses = (given,) if isinstance(given, Lens) else tuple(given)
     for lens in lenses:
         if not isinstance(lens, Lens):
@@ -341,20 +253,3 @@ def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:
     if twice := sorted({title for title in titles if titles.count(title) > 1}):
         raise LensError(f"several charts are called {twice[0]!r}: rename one with dataclasses.replace(chart, title=...)")
     return lenses
-
-
-def _paced(monitors: Mapping[str, Monitor], every_step: int) -> dict[str, Monitor]:
-    """The same, recording in steps that `every_step` divides where they choose none themselves, and where steps mean something."""
-    return {
-        group: one if one.gated or every_step == 1 or getattr(one, "when", None) == "tick" else _every(one, every_step)
-        for group, one in monitors.items()
-    }
-
-
-def _every(monitor: Monitor, every_step: int) -> Monitor:
-    recipe = monitor.constructor
-    return replace(recipe, options=(*recipe.options, ("every_step", every_step)))(monitor.attr)
-
-
-def _ignore(loss: Any) -> None:
-    """Stands for an inspector that is gone."""

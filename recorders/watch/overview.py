@@ -1,4 +1,4 @@
-"""What a recording says of each layer, gathered from all its subrecorders into one row a layer."""
+"""Overview: one row per layer, gathered from all subrecorders of a recording."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Spread:
-    """How values are spread: the result of a `Summary`, its units pooled into one.
+    """The result of a `Summary`, with all units pooled.
 
     Attributes:
-        count: how many values were finite.
-        mean, std, low, high: of the finite values, in their own unit; NaN where there were none.
-        nonfinite: how many were NaN or infinite.
-        observations: how many tensors the values came in.
+        count: the number of finite values.
+        mean, std, low, high: statistics of the finite values; NaN if there were none.
+        nonfinite: the number of values that were NaN or infinite.
+        observations: the number of tensors observed.
     """
 
     count: int
@@ -46,7 +46,7 @@ class Spread:
 
     @classmethod
     def of(cls, summary: Mapping[str, Tensor], observations: int) -> Spread:
-        """The units of a `Summary` pooled: the variance between their means counts as well as that within them.
+        """Pools the units of a `Summary`: adds the variance between their means to the variance within them.
 
         >>> import torch
         >>> from reducers import Summary
@@ -74,25 +74,25 @@ class Spread:
 
     @property
     def norm(self) -> float:
-        """Root mean square, over observations, of the norm of one observation: comparable between layers of different sizes."""
+        """Root mean square of the norms of the observations."""
         return self.rms * math.sqrt(self.count / self.observations) if self.count and self.observations else math.nan
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a recording; None stands for what was not recorded.
+    """One layer of a recording; fields that were not recorded are None.
 
     Attributes:
-        name: of the module, "(net)" for the net itself.
-        kind: the class of the module; "" where it is not known.
+        name: the name of the module; "(net)" for the net itself.
+        kind: the class of the module; "" if unknown.
         output: what the module returned.
-        units: the same, unit by unit, as `Summary` gave it.
-        rate: active share of each unit, from `Activity`.
-        dead: which units never were active, from `Activity`.
-        gradient: of the loss with respect to the output.
-        weight_gradient: of the loss with respect to the parameters, biases left out.
-        update: norm of the change over norm of the weights, one number a step, biases left out.
-        silent: monitors that recorded nothing, by role, with the likely reason.
+        units: the same for each unit, as computed by `Summary`.
+        rate: the active share of each unit, from `Activity`.
+        dead: whether each unit was never active, from `Activity`.
+        gradient: the gradient of the loss with respect to the output.
+        weight_gradient: the gradient of the loss with respect to the parameters, without biases.
+        update: norm of the change over norm of the weights for each step, without biases.
+        silent: the likely reason for each role of which nothing was recorded.
     """
 
     name: str
@@ -108,17 +108,17 @@ class Layer:
 
     @property
     def ratio(self) -> float:
-        """Typical size of an update, relative to the weights: the median, which the first steps of a training do not dominate."""
+        """The median size of an update relative to the weights; NaN if there is none."""
         return self.ratio_at(0.5)
 
     def ratio_at(self, share: float) -> float:
-        """The size of an update, relative to the weights, that this share of the steps stayed below; NaN where there is none."""
+        """The quantile `share` of the sizes of updates relative to the weights; NaN if there is none."""
         finite = torch.zeros(0) if self.update is None else self.update[self.update.isfinite()]
         return finite.double().quantile(share).item() if finite.numel() else math.nan
 
 
 def overview(recorded: Recorder | Recording) -> list[Layer]:
-    """One row a layer, in the order of selection, from whatever of this was recorded, under any names:
+    """One row per layer, in the order of selection, from these monitors, under any names:
 
     - `ForwardMonitor` with a `Summary`, an `Activity` or both in a `Product`: `output`, `units`, `rate`, `dead`
     - `BackwardMonitor` with a `Summary`: `gradient`
@@ -126,11 +126,11 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
     - `ParameterUpdateMonitor` with `Product(ratio=Collect())`, or `Product(ratio=Summary())`, whose
       `op_=lambda after, before: (after - before).norm() / before.norm()`: `update`
 
-    Modules with several outputs get a row for each. A module recorded twice in one role, such as in training and in evaluation,
-    gets a second row under the subrecorder's full name.
+    A module with several outputs gets a row for each. If a module was recorded twice in one role, for example in training and in
+    evaluation, it gets a second row with the full name of the subrecorder.
 
     Args:
-        recorded: a recorder knows why something was not recorded; a recording does not.
+        recorded: a recorder or a recording. Only a recorder knows why something was not recorded.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -162,7 +162,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
 
 
 def pushed(recorded: Recorder | Recording) -> dict[str, Spread]:
-    """What was pushed into each `CallMonitor` that has a `Summary`, by name."""
+    """What was pushed into each `CallMonitor` with a `Summary`, by name."""
     parts = {name: part for name, part in _parts(recorded).items() if part.monitor == "CallMonitor"}
     found = {name: (_find(part.peek(), _SUMMARY), part.samples) for name, part in parts.items()}
     return {name: Spread.of(summary, samples) for name, (summary, samples) in found.items() if summary is not None}
@@ -173,25 +173,25 @@ def _parts(recorded: Recorder | Recording) -> Mapping[str, Subrecording]:
 
 
 def _reasons(recorded: Recorder | Recording) -> dict[str, str]:
-    """Why nothing was recorded, by name of the subrecorder."""
+    """The reason why nothing was recorded, by name of the subrecorder."""
     return {row.name: row.reason for row in recorded.report().silent} if isinstance(recorded, Recorder) else {}
 
 
 def _layer(name: str) -> str:
-    """Subrecorders are named `group/module`, or `module` where there is one group; the net itself has an empty name."""
+    """The module in a name `group/module`, or `module` if there is one group; the net itself has an empty name."""
     return name.partition("/")[2] or name or "(net)"
 
 
 def _rows(role: str, leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Results by what goes behind the layer's name: each output has a row of its own, and all parameters share one."""
+    """Results by suffix of the layer's name: one row for each output, or one for all parameters."""
     if role in ("weight_gradient", "update"):
-        # A bias begins at zero, so its relative change says nothing, and its gradient is of another size than the weights'.
+        # Biases start at zero, so their relative change means nothing; their gradients differ in size from those of weights.
         return {"": [result for path, result in leaves.items() if not path.rpartition(".")[2].startswith("bias")]}
     return {path: [result] for path, result in leaves.items()} or {"": []}
 
 
 def _facts(role: str, results: list[Any], samples: int) -> dict[str, Any]:
-    """What the results of one monitor say, by field of `Layer`."""
+    """The fields of `Layer` that the results of one monitor give."""
     if role == "update":
         ratios = [_steps(result["ratio"]) for result in results if isinstance(result, Mapping) and "ratio" in result]
         return {"update": torch.cat(ratios)} if ratios else {}
@@ -208,7 +208,7 @@ def _facts(role: str, results: list[Any], samples: int) -> dict[str, Any]:
 
 
 def _steps(ratio: Any) -> Tensor:
-    """The ratios of all steps, or their mean where only that was kept."""
+    """The ratios of all steps, or their mean if only that was kept."""
     if isinstance(ratio, Tensor):
         return ratio.ravel()
     mean: Tensor = ratio["mean"]
@@ -216,7 +216,7 @@ def _steps(ratio: Any) -> Tensor:
 
 
 def _find(result: Any, keys: frozenset[str]) -> Mapping[str, Tensor] | None:
-    """The first mapping inside a result that has all the keys."""
+    """The first mapping in a nested result that has all the keys."""
     return next((found for found in _mappings(result) if keys <= found.keys()), None)
 
 

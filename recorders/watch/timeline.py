@@ -1,4 +1,4 @@
-"""Timeline: scalars over time in one SQLite file, one row per (tick, name, statistic); crash-safe, readable while it is written."""
+"""Timeline: scalars over time in one SQLite file, one row per (tick, name, statistic)."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Row(NamedTuple):
 class Timeline:
     """An append-only table of scalars over time, in one SQLite file.
 
-    A tick is written in one transaction and is on the disk when `append` returns (write-ahead log, synchronous=FULL): killed at any
-    moment, the file holds every tick that was appended, each whole. Other processes may read while one writes. Threads may share
-    a timeline, and so may forked processes: connections are closed before a fork and opened anew, in each process, when needed.
+    Each tick is written in one transaction and is on the disk when `append` returns (write-ahead log, synchronous=FULL): if the
+    process is killed, the file holds every appended tick completely. Other processes may read at the same time. Threads may share a
+    timeline, and so may forked processes: connections are closed before a fork and opened again in each process when needed.
 
     Args:
-        path: the file, created where there is none and continued where there is one; ":memory:" keeps it in memory.
+        path: the file, which is created or continued; ":memory:" for a timeline in memory.
 
     Raises:
-        NotARecordingError: the file is something else; it is left as it was.
-        SchemaError: the file was written in a newer schema.
-        CorruptRecordingError: the file is a timeline, and damaged.
+        NotARecordingError: the file is something else; it is not changed.
+        SchemaError: the file has a newer schema.
+        CorruptRecordingError: the file is a damaged timeline.
         StorageError: the file cannot be opened, or a later write fails (disk full, locked by another process).
 
     >>> with Timeline() as timeline:
@@ -71,15 +71,15 @@ class Timeline:
             pass
 
     def append(self, tick: int, rows: TimelineRows) -> None:
-        """Writes one tick, in one transaction: all of it or nothing.
+        """Writes one tick in one transaction.
 
         Args:
-            tick: a whole number, such as an epoch; not there yet.
-            rows: by name, by statistic: a number, or a tensor of one element. Tensors are brought over together, in one transfer
-                for each device and dtype. NaN and infinities are kept.
+            tick: a new whole number, such as an epoch.
+            rows: numbers, or tensors of one element, by name and by statistic; also NaN and infinities. Tensors are copied to the
+                CPU in one transfer for each device and dtype.
 
         Raises:
-            TickError: the tick is there already (what was recorded is never overwritten: `forget` it first), or is no whole number.
+            TickError: the tick exists already (it is never overwritten: `forget` it first), or is not a whole number.
             TypeError: a value is neither a number nor a tensor of one element.
         """
         if isinstance(tick, bool) or not isinstance(tick, int) or not -(2**63) <= tick < 2**63:
@@ -89,7 +89,7 @@ class Timeline:
             with transaction(db):
                 if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (tick,)).fetchone():
                     raise TickError(
-                        f"tick {tick} is already in {self.path}, which is never overwritten; to record it anew, for instance after "
+                        f"tick {tick} is already in {self.path} and is never overwritten; to record it again, for instance after "
                         f"going back to a checkpoint, call forget({tick}) first"
                     )
                 fresh = self._new_ids(db, values)
@@ -99,7 +99,7 @@ class Timeline:
             self._ids.update(fresh)
 
     def forget(self, since: int) -> int:
-        """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns how many there were."""
+        """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns their number."""
         with self._session() as db, transaction(db):
             db.execute("DELETE FROM samples WHERE tick >= ?", (since,))
             return db.execute("DELETE FROM ticks WHERE tick >= ?", (since,)).rowcount
@@ -116,7 +116,7 @@ class Timeline:
         """The statistics of one name, in the order in which they were first appended.
 
         Raises:
-            SelectionError: there is no such name; lists what there is.
+            SelectionError: there is no such name; lists those that exist.
         """
         found = [self._text(row[0]) for row in self._query("SELECT statistic FROM series WHERE name = ? ORDER BY id", name)]
         if not found:
@@ -124,10 +124,10 @@ class Timeline:
         return found
 
     def series(self, name: str, statistic: str) -> tuple[list[int], list[float]]:
-        """One statistic over time: the ticks it has a value at, ascending, and its values.
+        """One statistic over time: its ticks, ascending, and its values.
 
         Raises:
-            SelectionError: there is no such name or statistic; lists what there is.
+            SelectionError: there is no such name or statistic; lists those that exist.
         """
         if statistic not in (known := self.statistics(name)):
             raise SelectionError(f"{name!r} in {self.path} has no statistic {statistic!r}; there are {_some(known)}")
@@ -140,7 +140,7 @@ class Timeline:
         return [tick for tick, _ in rows], [self._number(value) for _, value in rows]
 
     def at(self, tick: int) -> dict[str, dict[str, float]]:
-        """Everything recorded at one tick: by name, by statistic.
+        """All values at one tick, by name and by statistic.
 
         Raises:
             SelectionError: there is no such tick.
@@ -153,7 +153,7 @@ class Timeline:
         return found
 
     def note(self, key: str, text: str) -> None:
-        """Keeps a text beside the numbers, such as how to draw them; a later text with the same key takes its place."""
+        """Writes a text into the file, such as how to draw the numbers; replaces an earlier text with the same key."""
         with self._session() as db, transaction(db):
             db.execute("INSERT INTO notes VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text", (key, text))
 
@@ -162,18 +162,18 @@ class Timeline:
         return {self._text(key): self._text(text) for key, text in self._query("SELECT key, text FROM notes ORDER BY key")}
 
     def close(self) -> None:
-        """Closes the file; a timeline in memory is gone then. Closing twice is harmless."""
+        """Closes the file; a timeline in memory is lost. Closing twice is harmless."""
         with self._lock:
             self._closed = True
             self._disconnect()
 
     def __iter__(self) -> Iterator[Row]:
-        """Row after row, by tick; ticks that are appended meanwhile may be missed, no tick is seen in part."""
+        """All rows, by tick; ticks appended during the iteration may be missed, but no tick is incomplete."""
         for tick in self.ticks():
             yield from self._rows(tick)
 
     def __len__(self) -> int:
-        """How many ticks there are."""
+        """The number of ticks."""
         return int(self._query("SELECT count(*) FROM ticks")[0][0])
 
     def __bool__(self) -> bool:
@@ -205,7 +205,7 @@ class Timeline:
             return db.execute(sql, parameters).fetchall()
 
     def _new_ids(self, db: sqlite3.Connection, keys: Mapping[tuple[str, str], object]) -> dict[tuple[str, str], int]:
-        """Ids of the series this process has not met yet; another process may have made them meanwhile."""
+        """Ids of the series that this process does not know; creates those that no other process has created."""
         unknown = [key for key in keys if key not in self._ids]
         db.executemany("INSERT OR IGNORE INTO series (name, statistic) VALUES (?, ?)", unknown)
         find = "SELECT id FROM series WHERE name = ? AND statistic = ?"
@@ -225,7 +225,7 @@ class Timeline:
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[sqlite3.Connection]:
-        """The connection of this process, held by one thread at a time; what SQLite raises comes out typed."""
+        """The connection of this process, for one thread at a time; turns errors of SQLite into `StorageError`."""
         with self._lock:
             if self._closed:
                 raise StorageError(f"{self.path}: this timeline is closed; open it again with Timeline(path)")
@@ -243,7 +243,7 @@ class Timeline:
 
 
 def _numbers(rows: TimelineRows) -> dict[tuple[str, str], float]:
-    """All values as floats by (name, statistic); tensors are brought over in one transfer for each device and dtype."""
+    """All values as floats by (name, statistic)."""
     values: dict[tuple[str, str], float] = {}
     tensors: dict[tuple[torch.device, torch.dtype], dict[tuple[str, str], Tensor]] = {}
     for name, statistics in rows.items():
@@ -253,7 +253,7 @@ def _numbers(rows: TimelineRows) -> dict[tuple[str, str], float]:
                 raise TypeError(f"names and statistics are strings; got {key!r}")
             if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
                 tensors.setdefault((value.device, value.dtype), {})[key] = value.detach().reshape(())
-                values[key] = math.nan  # keeps the order; replaced below
+                values[key] = math.nan  # keeps the place; replaced below
             elif not isinstance(value, Tensor) and hasattr(value, "__float__"):
                 values[key] = float(value)
             else:
@@ -274,7 +274,7 @@ _held: list[Timeline] = []
 
 
 def _before_fork() -> None:
-    """SQLite connections must not cross a fork, and a lock held by another thread would stay held for ever in the child."""
+    """Closes connections, which must not cross a fork, and takes the locks, so that no other thread holds one in the child."""
     _forking.acquire()
     for timeline in list(_alive):
         timeline._lock.acquire()

@@ -1,4 +1,4 @@
-"""The SQLite file of a timeline: its schema, how it is made and checked, and its transactions."""
+"""The SQLite file of a timeline: schema, creation, checks and transactions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _APPLICATION_ID = 0x54524543  # "TREC", shown by file(1)
 _SCHEMA = 1
 _PATIENCE = 30.0  # seconds to wait for another process that is writing
 
-# Keyed by tick first, so that an append touches few pages; `ticks` lets one series be read by one look-up a tick.
+# Keyed by tick first, so that an append touches few pages; a series is read by one look-up for each row of `ticks`.
 _TABLES = (
     "CREATE TABLE ticks (tick INTEGER PRIMARY KEY)",
     "CREATE TABLE series (id INTEGER PRIMARY KEY, name TEXT NOT NULL, statistic TEXT NOT NULL, UNIQUE (name, statistic))",
@@ -26,9 +26,9 @@ _TABLES = (
 
 
 def open_file(path: str) -> sqlite3.Connection:
-    """A checked connection; waits for other processes that are making the file, or closing it, just now.
+    """A connection to the file, which is created or checked; waits while another process creates or closes it.
 
-    SQLite waits by itself for ordinary locks, but not for those under which a file changes to a write-ahead log and back.
+    SQLite waits for ordinary locks, but not for those held while a file changes to a write-ahead log and back.
     """
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -41,17 +41,17 @@ def open_file(path: str) -> sqlite3.Connection:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """Nothing is written into a file that is not ours."""
+    """A connection to the file; never writes into a file of another program."""
     # Transactions are explicit (isolation_level=None), and the timeline's own lock keeps threads apart.
     db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
     try:
         db.execute("PRAGMA trusted_schema = OFF")
-        with transaction(db, "DEFERRED"):  # one look at the file: another process may be making it just now
+        with transaction(db, "DEFERRED"):  # one consistent read: another process may be creating the file
             state = _state_of(db, path)
         if state == "new":
             db.execute("PRAGMA journal_mode = WAL")
             with transaction(db):
-                if _state_of(db, path) == "new":  # or another process was faster
+                if _state_of(db, path) == "new":  # unless another process was faster
                     for statement in _TABLES:
                         db.execute(statement)
                     db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
@@ -66,7 +66,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _state_of(db: sqlite3.Connection, path: str) -> str:
-    """Whether the file is "new" or "known"; raises where it is neither."""
+    """Returns "new" or "known"; raises if the file is neither."""
     application, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
     tables = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
     if (application, version) == (0, 0) and not tables:
@@ -81,7 +81,7 @@ def _state_of(db: sqlite3.Connection, path: str) -> str:
 
 
 def typed(error: Exception, path: str) -> StorageError:
-    """What SQLite raised, as one of our errors."""
+    """An error of SQLite as a `StorageError`."""
     text = str(error)
     if "file is not a database" in text:
         return NotARecordingError(f"{path} is not a timeline: {text}; it is left as it was")
@@ -92,7 +92,7 @@ def typed(error: Exception, path: str) -> StorageError:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """All of it or nothing, whatever is raised within."""
+    """Runs the block in a transaction, which is undone if the block raises."""
     db.execute(f"BEGIN {kind}")
     try:
         yield

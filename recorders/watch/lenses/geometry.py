@@ -1,4 +1,4 @@
-"""Lenses on the length and the direction of tensors."""
+"""Lenses on the norm and the direction of tensors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def OutputGradientGeometry(
     line_aggregation: Aggregation = "mean",
     range_aggregation: Aggregation = ("std", "min-max"),
 ) -> Lens:
-    """Length of the gradient with respect to each layer's output, and its correlation with that of the backward pass before.
+    """A lens on the norm of the gradient with respect to each layer's output, and its correlation with the previous gradient.
 
-    Vanishing and exploding gradients show in the length; in the correlation, whether steps agree (1), are unrelated (0) or
-    oscillate (-1). Gradients of one epoch are compared, the first of an epoch with none.
+    The norm shows vanishing and exploding gradients. The correlation shows whether steps agree (1), are unrelated (0) or oscillate
+    (-1); gradients are compared within an epoch.
 
     Args:
-        inplace: keep running statistics; False keeps the value of every pass, so that medians and quartiles are known.
-        normalize_by_size: the root mean square in place of the L2 norm, so that layers of different sizes compare.
-        log_scale: draw the length on a logarithmic axis.
-        compute_correlation: False spares a copy of every gradient.
+        inplace: keep running statistics only; False keeps every value, so that median and quartiles are known.
+        normalize_by_size: record the root mean square instead of the L2 norm, to compare layers of different sizes.
+        log_scale: draw the norm on a logarithmic axis.
+        compute_correlation: False saves a copy of every gradient.
         skip_activation: leave out the activation functions of `torch.nn`.
         line_aggregation: one or several of "mean", "std", "min", "max", and with `inplace=False` "median", "Q1", "Q3".
         range_aggregation: one or several of "std", "min-max", and with `inplace=False` "Q1-Q3"; None for no ranges.

@@ -1,4 +1,4 @@
-"""Layers as charts name them: which modules they are, and what was recorded of each."""
+"""The layers of charts: which modules they are, and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["by_group", "dig", "is_unit", "natural"]
 
 
 def is_unit(name: str, module: nn.Module, depth: int | None) -> bool:
-    """Whether a module is what the inspector looks at: a leaf, or where a depth is given, one at it or a leaf above it."""
+    """Whether an inspector watches a module: a leaf or, if a depth is given, a module at that level or a leaf above it."""
     leaf = next(module.children(), None) is None
     if depth is None:
         return leaf
@@ -24,23 +24,23 @@ def is_unit(name: str, module: nn.Module, depth: int | None) -> bool:
 
 
 def by_group(lens: Lens, recorder: Recorder) -> dict[str, dict[str, dict[str, Any]]]:
-    """By group of monitors, by layer in network order: results by leaf of the output, none where the layer did not run."""
+    """Results by group of monitors, by layer in network order, and by leaf of the output; empty if the layer did not run."""
     found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in lens.monitors}
     for name, part in recorder.snapshot().items():
         group, _, layer = name.partition("/")
-        # The network itself has no name of its own; show what it is.
+        # The network itself has no name; use its class.
         module = recorder[name].module
         found[group][layer or f"({type(module).__name__ if module is not None else 'net'})"] = part.leaves()
     return found
 
 
 def dig(result: Any, path: tuple[str, ...]) -> Any:
-    """What lies at a path of a nested result, None where it does not reach so far (no correlation of a single pass)."""
+    """The value at a path of a nested result; None if there is none (a single pass has no correlation)."""
     for part in path:
         result = result.get(part) if isinstance(result, Mapping) else None
     return result
 
 
 def natural(name: str) -> list[str | int]:
-    """Sorts numbers in names as numbers: out[2] before out[10]."""
+    """A key that sorts numbers in names as numbers: out[2] before out[10]."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]

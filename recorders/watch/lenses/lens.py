@@ -1,4 +1,4 @@
-"""Lens: what to watch in a network and how to show it, as data."""
+"""Lens: a description of what to record in a network and which charts to draw."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def any_module(name: str, module: nn.Module) -> bool:
 
 
 def not_activation(name: str, module: nn.Module) -> bool:
-    """Selects what is no activation function of `torch.nn`; attention, defined beside them there, is none.
+    """Selects every module except the activation functions of `torch.nn`; attention is not one of them.
 
     >>> not_activation("act", nn.ReLU()), not_activation("attention", nn.MultiheadAttention(4, 2))
     (False, True)
@@ -31,17 +31,17 @@ def not_activation(name: str, module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Lens:
-    """What to watch and how to show it; an `Inspector` puts it on a network.
+    """What to record and which charts to draw; an `Inspector` puts it on a network.
 
     Args:
         name: for messages.
-        charts: what to show. `chart.of` is a group of `monitors` and the path in its result; "loss" and "metric" are pushed.
-        monitors: by group, a prototype that goes on every module selected.
-        where: called with name and module; among the leaf modules (or those at the inspector's depth) it selects the ones to watch.
-        loss_fn: a module that returns the loss: what it returns is pushed as one, as training loss where gradients are enabled.
+        charts: what to draw. `chart.of` is a group of `monitors` and a path in its result; "loss" and "metric" are pushed values.
+        monitors: by group, a prototype that is copied to every selected module.
+        where: called with the name and each leaf module (or module at the inspector's depth); returns whether to select it.
+        loss_fn: a loss module whose outputs are recorded as losses: as training losses if gradients are enabled.
 
     Raises:
-        LensError: no charts, or a chart of a group that has no monitor.
+        LensError: there are no charts, or the group of a chart has no monitor.
 
     >>> from recorders.monitors.forward import ForwardMonitor
     >>> from recorders.watch.lenses import running
@@ -68,11 +68,7 @@ class Lens:
 
 
 def checked(inplace: bool, lines: Aggregation, ranges: Aggregation) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Line and range aggregations as tuples.
-
-    Raises:
-        LensError: one is unknown, or asks for quartiles that `inplace=True` does not keep; lists the choices.
-    """
+    """Lines and ranges as tuples; if one is unknown, or needs every value and `inplace` is True, raises a `LensError`."""
     wanted = named(lines, LINES, "line aggregation"), named(ranges, RANGES, "range aggregation")
     for names, choices, what in zip(wanted, (LINES, RANGES), ("line", "range"), strict=True):
         if inplace and (missing := [name for name in names if name in QUARTILES]):

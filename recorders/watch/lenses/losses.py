@@ -1,4 +1,4 @@
-"""The lens on what is pushed: losses and metrics."""
+"""The lens on pushed values: losses and metrics."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def LossMetrics(
     metrics_range: Aggregation = None,
     log_scale: bool = False,
 ) -> Lens:
-    """How losses and metrics are shown; what to show comes from `push_loss` and `push_metric`, or from `loss_fn`.
+    """A lens that draws losses and metrics, which come from `push_loss` and `push_metric`, or from `loss_fn`.
 
     Args:
-        loss_fn: a loss module whose outputs are taken as if they were pushed: as training loss where gradients are enabled, else as
-            evaluation loss. Push no loss by hand then, or it counts twice.
-        loss_line: line aggregation of the loss. "median", "Q1" and "Q3" are there for what is pushed with `running=False`.
-        loss_range: range aggregation of the loss; "Q1-Q3" is there for what is pushed with `running=False`.
+        loss_fn: a loss module whose outputs are recorded: as training losses if gradients are enabled, else as evaluation losses.
+            Do not push these losses as well, or they count twice.
+        loss_line: line aggregation of the loss; "median", "Q1" and "Q3" need values pushed with `running=False`.
+        loss_range: range aggregation of the loss; "Q1-Q3" needs values pushed with `running=False`.
         metrics_line: line aggregation of the metrics.
         metrics_range: range aggregation of the metrics.
         log_scale: draw the loss on a logarithmic axis.

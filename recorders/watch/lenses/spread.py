@@ -1,4 +1,4 @@
-"""Reducers that keep how values spread over an epoch, and the statistics that charts are drawn from."""
+"""Reducers for the values of an epoch, and the statistics that charts are drawn from."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ QUARTILES = ("median", "Q1", "Q3", "Q1-Q3")
 
 
 def running() -> Reducer:
-    """Keeps mean, deviation, least and greatest: a few numbers, however many values come."""
+    """A reducer that keeps mean, deviation, minimum and maximum: a state of constant size."""
     return Summary()
 
 
 def collected() -> Reducer:
-    """Keeps every value, so that the median and the quartiles are known too."""
+    """A reducer that keeps every value, so that median and quartiles are known too."""
     return Collect()
 
 
 def spread(inplace: bool) -> Reducer:
-    """`running()` where `inplace`, else `collected()`."""
+    """`running()` if `inplace`, else `collected()`."""
     return running() if inplace else collected()
 
 
 def statistics(result: Mapping[str, Any] | Tensor) -> dict[str, Tensor]:
-    """What `running()` or `collected()` computed, as the statistics that charts are drawn from.
+    """The statistics that charts are drawn from, computed from the result of a reducer.
 
-    `mean`, `std`, `min`, `max` and `count` are about the finite values, `nonfinite` says how many others there were. The deviation
-    is that of the values themselves (divided by n), so it is 0 and not undefined where there was one. `collected()` gives `median`,
-    `Q1` and `Q3` besides, linearly interpolated as `numpy.quantile` does. Of what any other reducer computed, the tensors of one
-    element are taken as they are.
+    From `running()` and `collected()`: `mean`, `std`, `min`, `max` and `count` of the finite values, and `nonfinite`, the number of
+    others. The deviation is that of the population (divided by n): 0 for a single value. From `collected()` also `median`, `Q1` and
+    `Q3`, with linear interpolation as in `numpy.quantile`. From any other reducer: its results that are tensors of one element.
 
     >>> reducer = collected()
     >>> state = reducer.update({}, torch.tensor([4.0, 1.0, 2.0, 3.0, float("nan")]))
@@ -67,7 +66,7 @@ def statistics(result: Mapping[str, Any] | Tensor) -> dict[str, Tensor]:
 
 
 def _quantile(ordered: Tensor, share: float) -> Tensor:
-    """Linear interpolation between neighbours; `torch.quantile` refuses more than 2**24 values."""
+    """A quantile of sorted values; `torch.quantile` refuses more than 2**24 values."""
     if not len(ordered):
         return ordered.new_tensor(torch.nan)
     place = share * (len(ordered) - 1)

@@ -1,8 +1,9 @@
-"""Where charts are shown; each visualizer brings its library in when it is made, not before."""
+"""Visualizers: objects that show charts. The library that one draws with is imported when the object is made."""
 
+from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.choice import as_visualizers, play
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 from recorders.watch.visualizers.text import TextVisualizer
 from recorders.watch.visualizers.visualizer import Visualizer
 
-__all__ = ["MatplotlibVisualizer", "TextVisualizer", "Visualizer", "as_visualizers", "play"]
+__all__ = ["ChartView", "MatplotlibVisualizer", "TextVisualizer", "Visualizer", "as_visualizers", "play"]

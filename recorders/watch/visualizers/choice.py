@@ -1,4 +1,4 @@
-"""How visualizers are chosen by name, and how a timeline is played back into them."""
+"""Choosing visualizers by name, and showing a recorded timeline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ KINDS: dict[str, type[Visualizer]] = {"text": TextVisualizer, "matplotlib": Matp
 
 
 def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
-    """One visualizer or several, by name ("text", "matplotlib") or as they are.
+    """One visualizer or several, made by name ("text", "matplotlib") or used as given.
 
-    Raises:
-        LensError: an unknown name, or something that has no `show`.
-        MissingExtraError: the library it draws with is not installed.
+    Raises `LensError` if a name is unknown or an object has no `show`, and `MissingExtraError` if a library is not installed.
     """
     if given is None:
         return ()
@@ -48,15 +46,15 @@ def _made(given: str | Visualizer) -> Visualizer:
 
 
 def play(timeline: Timeline, visualizer: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
-    """Shows a recorded timeline, tick after tick, as it was shown, or would have been, while it was recorded.
+    """Shows a recorded timeline, tick after tick, as during the training.
 
     Args:
-        timeline: what was recorded, such as `Timeline("run.db")`.
-        visualizer: one or several.
-        charts: what to show; as a rule what the inspector wrote into the timeline beside the numbers.
+        timeline: for example `Timeline("run.db")`.
+        visualizer: one or several, as for `Inspector`.
+        charts: what to show; None for the charts that the inspector wrote into the timeline.
 
     Raises:
-        LensError: the timeline holds no charts and none are given.
+        LensError: the timeline contains no charts and none are given.
     """
     views = charts_of(timeline) if charts is None else list(charts)
     if not views:

@@ -1,4 +1,4 @@
-"""Charts as small multiples, by matplotlib: one figure a chart, one panel a layer."""
+"""Charts as figures, drawn with matplotlib: one figure per chart, one panel per layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recorders.watch.visualizers.visualizer import require
 
 __all__ = ["MatplotlibVisualizer"]
 
-# Okabe and Ito's colours, told apart by colour-blind readers; each aggregation keeps its own in every chart.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart; each aggregation has the same colour in every chart.
 _LINES = {
     "mean": "#0072B2",
     "median": "#D55E00",
@@ -30,10 +30,10 @@ _POINTS_WITH_MARKERS = 12
 
 
 class MatplotlibVisualizer:
-    """Draws each chart as a figure of small panels, one a layer, in network order, with lines and shaded ranges over ticks.
+    """Draws each chart as a figure of small panels, one per layer, in network order, with lines and shaded ranges over ticks.
 
-    `show` only remembers what to draw, so training does not wait for drawing: figures are made when asked for, from the
-    timeline as it is then. They need no display.
+    `show` only stores the charts, so that training does not wait: figures are drawn when requested, from the timeline as it is
+    then. No display is needed.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -54,16 +54,16 @@ class MatplotlibVisualizer:
         self._views: dict[str, ChartView] = {}
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
-        """Remembers the charts for drawing."""
+        """Stores the charts, to draw them later."""
         self._views.update({view.title: view for view in charts})
 
     @property
     def figures(self) -> dict[str, Any]:
-        """A `matplotlib.figure.Figure` by title of chart, drawn now; charts without any number are left out."""
+        """Draws the stored charts; returns figures by title. Charts without a number are left out."""
         return {title: figure for title, view in self._views.items() if (figure := self._draw(view)) is not None}
 
     def save(self, folder: str | Path, dpi: float = 120) -> list[Path]:
-        """Writes one PNG a chart, named after its title, into a folder that is made where there is none; returns their paths."""
+        """Writes one PNG per chart, named after its title, into a folder, which is created if necessary; returns the paths."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         paths: dict[str, Path] = {}
@@ -111,7 +111,7 @@ class MatplotlibVisualizer:
             spine.set_color(_FAINT)
 
     def _label(self, figure: Any, view: ChartView, grid: Any, columns: int, count: int, silent: list[str]) -> None:
-        for position in range(max(0, count - columns), count):  # the lowest panel of each column has the numbers of the ticks
+        for position in range(max(0, count - columns), count):  # the lowest panel of each column has tick labels
             grid.flat[position].tick_params(labelbottom=True)
         figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         figure.supylabel(view.unit + (" (log scale)" if view.log_scale else ""), fontsize=10, color=_INK)
@@ -127,7 +127,7 @@ class MatplotlibVisualizer:
 
 
 class _Panel:
-    """What is drawn of one layer."""
+    """The lines and ranges of one layer."""
 
     def __init__(self, view: ChartView, layer: str) -> None:
         self.view = view
@@ -147,12 +147,12 @@ class _Panel:
             axes.plot(ticks, values, color=_LINES[name], linewidth=1.6, marker=marker, markersize=3, label=name)
 
     def values(self) -> list[float]:
-        """Everything drawn that is a number."""
+        """All values drawn, without NaN."""
         ends = [end for _, *ends in (*self.lines.values(), *self.bands.values()) for end in ends]
         return [value for end in ends for value in end if not math.isnan(value)]
 
     def _within(self, layer: str, aggregation: str) -> Band:
-        """A range, cut off where values cannot be; on a logarithmic axis also a deviation reaching below the least value seen."""
+        """A range cut off at the limits of its chart and, on a logarithmic axis, at the smallest recorded value."""
         ticks, low, high = self.view.band(layer, aggregation)
         floors = [self.view.limits[0]] * len(ticks)
         if self.view.log_scale:
@@ -163,24 +163,24 @@ class _Panel:
 
 
 def _drawable(value: float, view: ChartView) -> float:
-    """NaN, which leaves a gap, in place of what has no place on the axis."""
+    """The value, or NaN, which leaves a gap, if the axis cannot show it."""
     return value if math.isfinite(value) and (value > 0 or not view.log_scale) else math.nan
 
 
 def _extent(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None:
-    """From the least to the greatest value in any panel, with some air."""
+    """The smallest and the largest value of all panels, with a margin; None if there is no value."""
     values = [value for panel in panels for value in panel.values()]
     if not values:
         return None
     low, high = min(values), max(values)
     if view.log_scale:
         return low / 1.3, high * 1.3
-    air = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return low - air, high + air
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
 
 
 def _fitting(text: str, room: int) -> str:
-    return text if len(text) <= room else "\u2026" + text[1 - room :]  # the end of a name tells layers apart
+    return text if len(text) <= room else "\u2026" + text[1 - room :]  # the ends of layer names differ
 
 
 def _columns(panels: int) -> int:

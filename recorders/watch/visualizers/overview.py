@@ -1,11 +1,11 @@
-"""One table and one figure of a whole recording: every layer at a glance."""
+"""One table and one figure with all layers of a recording."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,21 +14,23 @@ from recorders.watch.findings import UPDATE_RANGE
 from recorders.watch.overview import Layer, Spread
 from recorders.watch.visualizers.visualizer import require
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 __all__ = ["overview_figure", "overview_table"]
 
 _INK, _FAINT = "#333333", "#DDDDDD"
-# Okabe and Ito's colours, told apart by colour-blind readers.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#7A8793"
 _COLOURS = (_BLUE, _ORANGE, _GREEN, "#CC79A7", "#E69F00", "#56B4E9")
 _STYLES = [(colour, dashes) for dashes in ("-", "--", ":") for colour in _COLOURS]
 
 
-def overview_table(layers: Sequence[Layer]) -> Any:
-    """A `rich.table.Table` with a row a layer, at most 80 characters wide for names of up to 10.
+def overview_table(layers: Sequence[Layer]) -> Table:
+    """A table with one row per layer, at most 80 characters wide if names have at most 10.
 
-    Columns: mean and standard deviation of the output, share of active units, dead units, norm of the gradient with respect to
-    the output and to the weights (root mean square over steps), and typical update relative to the weights. "-" stands for what
-    was not recorded.
+    Columns: mean and standard deviation of the output, share of active units, dead units, norm of the gradient with respect to the
+    output and to the weights (root mean square over steps), and median update relative to the weights; "-" if not recorded.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -37,14 +39,14 @@ def overview_table(layers: Sequence[Layer]) -> Any:
     2
     """
     text = require("rich.text", "cli").Text
-    table = require("rich.table", "cli").Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table: Table = require("rich.table", "cli").Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("\nlayer", overflow="fold")
     for heading in ("output\nmean", "output\nstd", "\nactive", "\ndead", "gradient\nnorm", "weight\ngradient", "update\n/ weight"):
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in layers:
         out, dead = layer.output, 0 if layer.dead is None else int(layer.dead.sum())
         table.add_row(
-            text(layer.name),  # in a str rich would read [brackets] as markup
+            text(layer.name),  # in a str, rich would read [brackets] as markup
             _number(math.nan if out is None else out.mean),
             _number(math.nan if out is None else out.std),
             "-" if layer.rate is None else f"{layer.rate.nanmean().item():.0%}",
@@ -60,11 +62,11 @@ def overview_figure(layers: Sequence[Layer], loss: Tensor, accuracy: Tensor, epo
     """A `matplotlib.figure.Figure` of four panels: learning, outputs, activity and updates.
 
     Args:
-        layers: from `overview`; what was not recorded of them is left out.
-        loss: of each step, (steps,).
-        accuracy: on the test set after each epoch, (epochs,), from 0 to 1.
-        epoch: how many steps one epoch has.
-        title: of the whole figure.
+        layers: from `overview`; fields that are None are left out.
+        loss: the loss of each step, (steps,).
+        accuracy: the test accuracy after each epoch, (epochs,), from 0 to 1.
+        epoch: the number of steps in an epoch.
+        title: the title of the figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -89,7 +91,7 @@ def overview_figure(layers: Sequence[Layer], loss: Tensor, accuracy: Tensor, epo
 
 
 def _learning(above: Any, below: Any, loss: Tensor, accuracy: Tensor, epoch: int) -> None:
-    logarithmic = len(loss) > 0 and bool((loss > 0).all())  # not where it is negative or NaN
+    logarithmic = len(loss) > 0 and bool((loss > 0).all())  # not if any loss is negative or NaN
     _dress(above, "Loss of each training step", "loss (log scale)" if logarithmic else "loss")
     above.set_yscale("log" if logarithmic else "linear")
     above.plot(_epochs(len(loss), epoch), loss.tolist(), color=_BLUE, linewidth=0.9)
@@ -125,7 +127,7 @@ def _updates(axes: Any, rows: Mapping[str, Tensor], epoch: int) -> None:
 
 
 def _activity(figure: Any, axes: Any, rows: Mapping[str, Tensor]) -> None:
-    _dress(axes, "Activity, unit by unit, the least active on the left", "", "unit")
+    _dress(axes, "Activity of units, the least active on the left", "", "unit")
     _layer_axis(axes, list(rows))
     shares = torch.full((max(len(rows), 1), max((len(rate) for rate in rows.values()), default=1)), math.nan)
     for row, rate in zip(shares, rows.values(), strict=False):
@@ -139,12 +141,12 @@ def _activity(figure: Any, axes: Any, rows: Mapping[str, Tensor]) -> None:
 
 
 def _legend(axes: Any, columns: int) -> None:
-    """Below the panel, where it hides nothing."""
+    """Puts a legend below the panel."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize=8, ncols=columns, frameon=False)
 
 
 def _layer_axis(axes: Any, names: list[str]) -> None:
-    """Layers from top to bottom, as data flows."""
+    """Lists the layers from top to bottom."""
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
 
@@ -161,7 +163,7 @@ def _dress(axes: Any, title: str, vertical: str, horizontal: str = "") -> None:
 
 
 def _epochs(steps: int, epoch: int) -> list[float]:
-    """The time of each step, in epochs of so many steps."""
+    """The time of each step, in epochs of `epoch` steps."""
     return [step / epoch for step in range(1, steps + 1)]
 
 

@@ -1,4 +1,4 @@
-"""Charts as tables in the terminal, by rich."""
+"""Charts as tables in the terminal, printed with rich."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FILE_WIDTH = 160
 
 
 class TextVisualizer:
-    """Prints each chart of a tick as a table: one row a layer, a column a line or range; "\u2013" for what was not recorded.
+    """Prints each chart as a table: one row per layer, one column per line or range; "\u2013" if nothing was recorded.
 
     Args:
-        file: where to print; standard output where None.
-        width: in characters; where None as wide as the terminal, or 160 in a file.
+        file: where to print; None for standard output.
+        width: in characters; None for the width of the terminal, or 160 in a file.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -47,7 +47,7 @@ class TextVisualizer:
         self._text: Any = require("rich.text", "cli").Text
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
-        """Prints the charts as they are at one tick; those without a number at it are left out."""
+        """Prints the charts at one tick; charts without a number at this tick are left out."""
         for view in charts:
             rows = view.at(tick)
             if rows:
@@ -57,7 +57,7 @@ class TextVisualizer:
 
     def _chart(self, view: ChartView, rows: dict[str, dict[str, float]]) -> Any:
         table = self._table(box=None, pad_edge=False)
-        # Text, not str: in a str rich reads [brackets] in a layer's name as markup.
+        # Text, because in a str rich would read [brackets] as markup.
         nonfinite = any(row.get("nonfinite") for row in rows.values())
         table.add_column("layer", overflow="fold")
         for name in (*view.lines, *view.ranges, *(["non-finite"] if nonfinite else [])):

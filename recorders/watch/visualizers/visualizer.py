@@ -1,4 +1,4 @@
-"""Visualizer: one method that shows charts."""
+"""Visualizer: the protocol of objects that show charts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ __all__ = ["Visualizer", "require"]
 
 @runtime_checkable
 class Visualizer(Protocol):
-    """Anything with this one method."""
+    """An object with a method `show`."""
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
-        """Called after each tick; the numbers of this tick, and of all before, are in the views."""
+        """Shows charts after a tick; the views give the numbers of this tick and of all before it."""
 
 
 def require(module: str, extra: str) -> Any:
-    """The optional module.
-
-    Raises:
-        MissingExtraError: it is not installed; names the extra that brings it.
-    """
+    """Imports and returns an optional module; if it is not installed, raises a `MissingExtraError` that names the extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,0 +1,125 @@
+"""Plan: what will be recorded and how big it gets, found by a dry run."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recorders.capture.operands import leaves, mapped
+from recorders.errors import RecordingWarning
+from recorders.monitors.base import Monitor
+from recorders.monitors.parameters import _ParameterMonitor
+from recorders.schedule.clock import shown_steps
+
+__all__ = ["Plan", "PlanRow", "plan"]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One subrecorder: the shapes that its reducer gets, by leaf, and the bytes of its state."""
+
+    name: str
+    monitor: str
+    module: str
+    reducer: str
+    shapes: Mapping[str, tuple[int, ...]]
+    state_bytes: int | None
+    error: str | None
+    steps: str = ""
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{self.name or '(net)'}: will fail: {self.error}"
+        size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
+        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {size}" + (
+            f", {self.steps}" if self.steps else ""
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be recorded. `state_bytes` is the size after one observation; reducers that keep every observation grow."""
+
+    rows: tuple[PlanRow, ...]
+    note: str
+
+    @property
+    def state_bytes(self) -> int:
+        """The total size of the states whose size is known."""
+        return sum(row.state_bytes or 0 for row in self.rows)
+
+    def __str__(self) -> str:
+        total = f"{len(self.rows)} subrecorders, {self.state_bytes:,} bytes of state"
+        return "\n".join([*map(str, self.rows), total, *([self.note] if self.note else [])])
+
+
+def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+    """The plan of `monitors`, from a run of copies of the nets on the meta device: only shapes are computed."""
+    note = "" if args or kwargs else "give plan() example inputs to learn the sizes of what is recorded in forward and backward"
+    twins: dict[int, Monitor] = {}
+    copies: list[nn.Module] = []
+    memo: dict[int, Any] = {}
+    try:
+        for net in nets:
+            kept = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+            memo.update({id(tensor): _meta(tensor) for tensor in [*net.parameters(), *net.buffers(), *kept]})
+            copies.append(copy.deepcopy(net, memo))
+    except Exception as error:
+        memo.clear()  # it may hold modules that are half copied
+        note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
+    for monitor in monitors.values():
+        module = monitor.module
+        if module is None or id(module) not in memo:
+            continue
+        twin = monitor.constructor(monitor.attr)
+        twin.rehearsing = True
+        twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
+        twin.train_update = twin.eval_update = twin.active = True
+        twin.gated = False
+        twins[id(monitor)] = twin.register(memo[id(module)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)
+        for twin in twins.values():
+            if isinstance(twin, _ParameterMonitor):
+                twin.rehearse()
+        try:
+            if args or kwargs:
+                _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
+        except Exception as error:
+            note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
+    rows = [_plan_row(name, monitor, twins.get(id(monitor))) for name, monitor in monitors.items()]
+    for twin in twins.values():
+        twin.deregister()
+    return Plan(tuple(rows), note)
+
+
+def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for net in nets:
+        with torch.enable_grad(), torch.random.fork_rng():
+            outputs = [tensor for _, tensor in leaves(net(*args, **kwargs)) if tensor.requires_grad]
+            if outputs:
+                torch.autograd.backward([tensor.sum() for tensor in outputs])
+
+
+def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
+    states = (twin if twin is not None and twin.states else monitor).states
+    size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
+    module = "nothing" if monitor.module is None else type(monitor.module).__name__
+    shapes, error = ({}, None) if twin is None else (dict(twin.rehearsed), twin.last_error)
+    steps = shown_steps(monitor.steps, monitor.every_step)
+    return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps)
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    copied = tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+
+
+def _on_meta(value: Any) -> Any:
+    return mapped(value, lambda tensor: tensor.detach().to("meta"))

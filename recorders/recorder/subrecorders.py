@@ -1,0 +1,211 @@
+"""Subrecorders: monitors by name, placed on the modules or parameters of nets."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import nn
+
+from recorders.errors import SelectionError
+from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor
+from recorders.monitors.forward import CallMonitor
+from recorders.monitors.parameters import _ParameterMonitor
+from recorders.recorder.meter import Meter
+from recorders.recorder.selection import Place, unwrapped
+from recorders.recordings.recording import lookup
+from recorders.schedule.clock import Clock
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Prototype", "Subrecorders"]
+
+Prototype: TypeAlias = "Monitor | MonitorConstructor[Monitor]"
+
+
+class Subrecorders(Mapping[str, Monitor]):
+    """An ordered mapping from name to monitor: makes the monitors from prototypes, and puts their hooks on and off.
+
+    Args:
+        monitors: one prototype, or one recipe of a monitor, for each group.
+        clock: the clock that all monitors share.
+        meter: measures what the monitors cost; with a budget it also decides in which steps they record.
+        fuse: reduce big observations through `torch.compile`.
+
+    Attributes:
+        prototypes: the monitors that are copied, by group.
+        aliases: the name of a monitor by each further name of its module, parameter or capture.
+    """
+
+    def __init__(self, monitors: Mapping[str, Prototype], clock: Clock, meter: Meter, fuse: bool) -> None:
+        self.prototypes = {group: _prototype(item, group) for group, item in monitors.items()}
+        self.aliases: dict[str, str] = {}
+        self._clock, self._meter, self._fuse = clock, meter, fuse
+        self._monitors: dict[str, Monitor] = {}
+        self._nets: list[weakref.ref[nn.Module]] = []
+        self._by_module: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
+        self._counting: RemovableHandle | None = None
+        for group, prototype in self.prototypes.items():
+            if isinstance(prototype, CallMonitor):
+                self._monitors[group] = prototype.constructor()
+                self._configure(group, self._monitors[group])
+                meter.add(group, self._monitors[group])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_nets": [], "_by_module": {}, "_counting": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({**state, "_by_module": weakref.WeakKeyDictionary()})
+        self._clock.measure(self._meter)
+        for name, monitor in self.items():
+            self._configure(name, monitor)
+            self._meter.add(name, monitor)
+
+    def __getitem__(self, name: str | int) -> Monitor:
+        return self._monitors[lookup(name, self._monitors, self.aliases)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._monitors)
+
+    def __len__(self) -> int:
+        return len(self._monitors)
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{group}={prototype!r}" if group else repr(prototype) for group, prototype in self.prototypes.items())
+
+    @property
+    def nets(self) -> list[nn.Module]:
+        """The nets that modules were selected from and that still exist."""
+        return [net for ref in self._nets if (net := ref()) is not None]
+
+    @property
+    def nets_complete(self) -> bool:
+        """Whether all nets that modules were selected from still exist."""
+        return len(self.nets) == len(self._nets)
+
+    def place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> None:
+        """Puts a copy of each prototype in `groups` (None: of all) on each of `places`, which were selected from `net`.
+
+        If no prototype fits any place, or a name is taken, raises `SelectionError` and adds nothing.
+        """
+        chosen = self._chosen(groups)
+        kinds = (_ParameterMonitor, CallMonitor) if places[0].attr is not None else Monitor
+        if wrong := [type(prototype).__name__ for prototype in chosen.values() if not isinstance(prototype, kinds)]:
+            raise SelectionError(
+                f"{wrong} watch modules, not parameters: select with modules() or children(), or leave out by groups="
+            )
+        added: dict[str, Monitor] = {}
+        aliases: dict[str, str] = {}
+        matched = False
+        try:
+            for group, prototype in chosen.items():
+                if isinstance(prototype, CallMonitor):
+                    continue
+                for place in places:
+                    if place.attr is None and not prototype.applies(place.module):
+                        continue
+                    matched = True
+                    attr = prototype.attr if place.attr is None else place.attr
+                    name, *others = [_join(group, name) for name in place.names]
+                    present = self._find_equal(prototype, attr, place.module)
+                    if present is None:
+                        if name in self._monitors or name in added or name in self.aliases:
+                            raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
+                        monitor = prototype.constructor(attr)
+                        self._configure(name, monitor)
+                        present = name
+                        added[name] = monitor.register(place.module)
+                        self._by_module.setdefault(place.module, []).append(monitor)
+                    aliases.update({other: present for other in (name, *others) if other != present})
+            if not matched:
+                given = ", ".join(map(repr, chosen.values()))
+                raise SelectionError(f"none of the {len(places)} modules selected has anything to watch for {given}")
+        except Exception:
+            for monitor in added.values():
+                self._forget(monitor.deregister())
+            raise
+        self._monitors.update(added)
+        for name, monitor in added.items():
+            self._meter.add(name, monitor)
+        self.aliases.update(aliases)
+        inner = unwrapped(net)
+        if all(ref() is not inner for ref in self._nets):
+            self._nets.append(weakref.ref(inner))
+        self.follow_net()
+
+    def remove(self, name: str | int) -> Monitor:
+        """Removes one monitor and its aliases, and takes its hooks off; returns the monitor."""
+        true = lookup(name, self._monitors, self.aliases)
+        self.aliases = {alias: target for alias, target in self.aliases.items() if target != true}
+        self._forget(self._monitors[true])
+        self._meter.remove(true)
+        return self._monitors.pop(true).deregister()
+
+    def register(self) -> None:
+        """Puts all hooks on."""
+        for monitor in self.values():
+            if monitor.module is not None:
+                monitor.register()
+        self._meter.switch(True)
+        self.follow_net()
+
+    def deregister(self) -> None:
+        """Takes all hooks off, also the one that counts micro-batches."""
+        self._meter.switch(False)
+        for monitor in self.values():
+            monitor.deregister()
+        if self._counting is not None:
+            self._clock.uncount()
+            self._counting = self._meter.counting = None
+
+    def follow_net(self) -> None:
+        """Lets the clock take the phase from the first net and, with an optimizer or a budget, count its micro-batches."""
+        net = self._nets[0]() if self._nets else None
+        if net is None:
+            return
+        self._clock.watch(net)
+        if (self._clock.attached or self._meter.budget is not None) and self._counting is None:
+            self._counting = self._meter.counting = self._clock.count(net)
+
+    def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:
+        """The prototypes of these groups."""
+        chosen = list(self.prototypes) if groups is None else [groups] if isinstance(groups, str) else list(groups)
+        if unknown := [group for group in chosen if group not in self.prototypes]:
+            raise SelectionError(f"no group {unknown}; there are {list(self.prototypes)}")
+        return {group: self.prototypes[group] for group in chosen}
+
+    def _configure(self, name: str, monitor: Monitor) -> None:
+        """Sets the name, the clock and the compilation of a monitor; with a budget its clock always switches it."""
+        monitor.name, monitor.gated = name, monitor.gated or self._meter.budget is not None
+        monitor.clock = self._clock
+        if self._fuse:
+            monitor.fuse()
+
+    def _find_equal(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
+        """The name of a monitor on `module` that captures and reduces the same, if there is one."""
+        recipe = prototype.constructor
+        return next((m.name for m in self._by_module.get(module, ()) if m.attr == attr and m.constructor == recipe), None)
+
+    def _forget(self, monitor: Monitor) -> None:
+        module = monitor.module
+        if module is not None and monitor in self._by_module.get(module, ()):
+            self._by_module[module].remove(monitor)
+
+
+def _prototype(item: object, group: str) -> Monitor:
+    where = f"Recorder({group}=...)" if group else "Recorder(...)"
+    if isinstance(item, type) and issubclass(item, Monitor):
+        raise TypeError(f"{where} needs a monitor and got the class: write {item.__name__}(Mean()), not {item.__name__}")
+    prototype = item() if isinstance(item, MonitorConstructor) else item
+    if not isinstance(prototype, Monitor):
+        raise TypeError(f"{where} needs a monitor, such as ForwardMonitor(Mean()); got {item!r}")
+    if prototype.registered:
+        raise TypeError(f"{where} needs a monitor without a module, as a prototype; {prototype!r} already sits on one")
+    return prototype
+
+
+def _join(group: str, name: str) -> str:
+    return f"{group}/{name}" if group and name else group or name
