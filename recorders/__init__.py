@@ -24,7 +24,9 @@ from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
 from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor
 from recorders.monitors.pairs import PairMonitor
-from recorders.monitors.parameters import OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
+from recorders.monitors.parameter_gradients import ParameterGradientMonitor
+from recorders.monitors.parameter_updates import ParameterUpdateMonitor
+from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import load, save

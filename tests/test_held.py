@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import recorders.capture.buffers
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, MonitorError, Recorder, RecordingWarning
-from recorders.capture.buffers import ENOUGH, MOST, SMALL, Waiting
+from recorders.capture.buffers import ENOUGH, MOST, SMALL, PendingBuffer
 from reducers import EMA, Collect, Last, Mean, Moments, Product, State, Statistic, Summary
 
 
@@ -45,9 +45,9 @@ class Picky(Statistic):
         return state["sum"]
 
 
-def waiting(monitor: Monitor) -> int:
-    held = monitor._held
-    return sum(place.count - held.reduced.get(key, 0) for key, place in held.waiting.items())
+def pending(monitor: Monitor) -> int:
+    held = monitor._stored
+    return sum(place.count - held.reduced.get(key, 0) for key, place in held.pending.items())
 
 
 def test_small_observations_are_reduced_together() -> None:
@@ -94,10 +94,10 @@ def test_the_first_of_a_shape_is_reduced_at_once_so_that_mistakes_show_where_the
     monitor = ForwardMonitor(Mean("b c -> c"), layer := nn.Identity())
     for _ in range(3):
         layer(torch.ones(2, 3))
-    assert waiting(monitor) == 2
+    assert pending(monitor) == 2
     with pytest.warns(RecordingWarning, match=r"keeps shape \(3,\) .* met \(4,\)"):
         layer(torch.ones(2, 4))
-    assert (monitor.samples, waiting(monitor)) == (3, 0)
+    assert (monitor.samples, pending(monitor)) == (3, 0)
 
 
 def test_one_that_cannot_be_reduced_is_left_out_alone() -> None:
@@ -106,7 +106,7 @@ def test_one_that_cannot_be_reduced_is_left_out_alone() -> None:
         layer(torch.full((2,), value))
     with pytest.warns(RecordingWarning, match=r"ForwardMonitor on Identity: ValueError: negative; operands: 0: \(2,\) float32"):
         assert monitor.peek() == 12
-    assert (monitor.samples, monitor.tally["errors"]) == (3, 1)
+    assert (monitor.samples, monitor.counts["errors"]) == (3, 1)
 
 
 def test_where_it_is_to_be_raised_it_is_raised_once_when_it_is_reduced_and_the_others_stay() -> None:
@@ -119,15 +119,15 @@ def test_where_it_is_to_be_raised_it_is_raised_once_when_it_is_reduced_and_the_o
 
 
 def test_no_room_to_wait_in_costs_the_observation_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: Waiting) -> None:
+    def fails(_: PendingBuffer) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Waiting, "_allocate", fails)
+    monkeypatch.setattr(PendingBuffer, "_allocate", fails)
     monitor = ForwardMonitor(Mean(), layer := nn.Identity())
     layer(torch.ones(2))
     with pytest.warns(RecordingWarning, match="out of memory"):
         layer(torch.ones(2))
-    assert (monitor.samples, monitor.tally["errors"]) == (1, 1)
+    assert (monitor.samples, monitor.counts["errors"]) == (1, 1)
 
 
 def test_observations_with_several_tensors_wait_together() -> None:
@@ -135,7 +135,7 @@ def test_observations_with_several_tensors_wait_together() -> None:
     monitor = ForwardMonitor(Moments(), layer)
     for _ in range(5):
         layer(torch.randn(4, 3))
-    assert waiting(monitor) == 4
+    assert pending(monitor) == 4
     assert {path: result["count"].item() for path, result in monitor.peek().items()} == {"0": 40, "1.0": 10, "1.1": 10}
 
 
@@ -143,7 +143,7 @@ def test_gradients_wait_too() -> None:
     monitor = BackwardMonitor(Mean(), layer := nn.Linear(2, 2))
     for _ in range(5):
         layer(torch.ones(1, 2)).sum().backward()
-    assert waiting(monitor) == 4
+    assert pending(monitor) == 4
     assert (monitor.samples, monitor.peek()) == (5, 1)
 
 
@@ -152,7 +152,7 @@ def test_reducers_that_gain_nothing_do_not_wait(kind: Statistic) -> None:
     monitor = ForwardMonitor(kind, layer := nn.Identity())
     for _ in range(3):
         layer(torch.ones(2))
-    assert waiting(monitor) == 0
+    assert pending(monitor) == 0
 
 
 def test_what_waits_is_saved_merged_pickled_and_cleared(tmp_path: object) -> None:
@@ -174,7 +174,7 @@ def test_big_observations_do_not_wait() -> None:
     monitor = ForwardMonitor(Mean(), layer := nn.Identity())
     for _ in range(3):
         layer(torch.ones(SMALL // 4 + 1))
-    assert waiting(monitor) == 0
+    assert pending(monitor) == 0
 
 
 def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +184,12 @@ def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeyp
     recorder = Recorder(ForwardMonitor(Mean())).children(net)
     for _ in range(4 * MOST):
         net(torch.ones(512))
-    places = [place for monitor in recorder.values() for place in monitor._held.waiting.values()]
-    buffers = [buffer.nbytes for place in places if isinstance(place, Waiting) for buffer in place._buffers]
+    places = [place for monitor in recorder.values() for place in monitor._stored.pending.values()]
+    buffers = [buffer.nbytes for place in places if isinstance(place, PendingBuffer) for buffer in place._buffers]
     assert len(buffers) > 500
     assert max(buffers) <= ENOUGH
     assert sum(buffers) <= 2 * together
     assert set(recorder.iter_samples()) == {4 * MOST}
     del recorder, net, places
     gc.collect()
-    assert not [place for place in recorders.capture.buffers._places if place.size == 2048]
+    assert not [place for place in recorders.capture.buffers._all_buffers if place.size == 2048]

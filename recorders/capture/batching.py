@@ -1,8 +1,8 @@
-"""What many monitors see at one moment, reduced together: all parameters of an optimizer in one pass.
+"""Observations of many monitors at one moment, reduced together: all parameters of an optimizer in one pass.
 
-States of many leaves are stacked in a `Batch`, a row for each. A step lifts all tensors at once, joins both stacks by one merge,
-and binds the outcome of all batches by one assignment. Nobody takes a row out: a monitor keeps what its leaf was before, and where
-somebody looks, that and the row are merged. So a look changes nothing, and a step knows nothing of the monitors that look.
+A `StateStack` holds the states of many leaves, one row each. A step lifts all tensors at once, merges the two stacks, and makes the
+new rows of all stacks valid by one assignment. A monitor keeps the state of its leaf from before the stack; reading merges that
+state and the row, and changes neither. So a step does not depend on who reads.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import inside_transform
-from recorders.capture.buffers import Held, Waiting
+from recorders.capture.buffers import MonitorState, PendingBuffer
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
 from reducers import Reducer, State, StateMismatchError
 from reducers.combinators.stacked import lift_stacked, numbers
 
-__all__ = ["LOCK", "Batch", "Together", "common"]
+__all__ = ["LOCK", "StateStack", "StepBatch", "common"]
 
 LOCK = threading.RLock()  # of all monitors that share batches, whose states change together
 MANY = 4  # batches from which on those who are in them make a new one
 LARGE = 1 << 15  # elements from which a difference is not worth two passes
 
 
-class BatchMonitor(Protocol):
+class StackedMonitor(Protocol):
     """A monitor that may be observed together with others."""
 
     _common: Reducer
-    _held: Held
+    _stored: MonitorState
 
-    def _settled(self) -> Held:
+    def _flush(self) -> MonitorState:
         """What is held, with nothing that waits."""
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
@@ -49,7 +49,7 @@ class BatchMonitor(Protocol):
 _Rows = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
 # the monitor, its module, the path of the leaf, the operands, where its observations wait; of an update, the parameter after it
-_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...], Waiting | None, Tensor | None]
+_Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], PendingBuffer | None, Tensor | None]
 
 
 def common(reducer: Reducer) -> Reducer:
@@ -78,7 +78,7 @@ class Moment:
         self.recorded = False
 
 
-class Batch:
+class StateStack:
     """Rows of states that are joined together, and how many observations made each.
 
     Attributes:
@@ -112,7 +112,7 @@ class Batch:
         self._before = self.now
 
 
-class Row(Waiting):
+class StackRow(PendingBuffer):
     """The observations of one leaf that a batch has joined, on top of what the leaf was before.
 
     Attributes:
@@ -121,8 +121,8 @@ class Row(Waiting):
 
     __slots__ = ("base", "batch", "index")
 
-    def __init__(self, path: str, batch: Batch, index: int, base: State) -> None:
-        self.paths, self.size, self.room = (path,), 0, 2
+    def __init__(self, path: str, batch: StateStack, index: int, base: State) -> None:
+        self.paths, self.size, self.capacity = (path,), 0, 2
         self.batch, self.index, self.base = batch, index, base
 
     @property
@@ -131,11 +131,11 @@ class Row(Waiting):
         counts = self.batch.now[1]
         return counts[self.index] if counts else 0
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         """Alone, none."""
         return False
 
-    def following(self) -> Row:
+    def next_buffer(self) -> StackRow:
         return self
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
@@ -146,34 +146,34 @@ class Row(Waiting):
         return self.batch.now[0]
 
 
-class Together:
+class StepBatch:
     """What the monitors that are told of one moment see, gathered, and reduced when all were told."""
 
     def __init__(self) -> None:
         self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
         self._changing: set[Any] = set()  # groups with updates
         self._copies: list[tuple[Tensor, Tensor]] = []
-        self._left = Batch.left
+        self._left = StateStack.left
         self._usable = not torch.compiler.is_compiling() and not tracing()
         self._usable = self._usable and not inside_transform()
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         """Whether a tensor may be observed together with others: a plain one that holds numbers."""
         kind = type(x)
         plain = kind is Tensor or kind is nn.Parameter
         return plain and self._usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
 
-    def gather(self, monitor: BatchMonitor, module: nn.Module, found: Found) -> Found:
+    def gather(self, monitor: StackedMonitor, module: nn.Module, found: Found) -> Found:
         """Gathers those observations of a monitor that may be; returns the others. What is reduced is the first operand.
 
         Their rows are looked up here, while what belongs to the monitor is in the cache: to come back to each takes longer than all
         that is computed, where parameters are small.
         """
-        others, common, waiting = {}, id(monitor._common), monitor._held.waiting
+        others, common, pending = {}, id(monitor._common), monitor._stored.pending
         for path, operands in found.items():
             x = operands[0]
-            if self.takes(x):
-                self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, waiting.get((path,)), None))
+            if self.accepts(x):
+                self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, pending.get((path,)), None))
             else:
                 others[path] = operands
         return others
@@ -182,11 +182,11 @@ class Together:
         """Copies `x` into `kept`, once all were told."""
         self._copies.append((kept, x.detach()))
 
-    def add_change(self, monitor: BatchMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
+    def add_change(self, monitor: StackedMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
         """Gathers what has changed; `before` is overwritten with it."""
         key = id(monitor._common), before.dtype, before.device
         self._changing.add(key)
-        self._groups[key].append((monitor, module, path, (before,), monitor._held.waiting.get((path,)), after.detach()))
+        self._groups[key].append((monitor, module, path, (before,), monitor._stored.pending.get((path,)), after.detach()))
 
     def record(self) -> None:
         """Reduces all that was gathered, and binds it at once: an interrupt leaves either all of it or nothing."""
@@ -231,7 +231,7 @@ class Together:
             torch._foreach_neg_(befores)
 
 
-def _observe(group: list[_Seen], left: int, moment: Moment) -> list[Batch] | None:
+def _observe(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:
     """Prepares observations of one reducer, dtype and device, for when `moment` is recorded.
 
     Returns the batches that they are in; None, and nothing is prepared, if one of them fails. `left` is what `Batch.left` was
@@ -240,16 +240,16 @@ def _observe(group: list[_Seen], left: int, moment: Moment) -> list[Batch] | Non
     reducer = group[0][0]._common
     try:
         lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _, _ in group])
-        places: dict[Batch, dict[int, int]] = {}
+        places: dict[StateStack, dict[int, int]] = {}
         apart: list[int] = []
         for position, (monitor, _, path, _, row, _) in enumerate(group):
-            if left != Batch.left:
-                row = monitor._held.waiting.get((path,))
-            if isinstance(row, Row):
+            if left != StateStack.left:
+                row = monitor._stored.pending.get((path,))
+            if isinstance(row, StackRow):
                 places.setdefault(row.batch, {})[position] = row.index
             else:
                 apart.append(position)
-        prepared: list[tuple[Batch, _Rows]] = []
+        prepared: list[tuple[StateStack, _Rows]] = []
         for batch, there in places.items():
             rows = batch.rows(moment)
             if len(places) > MANY or _kinds(rows[0]) != _kinds(lifted):  # or its rows were never recorded
@@ -279,19 +279,19 @@ def _joined(reducer: Reducer, rows: _Rows, lifted: State, places: Mapping[int, i
     return {key: value.index_copy(0, go, joined[key]) for key, value in stacked.items()}, more
 
 
-def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Batch, _Rows]:
+def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[StateStack, _Rows]:
     """A new batch of those at these positions, and its rows. It is empty until these are recorded."""
-    batch, device = Batch(), next(iter(lifted.values())).device
+    batch, device = StateStack(), next(iter(lifted.values())).device
     first, _, _, operands, *_ = group[positions[0]]
     wanted = {key: value.shape for key, value in first._common.update({}, operands[0].detach()).items()}
     if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
         raise StateMismatchError(f"{first._common!r} lifts the rows of a matrix to other shapes than each by itself")
-    Batch.left += 1
+    StateStack.left += 1
     for index, position in enumerate(positions):
         monitor, _, path, *_ = group[position]
-        held = monitor._settled()
+        held = monitor._flush()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
-        monitor._held = held.moved((path,), Row(path, batch, index, base))
+        monitor._stored = held.moved((path,), StackRow(path, batch, index, base))
     if len(positions) < len(group):
         come = numbers(positions, device)
         lifted = {key: value[come] for key, value in lifted.items()}

@@ -1,7 +1,7 @@
-"""What a monitor holds: states, how many observations made them, and small observations that wait to be reduced together.
+"""MonitorState: the states of a monitor, how many observations made them, and buffers of small observations not reduced yet.
 
-A small layer costs less than reducing what it returns. So its observations are copied, and those of one shape are reduced together
-when there are enough of them, or somebody looks; by the laws of reducers that is the same as one after another.
+Reducing the output of a small layer costs more than the layer itself. So small observations are copied into a buffer, and those of
+one shape are reduced together when the buffer is full or somebody reads. By the laws of reducers the result is the same.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor
 from recorders.capture.compiled import unpacked
 from reducers import Reducer, State
 
-__all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
+__all__ = ["EMPTY", "MonitorState", "PendingBuffer", "flush", "new_buffer", "new_lift_buffer"]
 
-SMALL = 1 << 14  # bytes of an observation that waits
-ENOUGH = 3 << 16  # bytes that are reduced together
-MOST = 96  # observations: more make none of them any cheaper
-TOGETHER = 1 << 25  # bytes that all monitors of the process share for this
+SMALL = 1 << 14  # the most bytes of an observation that is buffered
+ENOUGH = 3 << 16  # the bytes of a full buffer
+MOST = 96  # the most observations in a buffer: more make none of them cheaper
+TOGETHER = 1 << 25  # the bytes of all buffers of the process
 
-_places: WeakSet[Waiting] = WeakSet()
+_all_buffers: WeakSet[PendingBuffer] = WeakSet()
 
 
-class Waiting:
-    """Observations of the same leaves, shapes and dtypes, which wait in a buffer for each leaf.
+class PendingBuffer:
+    """Observations with the same leaves, shapes and dtypes that are not reduced yet, in one tensor for each leaf.
 
-    Whoever reads what a monitor recorded leaves the buffer in its place: `Held` says how many of its observations the states hold
-    already. So a signal handler may read while an observation is written, and both mean the same buffer.
+    Reading a monitor leaves the buffer in place; `MonitorState` says how many of its observations the states include already. So a
+    signal handler may read while an observation is being written: both use the same buffer.
 
     Attributes:
-        paths: of the leaves.
-        size: bytes of one observation.
-        room: how many are enough.
-        count: how many are in the buffer; one that is not counted is not there.
+        paths: the paths of the leaves.
+        size: the bytes of one observation.
+        capacity: the number of observations at which the buffer is flushed.
+        count: the number of observations in the buffer; an observation that is not counted is not in it.
     """
 
     __slots__ = (
@@ -50,9 +50,9 @@ class Waiting:
         "_rest",
         "_shape",
         "_slots",
+        "capacity",
         "count",
         "paths",
-        "room",
         "size",
     )
 
@@ -64,21 +64,21 @@ class Waiting:
         self._buffers: list[Tensor] = []
         self._slots: tuple[Tensor, ...] = ()
         self._others: list[tuple[Tensor, ...]] = []
-        _places.add(self)
-        self.room = _room(size)
+        _all_buffers.add(self)
+        self.capacity = _capacity(size)
 
     @property
     def key(self) -> tuple[str, ...]:
         """By what it is found."""
         return self.paths
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         """Whether this one is of the shape, dtype and device that wait here, and there is room for it."""
-        return self.count < self.room and x.shape == self._shape and x.dtype is self._dtype and x.device == self._device
+        return self.count < self.capacity and x.shape == self._shape and x.dtype is self._dtype and x.device == self._device
 
-    def takes_all(self, tensors: Sequence[Tensor]) -> bool:
+    def accepts_all(self, tensors: Sequence[Tensor]) -> bool:
         """The same for all tensors of an observation."""
-        return self.takes(tensors[0]) and [(x.shape, x.dtype, x.device) for x in tensors[1:]] == self._rest
+        return self.accepts(tensors[0]) and [(x.shape, x.dtype, x.device) for x in tensors[1:]] == self._rest
 
     def add(self, x: Tensor) -> bool:
         """Copies an observation of one tensor; returns whether these are enough."""
@@ -87,7 +87,7 @@ class Waiting:
             self._allocate()
         self._slots[count].copy_(x)
         self.count = count + 1
-        return count + 1 >= self.room
+        return count + 1 >= self.capacity
 
     def add_all(self, tensors: Sequence[Tensor]) -> bool:
         """Copies all tensors of one observation; returns whether these are enough."""
@@ -99,19 +99,19 @@ class Waiting:
 
     def _allocate(self) -> None:
         kinds = [(self._shape, self._dtype, self._device), *self._rest]
-        self._buffers = [torch.empty((self.room, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
+        self._buffers = [torch.empty((self.capacity, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
         slots, *self._others = [buffer.unbind() for buffer in self._buffers]
         self._slots = slots  # last, because they say that all of it is there
 
-    def following(self) -> Waiting:
+    def next_buffer(self) -> PendingBuffer:
         """Where the next ones wait: here, or if this is full in the same buffers, smaller if more monitors share the memory."""
-        if self.count < self.room:
+        if self.count < self.capacity:
             return self
         other = copy.copy(self)
-        other.count, other.room = 0, _room(self.size)
-        if other.room != self.room:
+        other.count, other.capacity = 0, _capacity(self.size)
+        if other.capacity != self.capacity:
             other._buffers, other._slots, other._others = [], (), []
-        _places.add(other)
+        _all_buffers.add(other)
         return other
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
@@ -126,7 +126,7 @@ class Waiting:
         return [buffer[position] for buffer in self._buffers]
 
 
-class Lifts(Waiting):
+class PendingLifts(PendingBuffer):
     """Observations that a compiled graph lifted, which wait to be joined: their States, packed as it hands them over."""
 
     __slots__ = ("_layout",)
@@ -144,7 +144,7 @@ class Lifts(Waiting):
         return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifted.items()}
 
 
-class Held(NamedTuple):
+class MonitorState(NamedTuple):
     """Bound at once, after all that can fail: states and counts by leaf path, and where observations wait.
 
     These are found by the paths of their leaves, and those that graphs lift by how they are packed; `reduced` says how many of the
@@ -153,90 +153,90 @@ class Held(NamedTuple):
 
     states: dict[str, State]
     counts: dict[str, int]
-    waiting: dict[tuple[str, ...], Waiting]
+    pending: dict[tuple[str, ...], PendingBuffer]
     reduced: Mapping[tuple[str, ...], int] = MappingProxyType({})
 
     @property
-    def anything_waits(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there are observations that the states do not hold."""
-        return any(waiting.count != self.reduced.get(key, 0) for key, waiting in self.waiting.items())
+        return any(pending.count != self.reduced.get(key, 0) for key, pending in self.pending.items())
 
     @property
     def samples(self) -> int:
         """How many observations the leaf with most has."""
         counts = dict(self.counts)
-        for key, waiting in self.waiting.items():
-            _count(counts, waiting.paths, waiting.count - self.reduced.get(key, 0))
+        for key, pending in self.pending.items():
+            _count(counts, pending.paths, pending.count - self.reduced.get(key, 0))
         return max(counts.values(), default=0)
 
-    def after(self, states: Mapping[str, State], waiting: Waiting | None) -> Held:
+    def after(self, states: Mapping[str, State], pending: PendingBuffer | None) -> MonitorState:
         """With new states of these leaves, one observation more; and perhaps a place where the next ones like it wait."""
         counts = dict(self.counts)
         _count(counts, states, 1)
-        return Held({**self.states, **states}, counts, self.waiting, self.reduced).moved(states, waiting)
+        return MonitorState({**self.states, **states}, counts, self.pending, self.reduced).moved(states, pending)
 
-    def moved(self, paths: Collection[str], waiting: Waiting | None) -> Held:
+    def moved(self, paths: Collection[str], pending: PendingBuffer | None) -> MonitorState:
         """With no place where observations of these leaves wait but this one, of which the states hold nothing."""
-        kept = {key: other for key, other in self.waiting.items() if not any(path in paths for path in other.paths)}
-        if waiting is not None:
-            kept[waiting.key] = waiting
-        reduced = {key: count for key, count in self.reduced.items() if kept.get(key) is self.waiting[key]}
-        return Held(self.states, self.counts, kept, reduced)
+        kept = {key: other for key, other in self.pending.items() if not any(path in paths for path in other.paths)}
+        if pending is not None:
+            kept[pending.key] = pending
+        reduced = {key: count for key, count in self.reduced.items() if kept.get(key) is self.pending[key]}
+        return MonitorState(self.states, self.counts, kept, reduced)
 
 
-EMPTY = Held({}, {}, {})
+EMPTY = MonitorState({}, {}, {})
 
 
-def place(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Waiting | None:
+def new_buffer(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PendingBuffer | None:
     """Where observations like this one may wait; None where they are too big, or too many others wait already."""
     size = 0
     for x in tensors:
         if type(x) is not Tensor or x.layout is not torch.strided:
             return None
         size += x.numel() * x.itemsize
-    return _roomy(Waiting(paths, tensors, size)) if 0 < size <= SMALL else None
+    return _roomy(PendingBuffer(paths, tensors, size)) if 0 < size <= SMALL else None
 
 
-def place_of_lifts(layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> Waiting | None:
+def new_lift_buffer(layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> PendingBuffer | None:
     """The same for observations that a graph lifted."""
-    lifts = Lifts(layout, packs, paths)
+    lifts = PendingLifts(layout, packs, paths)
     return _roomy(lifts) if 0 < lifts.size <= SMALL else None
 
 
-def _roomy(waiting: Waiting) -> Waiting | None:
-    return waiting if waiting.room > 1 else None
+def _roomy(pending: PendingBuffer) -> PendingBuffer | None:
+    return pending if pending.capacity > 1 else None
 
 
-def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, Any]]]:
+def flush(held: MonitorState, reducer: Reducer) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
     """With nothing that waits; and the observations that cannot be reduced, each with its error."""
     states, counts = dict(held.states), dict(held.counts)
     failed: list[tuple[Exception, Any]] = []
-    places: dict[tuple[str, ...], Waiting] = {}
+    places: dict[tuple[str, ...], PendingBuffer] = {}
     reduced: dict[tuple[str, ...], int] = {}
-    for key, waiting in held.waiting.items():
-        start, count = held.reduced.get(key, 0), waiting.count
+    for key, pending in held.pending.items():
+        start, count = held.reduced.get(key, 0), pending.count
         try:
             if count != start:
-                states.update(waiting.joined(reducer, states, start, count))
-                _count(counts, waiting.paths, count - start)
+                states.update(pending.joined(reducer, states, start, count))
+                _count(counts, pending.paths, count - start)
         except Exception:  # one by one, to leave out no more than those that are at fault
             for position in range(start, count):
                 try:
-                    states.update(waiting.joined(reducer, states, position, position + 1))
-                    _count(counts, waiting.paths, 1)
+                    states.update(pending.joined(reducer, states, position, position + 1))
+                    _count(counts, pending.paths, 1)
                 except Exception as error:
-                    failed.append((error, waiting.shown(position)))
-        following = waiting.following()
-        if following is waiting:
-            places[key], reduced[key] = waiting, count
-        elif following.room > 1:
-            places[key] = following
-    return Held(states, counts, places, reduced), failed
+                    failed.append((error, pending.shown(position)))
+        next_buffer = pending.next_buffer()
+        if next_buffer is pending:
+            places[key], reduced[key] = pending, count
+        elif next_buffer.capacity > 1:
+            places[key] = next_buffer
+    return MonitorState(states, counts, places, reduced), failed
 
 
-def _room(size: int) -> int:
+def _capacity(size: int) -> int:
     """How many observations of so many bytes are enough."""
-    return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_places))) // max(1, size))
+    return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_all_buffers))) // max(1, size))
 
 
 def _count(counts: dict[str, int], paths: Iterable[str], observations: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "symbolic",
     "tracing",
     "transient",
+    "why_no_numbers",
 ]
 
 
@@ -141,6 +142,13 @@ def transient(tensor: Tensor) -> bool:
     if tensor.is_meta or inside_transform() or is_batched(tensor):
         return True
     return type(tensor) is not Tensor and type(tensor).__name__ in ("FakeTensor", "FunctionalTensor")
+
+
+def why_no_numbers(tensors: Iterable[Tensor]) -> str:
+    """Why these tensors cannot be recorded; "" if they can."""
+    if tracing():
+        return "traced (torch.jit.trace or make_fx)"
+    return "not a real tensor (meta, fake, vmap or grad)" if any(map(transient, tensors)) else ""
 
 
 def recomputing() -> bool:

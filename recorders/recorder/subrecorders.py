@@ -12,7 +12,7 @@ from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor
-from recorders.monitors.parameters import _ParameterMonitor
+from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.recorder.meter import Meter
 from recorders.recorder.selection import Place, unwrapped
 from recorders.recordings.recording import lookup
@@ -92,7 +92,7 @@ class Subrecorders(Mapping[str, Monitor]):
         If no prototype fits any place, or a name is taken, raises `SelectionError` and adds nothing.
         """
         chosen = self._chosen(groups)
-        kinds = (_ParameterMonitor, CallMonitor) if places[0].attr is not None else Monitor
+        kinds = (ModuleParameterMonitor, CallMonitor) if places[0].attr is not None else Monitor
         if wrong := [type(prototype).__name__ for prototype in chosen.values() if not isinstance(prototype, kinds)]:
             raise SelectionError(
                 f"{wrong} watch modules, not parameters: select with modules() or children(), or leave out by groups="
@@ -179,7 +179,7 @@ class Subrecorders(Mapping[str, Monitor]):
 
     def _configure(self, name: str, monitor: Monitor) -> None:
         """Sets the name, the clock and the compilation of a monitor; with a budget its clock always switches it."""
-        monitor.name, monitor.gated = name, monitor.gated or self._meter.budget is not None
+        monitor.name, monitor.chooses_steps = name, monitor.chooses_steps or self._meter.budget is not None
         monitor.clock = self._clock
         if self._fuse:
             monitor.fuse()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from types import FrameType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -19,10 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
-from recorders.schedule.stopwatch import entered, left
+from recorders.schedule.stopwatch import hook_ended, hook_started
+from recorders.schedule.under_way import StepCounter, StepsUnderWay
 
 if TYPE_CHECKING:
-    from recorders.capture.batching import Together
+    from recorders.capture.batching import StepBatch
 
 __all__ = ["StepHandle", "StepMonitor", "count_steps"]
 
@@ -34,116 +33,19 @@ class StepMonitor(Protocol):
     `tally` counts why nothing was recorded.
     """
 
-    tally: dict[str, int]
+    counts: dict[str, int]
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The optimizer is about to change those of `mine`."""
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The optimizer has changed those of `mine`."""
 
 
-class StepCounter(Protocol):
-    """What counts the steps of an optimizer."""
-
-    def advance(self) -> None:
-        """A step has ended."""
-
-
-class _Step:
-    """A call of `step` under way. What happens in it to the parameters that its optimizer holds is part of this step.
-
-    Optimizers step within steps of others that hold the same parameters: those that wrap another one, or call the step of their
-    base class. The outermost step counts. Which parameters these are is only looked up if somebody asks.
-
-    Attributes:
-        frame: the `id` of the frame of the call.
-        outer: the steps in which this one happens, the outermost first.
-        clocks: those that advance at its end, its own and those of the steps within it that have ended.
-        inner: the optimizer within this one that steps the parameters in the end, and keeps their state.
-    """
-
-    __slots__ = ("_mine", "_optimizer", "clocks", "frame", "inner", "outer")
-
-    def __init__(self, optimizer: Optimizer, frame: int, outer: Sequence[_Step]) -> None:
-        self._optimizer, self.frame, self.outer = weakref.ref(optimizer), frame, outer
-        self._mine: set[int] | None = None
-        self.clocks: dict[StepCounter, None] = {}
-        self.inner: weakref.ref[Optimizer] | None = None
-
-    @property
-    def mine(self) -> set[int]:
-        """The ids of the parameters that the optimizer holds."""
-        if self._mine is None:
-            optimizer = self._optimizer()
-            groups = [] if optimizer is None else optimizer.param_groups
-            self._mine = {id(parameter) for group in groups for parameter in group["params"]}
-        return self._mine
-
-    @property
-    def own(self) -> set[int]:
-        """Those that no outer step holds."""
-        return self.mine.difference(*(step.mine for step in self.outer)) if self.outer else self.mine
-
-    @property
-    def owner(self) -> _Step | None:
-        """The outermost of the outer steps that shares parameters with this one, if outer steps hold all of them."""
-        if not self.outer or self.own:
-            return None
-        return next((step for step in self.outer if not self.mine.isdisjoint(step.mine)), None)
-
-    def take(self, step: _Step, optimizer: Optimizer) -> None:
-        """A step within this one has ended."""
-        self.clocks.update(step.clocks)
-        if self.inner is None and self.mine <= step.mine:
-            self.inner = weakref.ref(optimizer)
-
-
-class _UnderWay(threading.local):
-    """The steps under way in this thread, the outermost first.
-
-    PyTorch calls no hook after a step that raises, so its entry stays. It is dropped when the next step begins, which looks whether
-    the calls of the entries are among those that it happens in. An entry knows its call by the `id` of the frame, which keeps
-    nothing alive. Another call may be given the same one only after the first has ended, and drops the entry as it begins.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[_Step] = []
-
-    def begin(self, optimizer: Optimizer, frame: FrameType) -> _Step:
-        """Adds the step whose call has this frame."""
-        steps = self.steps
-        if steps:
-            calls = _calls_around(frame)
-            steps[:] = [step for step in steps if step.frame in calls]
-        step = _Step(optimizer, id(frame), tuple(steps))
-        steps.append(step)
-        return step
-
-    def end(self, optimizer: Optimizer, frame: FrameType) -> _Step:
-        """Removes it; hooks may have been put on in the middle of it, so that it was never added."""
-        steps, call = self.steps, id(frame)
-        while steps and steps[-1].frame != call and any(step.frame == call for step in steps):
-            steps.pop()  # a step within this one that was interrupted
-        if not steps or steps[-1].frame != call:
-            self.begin(optimizer, frame)
-        return steps.pop()
-
-
-def _calls_around(frame: FrameType) -> set[int]:
-    """The ids of the frames of the calls of the same function that the one of `frame` happens in."""
-    found, outer = set(), frame.f_back
-    while outer is not None:
-        if outer.f_code is frame.f_code:
-            found.add(id(outer))
-        outer = outer.f_back
-    return found
-
-
-class _Told(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
+class _Listeners(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
     """Module and monitor by handle. What is taken out of it for a while, as hooks are that are not due, is not told of steps."""
 
     ordered = False
@@ -162,7 +64,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
-        self.told = _Told()
+        self.told = _Listeners()
         self.clocks: list[tuple[weakref.ref[Optimizer], weakref.ref[StepCounter]]] = []
         self.handles: list[Any] = []
         self._watched = False  # whether there may be monitors, which takes longer to ask
@@ -171,14 +73,14 @@ class _Steps:
     def add(self, module: nn.Module, monitor: StepMonitor) -> None:
         self.monitors.setdefault(module, []).append(monitor)
         self._watched = True
-        self._wake()
+        self._install_hooks()
 
     def count(self, optimizer: Optimizer, clock: StepCounter) -> None:
         if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
             self.clocks = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))]
-        self._wake()
+        self._install_hooks()
 
-    def _wake(self) -> None:
+    def _install_hooks(self) -> None:
         if not self.handles:
             self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
             skip_frames(_STEP_CALL, True)
@@ -188,9 +90,9 @@ class _Steps:
             self.monitors[module].remove(monitor)
             if not self.monitors[module]:
                 del self.monitors[module]
-        self._rest()
+        self._remove_unused_hooks()
 
-    def _rest(self) -> None:
+    def _remove_unused_hooks(self) -> None:
         """Takes the hooks off if nobody wants them any more: modules, optimizers and clocks may have died."""
         if any(optimizer() is None or clock() is None for optimizer, clock in self.clocks):
             self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
@@ -209,15 +111,15 @@ class _Steps:
         if type(optimizer) not in self._seen:
             compile_always(type(optimizer).step)
             self._seen.add(type(optimizer))
-        entry, step = entered(), _under_way.begin(optimizer, sys._getframe(1))
+        entry, step = hook_started(), _under_way.begin(optimizer, sys._getframe(1))
         if self._watched and step.own and not _skipped(optimizer):
-            self._tell(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
-        left(entry)
+            self._notify(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+        hook_ended(entry)
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return
-        entry, step = entered(), _under_way.end(optimizer, sys._getframe(1))
+        entry, step = hook_started(), _under_way.end(optimizer, sys._getframe(1))
         skipped = _skipped(optimizer)
         if not skipped:
             self._add_clocks(optimizer, step.clocks)
@@ -227,14 +129,14 @@ class _Steps:
             return
         if self._watched and not skipped:
             if _has_closure(args, kwargs):
-                self._tell(step.own, optimizer, "_at_gradients")
+                self._notify(step.own, optimizer, "_at_gradients")
             inner = None if step.inner is None else step.inner()
-            self._tell(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
-        left(entry)
+            self._notify(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+        hook_ended(entry)
         for clock in step.clocks:  # after the monitors: what they saw belongs to the step that ends
             clock.advance()
         if not step.clocks:
-            self._rest()
+            self._remove_unused_hooks()
 
     def _add_clocks(self, optimizer: Optimizer, found: dict[StepCounter, None]) -> None:
         """Adds those of `optimizer`, and of others that share its groups of parameters: one of them wraps the other."""
@@ -243,13 +145,13 @@ class _Steps:
             if clock is not None and other is not None and (other is optimizer or _share_groups(other, optimizer)):
                 found[clock] = None
 
-    def _tell(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
-        outside_modes(self._tell_all, mine, optimizer, moments)
+    def _notify(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
+        outside_modes(self._notify_all, mine, optimizer, moments)
 
-    def _tell_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
-        from recorders.capture.batching import Together  # which needs the clock, which counts steps
+    def _notify_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
+        from recorders.capture.batching import StepBatch  # which needs the clock, which counts steps
 
-        together = Together()
+        step_batch = StepBatch()
         try:
             for number, (module_ref, monitor_ref) in list(self.told.items()):
                 module, monitor = module_ref(), monitor_ref()
@@ -257,11 +159,11 @@ class _Steps:
                     self.told.pop(number, None)
                     continue
                 for moment in moments:
-                    getattr(monitor, moment)(module, optimizer, mine, together)
+                    getattr(monitor, moment)(module, optimizer, mine, step_batch)
         except Exception:  # one of them may raise, and the others have seen what they have seen; nothing if the user interrupts
-            together.record()
+            step_batch.record()
             raise
-        together.record()
+        step_batch.record()
 
 
 class StepHandle:
@@ -295,7 +197,7 @@ def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
 IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"
 _steps = _Steps()
 _numbers = itertools.count()
-_under_way = _UnderWay()
+_under_way = StepsUnderWay()
 _STEP_CALL = Optimizer.profile_hook_step(lambda: None).__code__  # what PyTorch wraps each `step` in, and calls the hooks
 
 never_trace(_Steps.before)
@@ -306,7 +208,7 @@ def _tell_of_one_graph() -> None:
     """Called while Dynamo traces, which runs it as plain Python, once a graph."""
     for monitors in _steps.monitors.values():
         for monitor in monitors:
-            monitor.tally[IN_ONE_GRAPH] = monitor.tally.get(IN_ONE_GRAPH, 0) + 1
+            monitor.counts[IN_ONE_GRAPH] = monitor.counts.get(IN_ONE_GRAPH, 0) + 1
 
 
 _tell_of_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does

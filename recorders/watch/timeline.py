@@ -270,7 +270,7 @@ def _some(known: list[Any]) -> str:
 
 _alive: weakref.WeakSet[Timeline] = weakref.WeakSet()
 _forking = threading.Lock()
-_held: list[Timeline] = []
+_stored: list[Timeline] = []
 
 
 def _before_fork() -> None:
@@ -278,15 +278,15 @@ def _before_fork() -> None:
     _forking.acquire()
     for timeline in list(_alive):
         timeline._lock.acquire()
-        _held.append(timeline)
+        _stored.append(timeline)
         if timeline.path != _MEMORY:
             with contextlib.suppress(sqlite3.Error):
                 timeline._disconnect()
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop()._lock.release()
+    while _stored:
+        _stored.pop()._lock.release()
     _forking.release()
 
 

@@ -1,0 +1,119 @@
+"""The base of monitors of parameters: which parameters of a module, and one observation of all of them at a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recorders.capture.batching import LOCK, StateStack, StepBatch, common
+from recorders.errors import TargetError
+from recorders.monitors.base import Monitor
+from recorders.monitors.results import Results
+from recorders.recordings.recording import Subrecording
+from recorders.schedule.steps import StepHandle
+from reducers import Reducer
+from reducers.combinators.stacked import stacks
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ModuleParameterMonitor"]
+
+
+class ModuleParameterMonitor(Monitor):
+    """The parameters a module owns itself, each with a state of its own, or the ones that `attr` names.
+
+    Args:
+        attr: name of a parameter (dots for nested ones) or several; None for all that the module itself owns.
+    """
+
+    def __init__(
+        self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
+    ) -> None:
+        self._attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
+        super().__init__(reducer, module, **options)
+        self._bare = self.filter_ is None and self.map_ is None and self.op_ is None
+        self._joins = self._bare and stacks(self.reducer)  # whether it may be observed together with others
+        self._common = common(self.reducer)
+        self._lock = LOCK
+
+    def clear(self) -> None:
+        with LOCK:
+            StateStack.left += 1
+            super().clear()
+
+    def merge(self, other: Results | Subrecording) -> Self:
+        with LOCK:
+            StateStack.left += 1
+            return super().merge(other)
+
+    def _store(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+        with LOCK:
+            StateStack.left += self._joins
+            super()._store(inputs)
+
+    def applies(self, module: nn.Module) -> bool:
+        return any(True for _ in self._parameters(module))
+
+    def _check(self, module: nn.Module) -> None:
+        names = () if self._attr is None else (self._attr,) if isinstance(self._attr, str) else self._attr
+        there = dict(module.named_parameters())
+        for name in names:
+            if name not in there:
+                raise TargetError(f"{self.describe(module)}: no parameter {name!r}; it has {list(there) or 'none'}")
+        if not names and not self.applies(module):
+            raise TargetError(f"{self.describe(module)}: it owns no parameters itself; put the monitor on the modules inside it")
+
+    def _parameters(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """Leaf path and parameter, read afresh each time, because parameters get replaced."""
+        if self._attr is None:
+            yield from ((name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
+            return
+        for name in (self._attr,) if isinstance(self._attr, str) else self._attr:
+            owner_path, _, leaf = name.rpartition(".")
+            try:
+                parameter = (module.get_submodule(owner_path) if owner_path else module)._parameters.get(leaf)
+            except AttributeError:
+                continue
+            if parameter is not None:
+                yield "" if isinstance(self._attr, str) else name, parameter
+
+    def _among(self, module: nn.Module, mine: set[int]) -> list[tuple[str, nn.Parameter]]:
+        """Those that are in `mine`."""
+        there = self._parameters(module) if self._attr is not None else module._parameters.items()
+        return [(path, parameter) for path, parameter in there if parameter is not None and id(parameter) in mine]
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        return [StepHandle(module, self)]
+
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
+        """The optimizer is about to change those of `mine`."""
+
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
+        """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
+
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
+        """The optimizer has changed those of `mine`."""
+
+    def _training(self, module: nn.Module | None) -> bool:
+        # gradients are off while they arrive; they are training all the same
+        return super()._training(module) if self.phase == "module" else True
+
+    def record_shapes(self) -> None:
+        """Records the shapes of the parameters, where the module is on the meta device."""
+        module = self.module
+        if module is not None:
+            self._observe(module, {path: (parameter, parameter) for path, parameter in self._parameters(module)})
+
+    def _observe(
+        self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "", step_batch: StepBatch | None = None
+    ) -> None:
+        """All parameters of one moment: one sample. `every` counts the steps of each optimizer, the stream, apart."""
+        if found and self._due(module, self._training(module), stream):
+            if self._joins and step_batch is not None:
+                found = step_batch.gather(self, module, found)
+            for path, operands in found.items():
+                self._record(module, *operands, path=path)

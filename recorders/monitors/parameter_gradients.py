@@ -1,0 +1,103 @@
+"""Monitor of the gradients of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from recorders.capture.batching import StepBatch
+from recorders.monitors.base import Monitor
+from reducers import Reducer
+
+if TYPE_CHECKING:
+    pass
+from recorders.monitors.module_parameters import ModuleParameterMonitor
+
+__all__ = ["ParameterGradientMonitor"]
+
+
+class ParameterGradientMonitor(ModuleParameterMonitor):
+    """Records the gradients of parameters. Operands: gradient, value.
+
+    Args:
+        when: "step" takes the final gradient just as the optimizer uses it: accumulated, clipped, unscaled; where a closure makes
+            the gradients, the last that it made. "accumulate" takes what has accumulated after every backward, scaled if a
+            GradScaler scales. Sparse gradients are made dense.
+
+    >>> import torch
+    >>> from reducers import Sum
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> monitor = ParameterGradientMonitor(Sum(), "weight", layer)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> layer(torch.tensor([[1.0, 2.0]])).sum().backward()
+    >>> optimizer.step()
+    >>> monitor.peek()
+    tensor(3., dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        attr: str | Sequence[str] | None = None,
+        module: nn.Module | None = None,
+        *,
+        when: Literal["step", "accumulate"] = "step",
+        **options: Any,
+    ) -> None:
+        if when not in ("step", "accumulate"):
+            raise ValueError(f"ParameterGradientMonitor(when={when!r}): choose 'step' or 'accumulate'")
+        self.when = when
+        self._hooked: Any = WeakIdKeyDictionary()
+        super().__init__(reducer, attr, module, **options)
+
+    def _attach(self, module: nn.Module) -> list[Any]:
+        if self.when == "step":
+            return super()._attach(module)
+        self._hook_new(module)
+        return [module.register_forward_pre_hook(self._hook(self._hook_new))]
+
+    def deregister(self) -> Monitor:
+        self._restore_hooks()
+        for handle in self._hooked.values():
+            handle.remove()
+        self._hooked = WeakIdKeyDictionary()
+        return super().deregister()
+
+    def _hook_new(self, module: nn.Module, *_: Any) -> None:
+        """Before every forward, because parameters get replaced, frozen and thawed."""
+        for _path, parameter in self._parameters(module):
+            if parameter.requires_grad and parameter not in self._hooked and not is_lazy(parameter):
+                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        module = self.module
+        if module is None or parameter.grad is None:
+            return
+        for path, mine in self._parameters(module):
+            if mine is parameter and self._due(module, self._training(module), path):
+                self._record(module, _dense(parameter.grad), parameter, path=path)
+
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
+        if self.when != "step":
+            return
+        # set only on fused optimizers under a GradScaler: they unscale by themselves
+        scale = getattr(optimizer, "grad_scale", None)
+        found = {}
+        for path, parameter in self._among(module, mine):
+            gradient = parameter.grad
+            if gradient is None:
+                self._skip("no gradient (frozen or unused)")
+                continue
+            gradient = _dense(gradient)
+            found[path] = gradient if scale is None else gradient / scale, parameter
+        self._observe(module, found, id(optimizer), step_batch if scale is None else None)  # else all would be there twice
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
