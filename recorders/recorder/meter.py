@@ -167,7 +167,7 @@ class Meter:
             for name in by_name:
                 seconds = sums.seconds[name] + both.way.cost(*sums.ways[name])
                 by_name[name] += share[kind] * seconds / max(1, sums.steps)
-        seconds = often * (both.busy.on_host + both.around) + (1 - often) * (both.idle.on_host + both.idle.called(both.way))
+        seconds = often * (both.busy.on_host + both.outside) + (1 - often) * (both.idle.on_host + both.idle.call_seconds(both.way))
         seconds += both.upkeep + (both.switching + both.sampling) / max(1, both.steps)
         device = None
         if both.busy.device_steps:
@@ -188,7 +188,7 @@ class Meter:
         parts = [f"not included: {', '.join(left_out)}"]
         if both.busy.device_steps:
             parts.append("the device time includes gaps between the kernels of a hook")
-        if self.budget is not None and both.beyond(self.budget):
+        if self.budget is not None and both.exceeds(self.budget):
             parts.append("no cadence keeps within the budget: steps that record nothing exceed it already")
         return "; ".join(parts)
 
