@@ -56,7 +56,7 @@ class Meter:
         self._ended: float | None = None  # when the previous step's measurement ended
         self._ungated = False
         self._pending: list[tuple[Sums, list[tuple[Any, Any]]]] = []
-        self._advanced = self._told = False
+        self._advanced = self._warned = False
 
     def add(self, name: str, monitor: Monitor) -> None:
         """Starts to measure `monitor`."""
@@ -136,8 +136,8 @@ class Meter:
 
     def forwards(self, count: int) -> None:
         """Warns once if there were many forwards and no step."""
-        if self.budget is not None and count >= PATIENCE and not self._advanced and not self._told:
-            self._told = True
+        if self.budget is not None and count >= PATIENCE and not self._advanced and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock. The budget "
                 "is kept by steps: call recorder.attach(optimizer), or recorder.step() after every step",

@@ -102,9 +102,9 @@ class Window:
 
     @property
     def outside(self) -> float:
-        """Seconds per busy step that recording costs outside of the monitors: at least the calls of hooks and the clock.
+        """Seconds per busy step that recording costs outside of the monitors.
 
-        If busy steps are slower than idle ones by more than two standard errors beyond that, it is this difference.
+        These are the calls of hooks and the clock or, if larger, the difference of busy and idle steps minus two standard errors.
         """
         calls = self.busy.call_seconds(self.way)
         calls += _median(self.busy.upkeep) - _median(self.idle.upkeep) if self.idle.steps else 0.0
