@@ -101,7 +101,7 @@ def test_none_on_one_side_counts_as_zeros_on_both_is_left_out() -> None:
     forgetful()
     forgetful()
     assert second.peek().tolist() == [-3.0]
-    assert second.tally["operand was None"] == 1
+    assert second.counts["operand was None"] == 1
 
 
 def test_operands_are_after_and_before() -> None:

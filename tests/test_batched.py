@@ -25,7 +25,7 @@ from recorders import (
     Recorder,
     RecordingWarning,
 )
-from recorders.capture.batching import Row
+from recorders.capture.batching import StackRow
 from reducers import Collect, Count, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
 
 BOTH = Product(norm=Norm(), summary=Summary())
@@ -93,7 +93,7 @@ def agree(found: Any, wanted: Any, tolerance: float) -> None:
 
 
 def rows(monitor: Monitor) -> int:
-    return sum(isinstance(waiting, Row) for waiting in monitor._held.waiting.values())
+    return sum(isinstance(waiting, StackRow) for waiting in monitor._stored.waiting.values())
 
 
 KINDS = [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor, OptimizerStateMonitor]
@@ -120,7 +120,7 @@ def test_the_same_as_one_by_one(kind: type[Monitor], options: dict[str, Any], re
     assert not any(map(rows, apart.values()))
     for name, monitor in together.items():
         other = apart[name]
-        assert (monitor.samples, monitor._settled().counts, monitor.tally) == (other.samples, other._settled().counts, other.tally)
+        assert (monitor.samples, monitor._flush().counts, monitor.counts) == (other.samples, other._flush().counts, other.counts)
         agree(monitor.peek(), other.peek(), 0 if isinstance(reducer, Quantile) else 1e-6)  # big ones are summed in float32
 
 
@@ -383,7 +383,7 @@ def test_monitors_that_come_and_go_join_a_few_batches() -> None:
     for turn in range(40):
         optimizer.step()
         recorder[str(turn)].clear()
-        batches = {waiting.batch for monitor in recorder.values() for waiting in monitor._held.waiting.values()}  # type: ignore[attr-defined]
+        batches = {waiting.batch for monitor in recorder.values() for waiting in monitor._stored.waiting.values()}  # type: ignore[attr-defined]
         assert len(batches) <= 5
     assert recorder.samples("49") == 40
     assert recorder.samples("0") == 39
@@ -394,10 +394,10 @@ def test_batches_die_with_their_monitors() -> None:
     net, optimizer = still(4)
     recorder = Recorder(ParameterGradientMonitor(Norm())).modules(net)
     optimizer.step()
-    before = sum(type(thing).__name__ == "Batch" for thing in gc.get_objects())
+    before = sum(type(thing).__name__ == "StateStack" for thing in gc.get_objects())
     for monitor in recorder.values():
         monitor.clear()
-    assert sum(type(thing).__name__ == "Batch" for thing in gc.get_objects()) == before - 1
+    assert sum(type(thing).__name__ == "StateStack" for thing in gc.get_objects()) == before - 1
 
 
 def test_copies_of_parameters_are_written_into_the_same_memory_and_given_back() -> None:
@@ -473,7 +473,7 @@ def test_monitors_made_one_by_one_with_equal_reducers_share_a_batch() -> None:
     net, optimizer = still(6)
     each = [ParameterGradientMonitor(Moments(), None, layer) for layer in net]
     optimizer.step()
-    assert len({waiting.batch for monitor in each for waiting in monitor._held.waiting.values()}) == 1  # type: ignore[attr-defined]
+    assert len({waiting.batch for monitor in each for waiting in monitor._stored.waiting.values()}) == 1  # type: ignore[attr-defined]
     assert {monitor.samples for monitor in each} == {1}
 
 

@@ -491,7 +491,7 @@ def test_phase_grad_takes_gradients_for_training() -> None:
         "accumulated/first": 2,
     }
     assert pushed.samples == 1
-    assert recorder["out/first"].tally["not recorded with gradients off"] == 1
+    assert recorder["out/first"].counts["not recorded with gradients off"] == 1
 
 
 # Failures

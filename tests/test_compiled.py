@@ -177,7 +177,7 @@ def test_every_counts_inside_a_graph() -> None:
     train(torch.compile(net, backend="aot_eager", fullgraph=True), (torch.randn(shape) for _ in range(7)))
     compiled_once()
     assert list(recorder.iter_samples()) == [3, 4]
-    assert recorder["out/0"].tally == {"calls": 7, "not due (every)": 4}
+    assert recorder["out/0"].counts == {"calls": 7, "not due (every)": 4}
 
 
 class Checkpointed(nn.Module):
@@ -237,7 +237,7 @@ def test_kept_axes_that_change_are_told_once_and_do_not_break_the_program() -> N
     with pytest.warns(RecordingWarning, match=r"ForwardMonitor on ReLU: StateMismatchError.*keeps shape \(4,\)"):
         assert compiled(torch.ones(2, 5)).shape == (2, 5)
     assert monitor.samples == 1
-    assert monitor.tally["errors"] == 1
+    assert monitor.counts["errors"] == 1
 
 
 def test_a_leaf_is_hooked_once_outside_of_the_graph() -> None:

@@ -187,7 +187,7 @@ def test_one_graph_demanded_of_an_optimizer_that_breaks_none_is_had_with_a_recor
         assert (recorder.clock.step, set(recorder.iter_samples())) == (6, {6})
     else:
         assert (recorder.clock.step, set(recorder.iter_samples())) == (0, {0})
-        assert all(monitor.tally[IN_ONE_GRAPH] > 0 for monitor in recorder.values())
+        assert all(monitor.counts[IN_ONE_GRAPH] > 0 for monitor in recorder.values())
 
 
 class Interrupt(BaseException):

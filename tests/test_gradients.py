@@ -86,7 +86,7 @@ def test_outputs_without_gradient_are_reported_and_no_error() -> None:
     with torch.no_grad():
         layer(torch.ones(1, 2))
     assert monitor.peek() is None
-    assert sum(monitor.tally.values()) == 2
+    assert sum(monitor.counts.values()) == 2
     unused = BackwardMonitor(Count(), nn.Linear(2, 2).requires_grad_(True))
     assert unused.peek() is None
 

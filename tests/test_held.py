@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import recorders.capture.buffers
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, MonitorError, Recorder, RecordingWarning
-from recorders.capture.buffers import ENOUGH, MOST, SMALL, Waiting
+from recorders.capture.buffers import ENOUGH, MOST, SMALL, PendingBuffer
 from reducers import EMA, Collect, Last, Mean, Moments, Product, State, Statistic, Summary
 
 
@@ -46,7 +46,7 @@ class Picky(Statistic):
 
 
 def waiting(monitor: Monitor) -> int:
-    return sum(place.count for place in monitor._held.waiting.values())
+    return sum(place.count for place in monitor._stored.waiting.values())
 
 
 def test_small_observations_are_reduced_together() -> None:
@@ -105,7 +105,7 @@ def test_one_that_cannot_be_reduced_is_left_out_alone() -> None:
         layer(torch.full((2,), value))
     with pytest.warns(RecordingWarning, match=r"ForwardMonitor on Identity: ValueError: negative; operands: 0: \(2,\) float32"):
         assert monitor.peek() == 12
-    assert (monitor.samples, monitor.tally["errors"]) == (3, 1)
+    assert (monitor.samples, monitor.counts["errors"]) == (3, 1)
 
 
 def test_where_it_is_to_be_raised_it_is_raised_once_when_it_is_reduced_and_the_others_stay() -> None:
@@ -118,15 +118,15 @@ def test_where_it_is_to_be_raised_it_is_raised_once_when_it_is_reduced_and_the_o
 
 
 def test_no_room_to_wait_in_costs_the_observation_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: Waiting) -> None:
+    def fails(_: PendingBuffer) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Waiting, "_allocate", fails)
+    monkeypatch.setattr(PendingBuffer, "_allocate", fails)
     monitor = ForwardMonitor(Mean(), layer := nn.Identity())
     layer(torch.ones(2))
     with pytest.warns(RecordingWarning, match="out of memory"):
         layer(torch.ones(2))
-    assert (monitor.samples, monitor.tally["errors"]) == (1, 1)
+    assert (monitor.samples, monitor.counts["errors"]) == (1, 1)
 
 
 def test_observations_with_several_tensors_wait_together() -> None:
@@ -183,12 +183,12 @@ def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeyp
     recorder = Recorder(ForwardMonitor(Mean())).children(net)
     for _ in range(4 * MOST):
         net(torch.ones(512))
-    places = [place for monitor in recorder.values() for place in monitor._held.waiting.values()]
-    buffers = [buffer.nbytes for place in places if isinstance(place, Waiting) for buffer in place._buffers]
+    places = [place for monitor in recorder.values() for place in monitor._stored.waiting.values()]
+    buffers = [buffer.nbytes for place in places if isinstance(place, PendingBuffer) for buffer in place._buffers]
     assert len(buffers) > 500
     assert max(buffers) <= ENOUGH
     assert sum(buffers) <= 2 * together
     assert set(recorder.iter_samples()) == {4 * MOST}
     del recorder, net, places
     gc.collect()
-    assert not [place for place in recorders.capture.buffers._places if place.size == 2048]
+    assert not [place for place in recorders.capture.buffers._buffers if place.size == 2048]

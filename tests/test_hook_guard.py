@@ -331,7 +331,7 @@ def test_what_fails_in_a_monitor_ends_no_compilation(make: Callable[[], Monitor]
     assert recorder is not None
     assert recorder["good"].samples == 2
     assert recorder["bad"].samples == 0
-    assert recorder["bad"].tally["errors"] == 2
+    assert recorder["bad"].counts["errors"] == 2
 
 
 @pytest.mark.usefixtures("fresh")

@@ -65,7 +65,7 @@ def test_meta_and_fake_tensors_and_transforms_are_left_out_and_do_not_break_the_
     torch.testing.assert_close(torch.func.vmap(call)(x), expected)
     torch.testing.assert_close(torch.func.grad(lambda row: call(row).sum())(x[0]), layer.weight.sum(0))
     assert monitor.samples == 0
-    assert monitor.tally["not a real tensor (meta, fake, vmap or grad)"] == 2
+    assert monitor.counts["not a real tensor (meta, fake, vmap or grad)"] == 2
     call(x)
     assert monitor.samples == 1
     meta = nn.Linear(3, 2, device="meta")
@@ -309,7 +309,7 @@ def test_callables_do_not_see_tensors_without_numbers() -> None:
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         layer(torch.ones(1, 2, device="meta"))
     assert monitor.last_error is None
-    assert monitor.tally["not a real tensor (meta, fake, vmap or grad)"] == 1
+    assert monitor.counts["not a real tensor (meta, fake, vmap or grad)"] == 1
 
 
 class Returns(nn.Module):
@@ -341,7 +341,7 @@ def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
     recorder = Recorder(out=ForwardMonitor(Mean()), inp=ForwardInputMonitor(Mean())).modules(net)
     net()
     assert list(recorder.iter_samples()) == [1, 0]
-    assert recorder["inp"].tally["operand was None"] == 1
+    assert recorder["inp"].counts["operand was None"] == 1
 
 
 def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None:

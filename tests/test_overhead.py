@@ -189,15 +189,15 @@ def test_every_kind_of_monitor_is_timed(time: Time) -> None:
 
 
 def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recorders.capture.batching import Together
+    from recorders.capture.batching import StepBatch
 
-    record = Together.record
+    record = StepBatch.record
 
-    def slow(self: Together) -> None:
+    def slow(self: StepBatch) -> None:
         record(self)
         time.spend(10.0 if self._groups else 0.0)
 
-    monkeypatch.setattr(Together, "record", slow)
+    monkeypatch.setattr(StepBatch, "record", slow)
     model = nn.ParameterDict(
         {"a": nn.Parameter(torch.ones(2)), "b": nn.Parameter(torch.ones(8)), "c": nn.Parameter(torch.ones(10))}
     )
@@ -226,7 +226,7 @@ def test_what_pytorch_takes_to_call_a_hook_that_does_nothing_is_counted(time: Ti
     cost = recorder.overhead()
     assert dict(cost.by_name) == {"out": 2.0, "back": 2.0}  # the first hook of a module; another, and one on the gradient
     assert cost.seconds > 4.0  # the probes took time too
-    assert recorder["out"].tally["not recorded with gradients on"] == 5
+    assert recorder["out"].counts["not recorded with gradients on"] == 5
     assert set(recorder.iter_samples()) == {0}
 
 

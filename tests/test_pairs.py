@@ -65,7 +65,7 @@ def test_an_output_without_partner_is_left_out_and_a_later_change_in_place_is_no
     second(torch.tensor(3.0))
     second(torch.tensor(4.0))
     assert monitor.peek().tolist() == [2.0, 3.0]
-    assert monitor.tally["called again before its partner was"] == 1
+    assert monitor.counts["called again before its partner was"] == 1
     monitor.deregister().register()  # what waited does not wait for ever
     first(torch.tensor(5.0))
     second(torch.tensor(6.0))

@@ -242,7 +242,7 @@ def test_gradients_that_a_closure_makes_are_those_of_its_own_step(make: Callable
         torch.testing.assert_close(gradient.peek(), made[-1], rtol=0, atol=0)
         torch.testing.assert_close(update.peek()[-1:], layer.weight.detach() - before, rtol=0, atol=0)
         assert (gradient.samples, update.samples) == (step, step)
-    assert "no gradient (frozen or unused)" not in gradient.tally
+    assert "no gradient (frozen or unused)" not in gradient.counts
 
 
 def test_accumulated_gradients_follow_parameters_that_are_replaced_frozen_and_thawed() -> None:

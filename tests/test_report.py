@@ -69,11 +69,11 @@ def test_report_tells_of_switched_off_hooks_gates_and_failures() -> None:
     net = nn.Sequential(nn.Identity(), nn.Identity())
     off = Recorder(ForwardMonitor(Count())).children(net)
     off.deregister()
-    gated = Recorder(ForwardMonitor(Count(), condition=lambda: False)).children(net)
+    chooses_steps = Recorder(ForwardMonitor(Count(), condition=lambda: False)).children(net)
     net(torch.ones(1))
     assert off.report().silent[0].reason == "its hooks are off"
-    assert gated.report().silent[0].reason == "all calls were skipped"
-    assert gated.report().silent[0].skipped == {"condition was false": 1}
+    assert chooses_steps.report().silent[0].reason == "all calls were skipped"
+    assert chooses_steps.report().silent[0].skipped == {"condition was false": 1}
     ticks = Recorder(ParameterMonitor(Count(), when="tick")).modules(nn.Linear(1, 1))
     assert ticks.report().silent[0].reason == "tick() was never called"
 

@@ -30,7 +30,7 @@ from recorders.schedule import steps
 from reducers import Count, Mean
 
 
-def told_of_steps() -> int:
+def listening_monitors() -> int:
     """How many monitors that are still there are told of optimizer steps."""
     gc.collect()
     return sum(monitor() is not None for _, monitor in steps._steps.told.values())
@@ -76,10 +76,10 @@ def test_in_steps_that_are_not_due_no_hook_is_there_and_counts_are_as_they_were(
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     recorder = Recorder(**kinds(every_step=3)).modules(models[0]).attach(optimizers[0])
     recorder._meter.switch(False)
-    told = told_of_steps()
+    told = listening_monitors()
     found, ids = [], {key for module in models[0].modules() for key in module._forward_hooks}
     for step in range(10):
-        found.append((hooks(models[0]), told_of_steps()))
+        found.append((hooks(models[0]), listening_monitors()))
         if step % 3 == 0:
             assert {key for module in models[0].modules() for key in module._forward_hooks} == ids
         batch = torch.randn(5, 3)

@@ -301,4 +301,4 @@ def test_the_default_device_of_the_user_holds_for_callables() -> None:
     monitor = ForwardMonitor(Last(), layer, op_=lambda output, inputs: torch.zeros(2))
     with torch.device("meta"):
         layer(torch.ones(1, device="cpu"))
-    assert monitor.tally["not a real tensor (meta, fake, vmap or grad)"] == 1
+    assert monitor.counts["not a real tensor (meta, fake, vmap or grad)"] == 1

@@ -17,26 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import inside_transform
-from recorders.capture.buffers import Held, Waiting
+from recorders.capture.buffers import MonitorState, PendingBuffer
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
 from reducers import Reducer, State, StateMismatchError
 from reducers.combinators.stacked import lift_stacked, numbers
 
-__all__ = ["LOCK", "Batch", "Together", "common"]
+__all__ = ["LOCK", "StateStack", "StepBatch", "common"]
 
 LOCK = threading.RLock()  # of all monitors that share batches, whose states change together
 MANY = 4  # batches from which on those who are in them make a new one
 LARGE = 1 << 15  # elements from which a difference is not worth two passes
 
 
-class BatchMonitor(Protocol):
+class StackedMonitor(Protocol):
     """A monitor that may be observed together with others."""
 
     _common: Reducer
-    _held: Held
+    _stored: MonitorState
 
-    def _settled(self) -> Held:
+    def _flush(self) -> MonitorState:
         """What is held, with nothing that waits."""
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
@@ -48,7 +48,7 @@ class BatchMonitor(Protocol):
 
 _Now = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
-_Seen = tuple[BatchMonitor, nn.Module, str, tuple[Any, ...], Waiting | None]
+_Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], PendingBuffer | None]
 
 
 def common(reducer: Reducer) -> Reducer:
@@ -64,7 +64,7 @@ def _first(reducer: Reducer) -> Reducer:
     return reducer
 
 
-class Batch:
+class StateStack:
     """Rows of states that are joined together, and how many observations made each; both are bound at once.
 
     Attributes:
@@ -96,7 +96,7 @@ class Batch:
         return {key: value.index_copy(0, go, joined[key]) for key, value in stacked.items()}, more
 
 
-class Row(Waiting):
+class StackRow(PendingBuffer):
     """The observations of one leaf that a batch has joined, on top of what the leaf was before.
 
     Attributes:
@@ -106,7 +106,7 @@ class Row(Waiting):
 
     __slots__ = ("base", "batch", "index", "seen")
 
-    def __init__(self, path: str, batch: Batch, index: int, base: State, seen: int = 0) -> None:
+    def __init__(self, path: str, batch: StateStack, index: int, base: State, seen: int = 0) -> None:
         self.paths, self.size, self.room = (path,), 0, 2
         self.batch, self.index, self.base, self.seen = batch, index, base, seen
 
@@ -119,12 +119,12 @@ class Row(Waiting):
         counts = self.batch.now[1]
         return counts[self.index] if counts else 0
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         """Alone, none."""
         return False
 
-    def emptied(self) -> Row:
-        return Row(self.paths[0], self.batch, self.index, self.base, self._total())
+    def emptied(self) -> StackRow:
+        return StackRow(self.paths[0], self.batch, self.index, self.base, self._total())
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         row = {key: value[self.index].clone() for key, value in self.batch.now[0].items()}
@@ -134,33 +134,33 @@ class Row(Waiting):
         return self.batch.now[0]
 
 
-class Together:
+class StepBatch:
     """What the monitors that are told of one moment see, gathered, and reduced when all were told."""
 
     def __init__(self) -> None:
         self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
         self._copies: tuple[list[Tensor], list[Tensor]] = [], []
         self._changes: list[tuple[Tensor, Tensor]] = []
-        self._left = Batch.left
+        self._left = StateStack.left
         self._usable = not torch.compiler.is_compiling() and not tracing()
         self._usable = self._usable and not inside_transform()
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         """Whether a tensor may be observed together with others: a plain one that holds numbers."""
         kind = type(x)
         plain = kind is Tensor or kind is nn.Parameter
         return plain and self._usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
 
-    def gather(self, monitor: BatchMonitor, module: nn.Module, found: Found) -> Found:
+    def gather(self, monitor: StackedMonitor, module: nn.Module, found: Found) -> Found:
         """Gathers those observations of a monitor that may be; returns the others. What is reduced is the first operand.
 
         Their rows are looked up here, while what belongs to the monitor is in the cache: to come back to each takes longer than all
         that is computed, where parameters are small.
         """
-        others, common, waiting = {}, id(monitor._common), monitor._held.waiting
+        others, common, waiting = {}, id(monitor._common), monitor._stored.waiting
         for path, operands in found.items():
             x = operands[0]
-            if self.takes(x):
+            if self.accepts(x):
                 self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, waiting.get((path,))))
             else:
                 others[path] = operands
@@ -171,9 +171,9 @@ class Together:
         self._copies[0].append(kept)
         self._copies[1].append(x.detach())
 
-    def add_change(self, monitor: BatchMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
+    def add_change(self, monitor: StackedMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
         """Gathers what has changed; `before` is overwritten with it."""
-        row = monitor._held.waiting.get((path,))
+        row = monitor._stored.waiting.get((path,))
         self._groups[id(monitor._common), before.dtype, before.device].append((monitor, module, path, (before,), row))
         self._changes.append((before, after.detach()))
 
@@ -215,16 +215,16 @@ def _observe(group: list[_Seen], left: int) -> bool:
     reducer = group[0][0]._common
     try:
         lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _ in group])
-        places: dict[Batch, dict[int, int]] = {}
+        places: dict[StateStack, dict[int, int]] = {}
         apart: list[int] = []
         for position, (monitor, _, path, _, row) in enumerate(group):
-            if left != Batch.left:
-                row = monitor._held.waiting.get((path,))
-            if isinstance(row, Row) and row.batch.now[1]:
+            if left != StateStack.left:
+                row = monitor._stored.waiting.get((path,))
+            if isinstance(row, StackRow) and row.batch.now[1]:
                 places.setdefault(row.batch, {})[position] = row.index
             else:
                 apart.append(position)
-        bound: list[tuple[Batch, _Now]] = []
+        bound: list[tuple[StateStack, _Now]] = []
         for batch, there in places.items():
             if len(places) > MANY or not batch.fits(lifted):
                 apart += there
@@ -239,20 +239,20 @@ def _observe(group: list[_Seen], left: int) -> bool:
     return True
 
 
-def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Batch, _Now]:
+def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[StateStack, _Now]:
     """A new batch of those at these positions. It is empty until what is returned with it is bound."""
-    batch, device = Batch(), next(iter(lifted.values())).device
+    batch, device = StateStack(), next(iter(lifted.values())).device
     first, _, _, operands, _ = group[positions[0]]
     wanted = {key: value.shape for key, value in first._common.update({}, operands[0].detach()).items()}
     if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
         raise StateMismatchError(f"{first._common!r} lifts the rows of a matrix to other shapes than each by itself")
-    Batch.left += 1
+    StateStack.left += 1
     for index, position in enumerate(positions):
         monitor, _, path, _, _ = group[position]
-        held = monitor._settled()
+        held = monitor._flush()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
         others = {key: waiting for key, waiting in held.waiting.items() if path not in waiting.paths}
-        monitor._held = held._replace(waiting={**others, (path,): Row(path, batch, index, base)})
+        monitor._stored = held._replace(waiting={**others, (path,): StackRow(path, batch, index, base)})
     if len(positions) < len(group):
         come = numbers(positions, device)
         lifted = {key: value[come] for key, value in lifted.items()}

@@ -17,17 +17,17 @@ from torch import Tensor
 from recorders.capture.compiled import unpacked
 from reducers import Reducer, State
 
-__all__ = ["EMPTY", "Held", "Waiting", "place", "place_of_lifts", "settled"]
+__all__ = ["EMPTY", "MonitorState", "PendingBuffer", "place", "new_lift_buffer", "flush"]
 
 SMALL = 1 << 14  # bytes of an observation that waits
 ENOUGH = 3 << 16  # bytes that are reduced together
 MOST = 96  # observations: more make none of them any cheaper
 TOGETHER = 1 << 25  # bytes that all monitors of the process share for this
 
-_places: WeakSet[Waiting] = WeakSet()
+_buffers: WeakSet[PendingBuffer] = WeakSet()
 
 
-class Waiting:
+class PendingBuffer:
     """Observations of the same leaves, shapes and dtypes, which wait in a buffer for each leaf.
 
     Attributes:
@@ -60,7 +60,7 @@ class Waiting:
         self._buffers: list[Tensor] = []
         self._slots: tuple[Tensor, ...] = ()
         self._others: list[tuple[Tensor, ...]] = []
-        _places.add(self)
+        _buffers.add(self)
         self.room = _room(size)
 
     @property
@@ -68,13 +68,13 @@ class Waiting:
         """By what it is found."""
         return self.paths
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         """Whether this one is of the shape, dtype and device that wait here."""
         return x.shape == self._shape and x.dtype is self._dtype and x.device == self._device
 
-    def takes_all(self, tensors: Sequence[Tensor]) -> bool:
+    def accepts_all(self, tensors: Sequence[Tensor]) -> bool:
         """The same for all tensors of an observation."""
-        return self.takes(tensors[0]) and [(x.shape, x.dtype, x.device) for x in tensors[1:]] == self._rest
+        return self.accepts(tensors[0]) and [(x.shape, x.dtype, x.device) for x in tensors[1:]] == self._rest
 
     def add(self, x: Tensor) -> bool:
         """Copies an observation of one tensor; returns whether these are enough."""
@@ -98,13 +98,13 @@ class Waiting:
         self._buffers = [torch.empty((self.room, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
         self._slots, *self._others = (buffer.unbind() for buffer in self._buffers)
 
-    def emptied(self) -> Waiting:
+    def emptied(self) -> PendingBuffer:
         """Where the next ones wait: in the same buffers, or in smaller ones where more monitors share what there is by now."""
         other = copy.copy(self)
         other.count, other.room = 0, _room(self.size)
         if other.room != self.room:
             other._buffers, other._slots, other._others = [], (), []
-        _places.add(other)
+        _buffers.add(other)
         return other
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
@@ -119,7 +119,7 @@ class Waiting:
         return [buffer[position] for buffer in self._buffers]
 
 
-class Lifts(Waiting):
+class PendingLifts(PendingBuffer):
     """Observations that a compiled graph lifted, which wait to be joined: their States, packed as it hands them over."""
 
     __slots__ = ("_layout",)
@@ -137,7 +137,7 @@ class Lifts(Waiting):
         return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifted.items()}
 
 
-class Held(NamedTuple):
+class MonitorState(NamedTuple):
     """Bound at once, after all that can fail: states and counts by leaf path, and where observations wait.
 
     These are found by the paths of their leaves, and those that graphs lift by how they are packed.
@@ -145,10 +145,10 @@ class Held(NamedTuple):
 
     states: dict[str, State]
     counts: dict[str, int]
-    waiting: dict[tuple[str, ...], Waiting]
+    waiting: dict[tuple[str, ...], PendingBuffer]
 
     @property
-    def anything_waits(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there are observations that the states do not hold."""
         return any(waiting.count for waiting in self.waiting.values())
 
@@ -160,38 +160,38 @@ class Held(NamedTuple):
             _count(counts, waiting.paths, waiting.count)
         return max(counts.values(), default=0)
 
-    def after(self, states: Mapping[str, State], waiting: Waiting | None) -> Held:
+    def after(self, states: Mapping[str, State], waiting: PendingBuffer | None) -> MonitorState:
         """With new states of these leaves, one observation more; and perhaps a place where the next ones like it wait."""
         counts = dict(self.counts)
         _count(counts, states, 1)
         places = {key: other for key, other in self.waiting.items() if states.keys().isdisjoint(other.paths)}
-        return Held({**self.states, **states}, counts, places if waiting is None else {**places, waiting.key: waiting})
+        return MonitorState({**self.states, **states}, counts, places if waiting is None else {**places, waiting.key: waiting})
 
 
-EMPTY = Held({}, {}, {})
+EMPTY = MonitorState({}, {}, {})
 
 
-def place(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Waiting | None:
+def place(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PendingBuffer | None:
     """Where observations like this one may wait; None where they are too big, or too many others wait already."""
     size = 0
     for x in tensors:
         if type(x) is not Tensor or x.layout is not torch.strided:
             return None
         size += x.numel() * x.itemsize
-    return _roomy(Waiting(paths, tensors, size)) if 0 < size <= SMALL else None
+    return _roomy(PendingBuffer(paths, tensors, size)) if 0 < size <= SMALL else None
 
 
-def place_of_lifts(layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> Waiting | None:
+def new_lift_buffer(layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> PendingBuffer | None:
     """The same for observations that a graph lifted."""
-    lifts = Lifts(layout, packs, paths)
+    lifts = PendingLifts(layout, packs, paths)
     return _roomy(lifts) if 0 < lifts.size <= SMALL else None
 
 
-def _roomy(waiting: Waiting) -> Waiting | None:
+def _roomy(waiting: PendingBuffer) -> PendingBuffer | None:
     return waiting if waiting.room > 1 else None
 
 
-def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, Any]]]:
+def flush(held: MonitorState, reducer: Reducer) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
     """With nothing that waits; and the observations that cannot be reduced, each with its error."""
     states, counts = dict(held.states), dict(held.counts)
     failed: list[tuple[Exception, Any]] = []
@@ -209,12 +209,12 @@ def settled(held: Held, reducer: Reducer) -> tuple[Held, list[tuple[Exception, A
                 except Exception as error:
                     failed.append((error, waiting.shown(position)))
     places = {key: waiting.emptied() for key, waiting in held.waiting.items()}
-    return Held(states, counts, {key: waiting for key, waiting in places.items() if waiting.room > 1}), failed
+    return MonitorState(states, counts, {key: waiting for key, waiting in places.items() if waiting.room > 1}), failed
 
 
 def _room(size: int) -> int:
     """How many observations of so many bytes are enough."""
-    return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_places))) // max(1, size))
+    return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_buffers))) // max(1, size))
 
 
 def _count(counts: dict[str, int], paths: Iterable[str], observations: int) -> None:

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from recorders._torch import compilation
 from recorders.capture.context import capturing
 
-__all__ = ["Switchable", "Switched", "grouped", "hook_of", "put_back", "take_out"]
+__all__ = ["Switchable", "SwitchedHooks", "grouped", "hook_of", "put_back", "take_out"]
 
 Hooks: TypeAlias = "OrderedDict[int, Any]"
 Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, ids in it
@@ -100,7 +100,7 @@ def _order(hooks: Hooks, key: int, there: list[int]) -> None:
     deque(map(hooks.move_to_end, later), maxlen=0)  # in one call of C, which no signal interrupts halfway
 
 
-class Switched:
+class SwitchedHooks:
     """The hooks of some monitors, which are taken out and put back together.
 
     Attributes:
@@ -134,7 +134,7 @@ class Switched:
         put_back(self._out)
         self._out = []
 
-    def give_way(self) -> None:
+    def restore_for_compiler(self) -> None:
         """Something is about to be compiled. Where that happens again and again the hooks stay from now on."""
         if self._out:
             self.on()
@@ -143,7 +143,7 @@ class Switched:
             self._groups = []
 
 
-_all: WeakSet[Switched] = WeakSet()
+_all: WeakSet[SwitchedHooks] = WeakSet()
 
 
 class _Lasting(list[Any]):
@@ -164,4 +164,4 @@ def _compiling(found: Any) -> None:
     """Called by the compiler before it looks at a program; what a monitor compiles for itself holds no modules."""
     if found.callback_trigger is compilation.CallbackTrigger.DYNAMO and not capturing():
         for switched in list(_all):
-            switched.give_way()
+            switched.restore_for_compiler()

@@ -119,7 +119,7 @@ class StateMonitor(_AttributeMonitor):
         return [module.register_forward_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
 
     def _see(self, module: nn.Module, *_: Any) -> None:
-        if not self._passed_by() and self._due(module, self._training(module)):
+        if not self._is_ignored_call() and self._due(module, self._training(module)):
             try:
                 operands = [self._read(module, name) for name in self._names]
             except Exception as error:  # a property may raise anything
@@ -187,7 +187,7 @@ class DifferenceMonitor(_AttributeMonitor):
         (before,) = found
         if before is _NOT_DUE:
             self._skip("not in its steps")
-        elif not self._passed_by() and self._due(module, self._training(module)):
+        elif not self._is_ignored_call() and self._due(module, self._training(module)):
             try:
                 after = self._read(module, self._attr)  # type: ignore[arg-type]
             except Exception as error:
@@ -210,12 +210,12 @@ class DifferenceMonitor(_AttributeMonitor):
             if before is not _NOT_DUE and self._wanted_in_graph(module):
                 self._trace(receiver, module, self._read(module, self._attr), before)  # type: ignore[arg-type]
 
-    def _mapped(self, operands: tuple[Any, ...]) -> Any:
+    def _reducer_inputs(self, operands: tuple[Any, ...]) -> Any:
         after, before = operands
         if self.filter_ is None and after is None and before is None:
             self._skip("operand was None")
             return None
-        return super()._mapped(_with_zeros(after, before))
+        return super()._reducer_inputs(_with_zeros(after, before))
 
     def _default(self, *operands: Any) -> Any:
         after, before = _with_zeros(*operands)

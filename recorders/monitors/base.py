@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
-from recorders.capture.buffers import EMPTY, Held
+from recorders.capture.buffers import EMPTY, MonitorState
 from recorders.capture.compiled import new_receiver, new_twin_key
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
@@ -111,16 +111,16 @@ class Monitor(Results):
         self.condition, self.every, self.on_error = condition, every, on_error
         self.filter_, self.map_, self.op_ = filter_, map_, op_
         self.name = ""
-        self.rehearsing = False
-        self.rehearsed: dict[str, tuple[int, ...]] = {}
-        self.tally: dict[str, int] = {}
+        self.dry_run = False
+        self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
+        self.counts: dict[str, int] = {}
         self.last_error: str | None = None
-        self._held = EMPTY
+        self._stored = EMPTY
         self._engine = self.reducer
         self._batchable = self.reducer.batchable
         self.bare = filter_ is None and map_ is None and op_ is None
-        self._plain = self._batchable and self.bare and type(self)._default is Capture._default
-        self._open = self._plain and train_update and eval_update and condition is None and every == 1
+        self._bufferable = self._batchable and self.bare and type(self)._default is Capture._default
+        self._always_due = self._bufferable and train_update and eval_update and condition is None and every == 1
         self.compiled = False
         self.receiver, self.twin_key = new_receiver(self), ""
         self._on = True
@@ -133,7 +133,7 @@ class Monitor(Results):
         self._shared_twin: Monitor | None = None
         self._module: weakref.ref[nn.Module] | None = None
         self._module_class = ""
-        self.active, self.gated = True, self.steps is not None or every_step != 1
+        self.active, self.chooses_steps = True, self.steps is not None or every_step != 1
         self._clock: Clock | None = None  # one of its own only where no recorder gives it another
         if module is not None:
             self.register(module)
@@ -177,10 +177,10 @@ class Monitor(Results):
         if self._clock is not None:
             self._clock.release(self)
         self._clock = clock
-        if self.gated:
+        if self.chooses_steps:
             clock.gate(self)
         for hook in map(hook_of, [*self._handles, *self._suspended]):  # their twin knew the clock before
-            if isinstance(hook, Hook) and hook.trace is not None and self.gated:
+            if isinstance(hook, Hook) and hook.trace is not None and self.chooses_steps:
                 hook.trace = getattr(self._twin(), hook.trace.__name__)
 
     @property
@@ -214,9 +214,9 @@ class Monitor(Results):
             return self
         self._check(target)
         self.deregister()
-        self._unhook()
+        self._remove_suspended()
         self._module, self._module_class = weakref.ref(target), type(target).__name__
-        self._wind()
+        self._ensure_clock()
         try:
             self._handles = self._attach(target)
         except RuntimeError as error:  # modules of torch.jit.script take no hooks
@@ -225,9 +225,9 @@ class Monitor(Results):
         self._on = True
         return self
 
-    def _wind(self) -> None:
+    def _ensure_clock(self) -> None:
         """Before anything is recorded: a monitor that chooses steps needs a clock."""
-        if self.gated and self._clock is None:
+        if self.chooses_steps and self._clock is None:
             self.clock = Clock()
 
     def deregister(self) -> Monitor:
@@ -236,7 +236,7 @@ class Monitor(Results):
         Hooks that are part of a compiled graph stay in the module and record nothing: the compiler keeps no guard on hooks that are
         gone, and might run a graph made without them once they are back.
         """
-        self._settle()
+        self._restore_hooks()
         handles, self._handles, self._on = self._handles, [], False
         if self.compiled:
             self._suspended = handles or self._suspended
@@ -245,10 +245,10 @@ class Monitor(Results):
             handle.remove()
         return self
 
-    def _settle(self) -> None:
+    def _restore_hooks(self) -> None:
         """Before hooks are put on or taken off: all of them are where PyTorch looks for them."""
-        if self._clock is not None and self.gated:
-            self._clock.settle(self)
+        if self._clock is not None and self.chooses_steps:
+            self._clock.restore_hooks(self)
 
     def switchable(self) -> tuple[list[Any], bool]:
         """The handles of the hooks that may be taken out in steps that are not due, and whether these will stay the same.
@@ -256,13 +256,13 @@ class Monitor(Results):
         None of them before the first call: whether a monitor is called at all is part of the report.
         """
         stay = self.compiled or not self.all_handles()
-        return ([] if stay or not self.tally else self.all_handles()), stay or (bool(self.tally) and not hasattr(self, "_hooked"))
+        return ([] if stay or not self.counts else self.all_handles()), stay or (bool(self.counts) and not hasattr(self, "_hooked"))
 
     def all_handles(self) -> list[Any]:
         """The handles of all its hooks."""
         return [*self._handles, *getattr(self, "_hooked", {}).values()]
 
-    def _unhook(self) -> None:
+    def _remove_suspended(self) -> None:
         """Takes hooks that are suspended in another module's graphs off for good."""
         handles, self._suspended = self._suspended, []
         for handle in handles:
@@ -279,15 +279,15 @@ class Monitor(Results):
         The compiler guards all that it looks at, so that monitors with twins of their own would cost a graph each.
         """
         recipe = self.constructor
-        clock = self._clock if self.gated else None
-        key = recipe, self.attr, self.gated, id(clock)
+        clock = self._clock if self.chooses_steps else None
+        key = recipe, self.attr, self.chooses_steps, id(clock)
         with suppress(TypeError):  # an argument has no hash
             found: Monitor | None = _twins.get(key)
             if found is not None:
                 self._shared_twin = found
                 return found
         twin = self._shared_twin = recipe(self.attr)
-        twin.gated, twin._clock, twin.twin_key = self.gated, clock, new_twin_key(twin)
+        twin.chooses_steps, twin._clock, twin.twin_key = self.chooses_steps, clock, new_twin_key(twin)
         with suppress(TypeError):
             _twins[key] = twin
         return twin
@@ -333,5 +333,5 @@ def _rebuild(
     functions: tuple[Any, ...],
 ) -> Monitor:
     monitor = constructor(attr)
-    monitor.name, monitor._held, monitor._merged, monitor._functions = name, Held(states, {}, {}), samples, functions
+    monitor.name, monitor._stored, monitor._merged, monitor._functions = name, MonitorState(states, {}, {}), samples, functions
     return monitor

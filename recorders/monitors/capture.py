@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from recorders._torch import graph_task, is_plain_moment
-from recorders.capture.buffers import Held, place, place_of_lifts, settled
+from recorders.capture.buffers import MonitorState, place, new_lift_buffer, flush
 from recorders.capture.compiled import emit_call, emit_leaves, unpacked
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.operands import (
@@ -53,25 +53,25 @@ class Capture(ABC):
     every_step: int
     every: int
     active: bool
-    gated: bool
+    chooses_steps: bool
     filter_: Callable[..., bool] | None
     map_: Callable[..., tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
     on_error: OnError
-    rehearsing: bool
-    rehearsed: dict[str, tuple[int, ...]]
-    tally: dict[str, int]
+    dry_run: bool
+    dry_run_shapes: dict[str, tuple[int, ...]]
+    counts: dict[str, int]
     last_error: str | None
     compiled: bool
     receiver: Tensor
     twin_key: str
     bare: bool
     _on: bool
-    _held: Held
+    _stored: MonitorState
     _engine: Reducer
     _batchable: bool
-    _open: bool
-    _plain: bool
+    _always_due: bool
+    _bufferable: bool
     _eligible: dict[object, int]
     _clock: Clock | None
     _lock: threading.RLock
@@ -94,10 +94,10 @@ class Capture(ABC):
         return operands[0]
 
     def _skip(self, reason: str) -> bool:
-        self.tally[reason] = self.tally.get(reason, 0) + 1
+        self.counts[reason] = self.counts.get(reason, 0) + 1
         return False
 
-    def _passed_by(self) -> bool:
+    def _is_ignored_call(self) -> bool:
         """Whether this forward is none of the user's own, or was seen before."""
         if recomputing():
             return not self._skip("recomputed by checkpointing")
@@ -118,7 +118,7 @@ class Capture(ABC):
         return wanted and self._awake_in_graph() and not tracing()
 
     def _awake_in_graph(self) -> bool:
-        return not self.gated or self._clock is None or self._clock.busy
+        return not self.chooses_steps or self._clock is None or self._clock.busy
 
     def _trace(self, receiver: Tensor, module: nn.Module | None, *operands: Any, path: str = "") -> None:
         """One observation in a graph that is being traced: asked of a twin, for the monitor whose `receiver` it is."""
@@ -138,7 +138,7 @@ class Capture(ABC):
         wanted = self.train_update if training else self.eval_update
         if not self._on:
             return False
-        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        self.counts["calls"] = self.counts.get("calls", 0) + 1
         if not wanted:
             if self.phase == "grad":
                 return self._skip("not recorded with gradients on" if training else "not recorded with gradients off")
@@ -178,69 +178,69 @@ class Capture(ABC):
 
     def _reduce(self, operands: tuple[Any, ...], path: str) -> None:
         if self.bare:
-            inputs = self._mapped(operands)
-        elif self._unreal(tensor for operand in operands for _, tensor in leaves(operand)):
+            inputs = self._reducer_inputs(operands)
+        elif self._holds_no_numbers(tensor for operand in operands for _, tensor in leaves(operand)):
             return
         else:
             operands = tuple(map(detached, operands))
             if self.filter_ is not None and not self.filter_(*operands):
                 self._skip("filtered out")
                 return
-            inputs = self._mapped(operands)
+            inputs = self._reducer_inputs(operands)
         if inputs is None:
             return
         if path:
             inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
-        if self.rehearsing:
-            self.rehearsed.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
-        self._bind(inputs)
+        if self.dry_run:
+            self.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
+        self._store(inputs)
 
-    def _quick(self, x: object) -> bool:
+    def _buffer_at_once(self, x: object) -> bool:
         """The way of most hooks on small layers: whether every gate is open, and `x` now waits for others like it."""
-        if not self._open or not self.active or not self._on or capturing() or graph_task() != -1 or not self._waits(x):
+        if not self._always_due or not self.active or not self._on or capturing() or graph_task() != -1 or not self._buffer_alone(x):
             return False
-        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        self.counts["calls"] = self.counts.get("calls", 0) + 1
         return True
 
-    def _waits(self, x: object) -> bool:
+    def _buffer_alone(self, x: object) -> bool:
         """Whether `x`, which passed the gates, is an observation that now waits for others like it."""
-        if type(x) is not Tensor or is_compiling() or not self._plain:
+        if type(x) is not Tensor or is_compiling() or not self._bufferable:
             return False
         try:
             with self._lock:
-                waiting = self._held.waiting.get(_LONE)
-                if waiting is None or not is_plain_moment(x) or not waiting.takes(x):
+                waiting = self._stored.waiting.get(_LONE)
+                if waiting is None or not is_plain_moment(x) or not waiting.accepts(x):
                     return False
                 if waiting.add(x.data if x.requires_grad else x):
-                    self._settled()
+                    self._flush()
         except Exception as error:
             self._fail(error, None, (x,))
         return True
 
-    def _bind(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+    def _store(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         """One observation: it waits for others like it, or new states are bound, at once."""
         paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
         alone = self._batchable and len(tensors) == len(paths) > 0
         with self._lock:
-            waiting = self._held.waiting.get(paths) if alone else None
-            if waiting is not None and waiting.takes_all(tensors):
+            waiting = self._stored.waiting.get(paths) if alone else None
+            if waiting is not None and waiting.accepts_all(tensors):
                 if waiting.add_all(tensors):
-                    self._settled()
+                    self._flush()
                 return
-            held = self._settled()
+            held = self._flush()
             states = {path: self._engine.update(held.states.get(path, {}), *xs) for path, xs in inputs.items()}
-            self._held = held.after(states, place(paths, tensors) if alone else None)
+            self._stored = held.after(states, place(paths, tensors) if alone else None)
 
-    def _settled(self) -> Held:
+    def _flush(self) -> MonitorState:
         """What is held, with nothing that waits; observations that cannot be reduced are left out, and told of."""
-        held = self._held
-        if not held.anything_waits:
+        held = self._stored
+        if not held.has_pending:
             return held
         with self._lock:
-            self._held, failed = as_monitor(settled, self._held, self._engine)
+            self._stored, failed = as_monitor(flush, self._stored, self._engine)
         for error, item in failed:
             self._fail(error, None, (item,))
-        return self._held
+        return self._stored
 
     def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
         """What a compiled graph lifted, at the moment it runs: the gates that are left, then the new states, bound at once."""
@@ -250,7 +250,7 @@ class Capture(ABC):
     def take_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
         """The same for what it could not lift."""
         if self._due_in_graph(stream):
-            self._run(None, (leaves,), lambda: self._bind({path: (plain(tensor),) for path, tensor in leaves.items()}))
+            self._run(None, (leaves,), lambda: self._store({path: (plain(tensor),) for path, tensor in leaves.items()}))
 
     def take_call(self, operands: Callable[[], Any], stream: str) -> None:
         """The same for operands that callables ask for."""
@@ -258,33 +258,33 @@ class Capture(ABC):
             self._record(self.module, *operands(), path=stream)
 
     def _due_in_graph(self, stream: str) -> bool:
-        if not self._on or self._belated():
+        if not self._on or self._is_recomputed():
             return False
         self.compiled = True
-        self.tally["calls"] = self.tally.get("calls", 0) + 1
+        self.counts["calls"] = self.counts.get("calls", 0) + 1
         return self._due_now(None, stream)
 
     def _take(self, layout: str, packs: list[Tensor]) -> None:
         with self._lock:
-            waiting = self._held.waiting.get((layout,))
-            if waiting is not None and waiting.takes_all(packs):
+            waiting = self._stored.waiting.get((layout,))
+            if waiting is not None and waiting.accepts_all(packs):
                 if waiting.add_all(packs):
-                    self._settled()
+                    self._flush()
                 return
-            held = self._settled()
+            held = self._flush()
             lifted = unpacked(layout, packs)
             states = {path: self._joined(held.states.get(path, {}), state) for path, state in lifted.items()}
-            self._held = held.after(states, place_of_lifts(layout, packs, tuple(lifted)))
+            self._stored = held.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
 
     def _joined(self, state: State, lifted: State) -> State:
         """The graph reuses the memory of what it hands over."""
         return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
 
-    def _belated(self) -> bool:
+    def _is_recomputed(self) -> bool:
         """Whether a compiled graph hands over what was seen before."""
         return recomputing() and not self._skip("recomputed by checkpointing")
 
-    def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
+    def _reducer_inputs(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
         """By leaf path what the reducer gets; None where there is nothing to record."""
         if self.map_ is not None:
             mapped = self.map_(*operands)
@@ -302,14 +302,14 @@ class Capture(ABC):
                     self._skip("traced (torch.fx)")
                     return None
                 raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
-            if self._unreal(there.values()):
+            if self._holds_no_numbers(there.values()):
                 return None
             found = {path: (plain(tensor),) for path, tensor in there.items()}
         return found
 
-    def _unreal(self, tensors: Iterable[Tensor]) -> bool:
+    def _holds_no_numbers(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these tensors hold no numbers of this moment; then they are not recorded, and counted."""
-        if self.rehearsing:
+        if self.dry_run:
             return False
         if tracing():
             return not self._skip("traced (torch.jit.trace or make_fx)")

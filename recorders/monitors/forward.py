@@ -36,16 +36,16 @@ class ForwardMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        hook = self._hook(self._after_quickly if self._open else self._after, "_trace_after")
+        hook = self._hook(self._after_quickly if self._always_due else self._after, "_trace_after")
         return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         kwargs, output = split(rest)
-        if not self._passed_by() and self._due(module, self._training(module)) and not self._waits(output):
+        if not self._is_ignored_call() and self._due(module, self._training(module)) and not self._buffer_alone(output):
             self._record(module, output, pack(args, kwargs))
 
     def _after_quickly(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if not self._quick(rest[-1]):
+        if not self._buffer_at_once(rest[-1]):
             self._after(module, args, *rest)
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
@@ -72,18 +72,18 @@ class ForwardInputMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        hook = self._hook(self._before_quickly if self._open else self._before, "_trace_before")
+        hook = self._hook(self._before_quickly if self._always_due else self._before, "_trace_before")
         return [module.register_forward_pre_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
-        if self._passed_by() or not self._due(module, self._training(module)):
+        if self._is_ignored_call() or not self._due(module, self._training(module)):
             return
         inputs = pack(args, kwargs)
-        if not self._waits(inputs):
+        if not self._buffer_alone(inputs):
             self._record(module, inputs)
 
     def _before_quickly(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
-        if not self._quick(pack(args, kwargs)):
+        if not self._buffer_at_once(pack(args, kwargs)):
             self._before(module, args, kwargs)
 
     def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
@@ -123,7 +123,7 @@ class CallMonitor(Monitor):
     def _pushed(self, *values: Any) -> None:
         """Outside of graphs, which guard what they call: for a while a timed version may take its place."""
         module = self.module
-        self._wind()
+        self._ensure_clock()
         if self.on_error == "disable" and self.last_error is not None:
             self._skip("pushed after the failure that took it off")
         elif self._due(module, self._training(module)):

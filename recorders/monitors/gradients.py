@@ -75,7 +75,7 @@ class GradientMonitor(Monitor):
         self._seen = True
         return True
 
-    def _belated(self) -> bool:  # a backward is where checkpointing recomputes, and where gradients come from
+    def _is_recomputed(self) -> bool:  # a backward is where checkpointing recomputes, and where gradients come from
         return False
 
     def _watch(self, module: nn.Module, value: Any) -> None:
@@ -120,7 +120,7 @@ class GradientMonitor(Monitor):
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
         if gradient is None:
             self._skip(INSIDE)
-        elif self._due(self.module, sighting.training, path) and (path or not self._waits(gradient)):
+        elif self._due(self.module, sighting.training, path) and (path or not self._buffer_alone(gradient)):
             self._record(self.module, gradient, *seen, path=path)
 
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
@@ -247,7 +247,7 @@ def _first_sight(tensor: Tensor, receiver: Tensor) -> bool:
     return True
 
 
-class _Told:
+class _Listeners:
     """What the compiler's front end said last; it works for one thread at a time."""
 
     origin = ""
@@ -265,15 +265,15 @@ def _ask(context: ComptimeContext) -> None:
     tensor, receiver = context.get_local("tensor"), context.get_local("receiver")
     node: Any = tensor.as_proxy().node  # type: ignore[union-attr]
     if node.op != "placeholder" and _in_reach(node, context):
-        _Told.origin = "made here"
+        _Listeners.origin = "made here"
     else:
         fake: Any = tensor.as_fake()
-        _Told.origin = "given" if _first_sight(fake, receiver.as_fake()) else "hooked"  # type: ignore[arg-type]
+        _Listeners.origin = "given" if _first_sight(fake, receiver.as_fake()) else "hooked"  # type: ignore[arg-type]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _told() -> str:
-    return _Told.origin
+    return _Listeners.origin
 
 
 def _origin(tensor: Tensor, receiver: Tensor) -> str:

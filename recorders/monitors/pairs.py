@@ -74,7 +74,7 @@ class PairMonitor(Monitor):
         if module is None:  # gone; the other one lives on
             self.deregister()
             return
-        if self._passed_by():
+        if self._is_ignored_call():
             return
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting[0] == side:
@@ -85,13 +85,13 @@ class PairMonitor(Monitor):
         if self._due(module, self._training(module)):
             self._record(module, *((output, waiting[1]) if side == "mine" else (waiting[1], output)))
 
-    def _mapped(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
+    def _reducer_inputs(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
         if self.map_ is not None or self.op_ is not None:
-            return super()._mapped(operands)
+            return super()._reducer_inputs(operands)
         if not all(isinstance(operand, Tensor) for operand in operands):
             kinds = [type(operand).__name__ for operand in operands]
             raise OperandError(f"the two modules returned {kinds}; pick a tensor of each with map_=lambda mine, other: (..., ...)")
-        if self._unreal(operands):
+        if self._holds_no_numbers(operands):
             return None
         return {"": tuple(plain(operand) for operand in operands)}
 

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders.capture.batching import LOCK, Batch, Together, common
+from recorders.capture.batching import LOCK, StateStack, StepBatch, common
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.results import Results
@@ -45,18 +45,18 @@ class _ParameterMonitor(Monitor):
 
     def clear(self) -> None:
         with LOCK:
-            Batch.left += 1
+            StateStack.left += 1
             super().clear()
 
     def merge(self, other: Results | Subrecording) -> Self:
         with LOCK:
-            Batch.left += 1
+            StateStack.left += 1
             return super().merge(other)
 
-    def _bind(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+    def _store(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         with LOCK:
-            Batch.left += self._joins
-            super()._bind(inputs)
+            StateStack.left += self._joins
+            super()._store(inputs)
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))
@@ -92,32 +92,32 @@ class _ParameterMonitor(Monitor):
     def _attach(self, module: nn.Module) -> list[Any]:
         return [StepHandle(module, self)]
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The optimizer is about to change those of `mine`."""
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The optimizer has changed those of `mine`."""
 
     def _training(self, module: nn.Module | None) -> bool:
         # gradients are off while they arrive; they are training all the same
         return super()._training(module) if self.phase == "module" else True
 
-    def rehearse(self) -> None:
+    def record_shapes(self) -> None:
         """Records the shapes of the parameters, where the module is on the meta device."""
         module = self.module
         if module is not None:
             self._observe(module, {path: (parameter, parameter) for path, parameter in self._parameters(module)})
 
     def _observe(
-        self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "", together: Together | None = None
+        self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "", step_batch: StepBatch | None = None
     ) -> None:
         """All parameters of one moment: one sample. `every` counts the steps of each optimizer, the stream, apart."""
         if found and self._due(module, self._training(module), stream):
-            if self._joins and together is not None:
-                found = together.gather(self, module, found)
+            if self._joins and step_batch is not None:
+                found = step_batch.gather(self, module, found)
             for path, operands in found.items():
                 self._record(module, *operands, path=path)
 
@@ -162,16 +162,16 @@ class ParameterMonitor(_ParameterMonitor):
                 self._trace(receiver, module, parameter, path=path)
 
     def _after(self, module: nn.Module, *_: Any) -> None:
-        if not self._passed_by():
+        if not self._is_ignored_call():
             self._called(module)
 
     def _called(self, module: nn.Module) -> None:
         self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module)})
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         if self.when == "step":
             found = {path: (parameter,) for path, parameter in self._among(module, mine)}
-            self._observe(module, found, id(optimizer), together)
+            self._observe(module, found, id(optimizer), step_batch)
 
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)
@@ -224,7 +224,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
         return [module.register_forward_pre_hook(self._hook(self._hook_new))]
 
     def deregister(self) -> Monitor:
-        self._settle()
+        self._restore_hooks()
         for handle in self._hooked.values():
             handle.remove()
         self._hooked = WeakIdKeyDictionary()
@@ -244,7 +244,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
             if mine is parameter and self._due(module, self._training(module), path):
                 self._record(module, _dense(parameter.grad), parameter, path=path)
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         if self.when != "step":
             return
         # set only on fused optimizers under a GradScaler: they unscale by themselves
@@ -257,7 +257,7 @@ class ParameterGradientMonitor(_ParameterMonitor):
                 continue
             gradient = _dense(gradient)
             found[path] = gradient if scale is None else gradient / scale, parameter
-        self._observe(module, found, id(optimizer), together if scale is None else None)  # else all would be there twice
+        self._observe(module, found, id(optimizer), step_batch if scale is None else None)  # else all would be there twice
 
 
 class ParameterUpdateMonitor(_ParameterMonitor):
@@ -292,7 +292,7 @@ class ParameterUpdateMonitor(_ParameterMonitor):
             self._buffers = {}
         super().switch(active, error)
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         found = dict(self._among(module, mine))
         for path in found:
             self._kept.pop(path, None)  # of a step that was interrupted
@@ -300,22 +300,22 @@ class ParameterUpdateMonitor(_ParameterMonitor):
             found = {}
             self._buffers = {}
         for path, parameter in found.items():
-            if self._bare and together.takes(parameter) and parameter.dtype.is_floating_point:
+            if self._bare and step_batch.accepts(parameter) and parameter.dtype.is_floating_point:
                 kept = self._buffers.get(path)
                 if kept is None or not _alike(kept, parameter):
                     kept = self._buffers[path] = torch.empty_like(parameter.detach())
-                together.keep(kept, parameter)
+                step_batch.keep(kept, parameter)
             else:
                 kept = parameter.detach().clone()  # a callable may keep it
             self._kept[path] = kept
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         for path, parameter in self._among(module, mine):
             kept = self._kept.pop(path, None)
             if kept is None:
                 continue
-            if self._joins and kept is self._buffers.get(path) and together.takes(parameter) and _alike(kept, parameter):
-                together.add_change(self, module, path, parameter, kept)
+            if self._joins and kept is self._buffers.get(path) and step_batch.accepts(parameter) and _alike(kept, parameter):
+                step_batch.add_change(self, module, path, parameter, kept)
             else:
                 self._record(module, parameter, kept, path=path)
 
@@ -348,7 +348,7 @@ class OptimizerStateMonitor(_ParameterMonitor):
         self.key = key
         super().__init__(reducer, attr, module, **options)
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         found = {}
         for path, parameter in self._among(module, mine):
             if parameter.grad is None:
@@ -363,7 +363,7 @@ class OptimizerStateMonitor(_ParameterMonitor):
             value = kept[self.key]
             if value is not None:  # SGD without momentum
                 found[path] = value if isinstance(value, Tensor) else torch.tensor(value), parameter
-        self._observe(module, found, id(optimizer), together)
+        self._observe(module, found, id(optimizer), step_batch)
 
 
 def _dense(gradient: Tensor) -> Tensor:

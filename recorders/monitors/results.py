@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from recorders.capture.buffers import EMPTY, Held
+from recorders.capture.buffers import EMPTY, MonitorState
 from recorders.errors import MergeError
 from recorders.monitors.capture import Capture
 from recorders.recordings.past import Past
@@ -39,19 +39,19 @@ class Results(Capture, Past):
     @property
     def samples(self) -> int:
         """How many observations were recorded: calls that passed the gates and the filter."""
-        return self._merged + self._held.samples
+        return self._merged + self._stored.samples
 
     @property
     def states(self) -> dict[str, State]:
         """One State per tensor leaf, keyed by path ("" for a lone tensor)."""
-        return dict(self._settled().states)
+        return dict(self._flush().states)
 
     @property
     def state(self) -> State:
         """All states as one flat State, keys `path/key` (plain `key` for a lone tensor)."""
         return {
             f"{path}/{key}" if path else key: value
-            for path, state in self._settled().states.items()
+            for path, state in self._flush().states.items()
             for key, value in state.items()
         }
 
@@ -72,8 +72,8 @@ class Results(Capture, Past):
     def clear(self) -> None:
         """Forgets what was recorded; hooks stay as they are."""
         with self._lock:
-            self._held, self._merged, self._eligible = EMPTY, 0, {}
-            self.tally, self.last_error = {}, None
+            self._stored, self._merged, self._eligible = EMPTY, 0, {}
+            self.counts, self.last_error = {}, None
 
     def check_merge(self, other: Subrecording) -> Subrecording:
         """Both together, with nothing changed.
@@ -96,7 +96,7 @@ class Results(Capture, Past):
         theirs = other.snapshot() if isinstance(other, Results) else other
         with self._lock:
             merged = dict(self.check_merge(theirs).states)
-            self._held, self._merged = Held(merged, self._held.counts, {}), self._merged + theirs.samples
+            self._stored, self._merged = MonitorState(merged, self._stored.counts, {}), self._merged + theirs.samples
         return self
 
     def apply(self, function: Callable[[Any, int], Any]) -> Self:

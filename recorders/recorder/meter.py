@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from recorders.errors import RecordingWarning
 from recorders.recorder.overhead import Overhead
 from recorders.recorder.window import FIRST, Sums, Window
-from recorders.schedule.stopwatch import Sample, Way, now
+from recorders.schedule.stopwatch import Sample, CallCost, now
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -46,7 +46,7 @@ class Meter:
     def __init__(self, budget: float | None = None, every_step: int = 1) -> None:
         self.budget, self.every_step, self.on = budget, every_step, True
         self.counting: RemovableHandle | None = None
-        self._way = Way()
+        self._way = CallCost()
         self.monitors: WeakValueDictionary[str, Monitor] = WeakValueDictionary()
         self._sample: Sample | None = None
         self._before, self._window, self._size = Window(), Window(), FIRST
@@ -62,13 +62,13 @@ class Meter:
         """Starts to measure `monitor`."""
         self.switch(True)
         self.monitors[name] = monitor
-        self._ungated = any(not one.gated for one in self.monitors.values())
+        self._ungated = any(not one.chooses_steps for one in self.monitors.values())
 
     def remove(self, name: str) -> None:
         """Stops measuring the monitor of that name."""
         self.drop()
         self.monitors.pop(name, None)
-        self._ungated = any(not one.gated for one in self.monitors.values())
+        self._ungated = any(not one.chooses_steps for one in self.monitors.values())
 
     def switch(self, on: bool) -> None:
         """Notes that hooks were put on or taken off."""

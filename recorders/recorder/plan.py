@@ -78,16 +78,16 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         if module is None or id(module) not in memo:
             continue
         twin = monitor.constructor(monitor.attr)
-        twin.rehearsing = True
+        twin.dry_run = True
         twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
         twin.train_update = twin.eval_update = twin.active = True
-        twin.gated = False
+        twin.chooses_steps = False
         twins[id(monitor)] = twin.register(memo[id(module)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
         for twin in twins.values():
             if isinstance(twin, _ParameterMonitor):
-                twin.rehearse()
+                twin.record_shapes()
         try:
             if args or kwargs:
                 _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
@@ -111,7 +111,7 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     states = (twin if twin is not None and twin.states else monitor).states
     size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
     module = "nothing" if monitor.module is None else type(monitor.module).__name__
-    shapes, error = ({}, None) if twin is None else (dict(twin.rehearsed), twin.last_error)
+    shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
     steps = shown_steps(monitor.steps, monitor.every_step)
     return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps)
 

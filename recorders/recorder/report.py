@@ -63,11 +63,11 @@ def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> R
     others_recorded = any(monitor.samples for monitor in monitors.values())
     present = {id(module) for net in nets for module in net.modules()}
     for name, monitor in monitors.items():
-        skipped = {reason: count for reason, count in monitor.tally.items() if reason != "calls"}
+        skipped = {reason: count for reason, count in monitor.counts.items() if reason != "calls"}
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
-        calls = max(monitor.tally.get("calls", 0), samples)  # calls inside a compiled graph are not counted
-        steps = shown_steps(monitor.steps, monitor.every_step, monitor.clock.cadence if monitor.gated else 1)
+        calls = max(monitor.counts.get("calls", 0), samples)  # calls inside a compiled graph are not counted
+        steps = shown_steps(monitor.steps, monitor.every_step, monitor.clock.cadence if monitor.chooses_steps else 1)
         gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
         reason = _GONE if gone else _reason(monitor, samples, others_recorded)
         rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
@@ -84,18 +84,18 @@ _GONE = "its module is no longer in the net: it was replaced after the selection
 
 def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     """The likely reason why nothing, or not everything, was recorded; "" if all is well or no reason is known."""
-    idle = monitor.gated and monitor.clock.step == 0
+    idle = monitor.chooses_steps and monitor.clock.step == 0
     partial = isinstance(monitor, GradientMonitor) and monitor.partial
     if samples:
         return _IDLE if idle else _PARTIAL if partial else ""
     if isinstance(monitor, CallMonitor):
-        return "" if monitor.tally else "nothing was pushed"
+        return "" if monitor.counts else "nothing was pushed"
     if monitor.last_error is not None:
         return monitor.last_error
     if not monitor.active:
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
-    if monitor.tally:
-        if monitor.tally.keys() - {"calls"} == {NO_TENSOR}:
+    if monitor.counts:
+        if monitor.counts.keys() - {"calls"} == {NO_TENSOR}:
             return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
         return _PARTIAL if partial else "all calls were skipped"
     if not monitor.registered and not others_recorded:  # otherwise hooks are off because the recording has ended

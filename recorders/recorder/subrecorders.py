@@ -177,7 +177,7 @@ class Subrecorders(Mapping[str, Monitor]):
 
     def _configure(self, name: str, monitor: Monitor) -> None:
         """Sets the name, the clock and the compilation of a monitor; with a budget its clock always switches it."""
-        monitor.name, monitor.gated = name, monitor.gated or self._meter.budget is not None
+        monitor.name, monitor.chooses_steps = name, monitor.chooses_steps or self._meter.budget is not None
         monitor.clock = self._clock
         if self._fuse:
             monitor.fuse()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from recorders.schedule.stopwatch import Sample, Seconds, Way, Ways
+from recorders.schedule.stopwatch import Sample, Seconds, CallCost, CallCounts
 
 __all__ = ["FIRST", "Sums", "Window"]
 
@@ -19,7 +19,7 @@ class Sums:
     def __init__(self) -> None:
         self.steps = self.device_steps = 0
         self.total = self.device = 0.0
-        self.seconds, self.ways = Seconds(), Ways()
+        self.seconds, self.ways = Seconds(), CallCounts()
         self.each: list[float] = []  # seconds in monitors, by step
         self.rest: list[float] = []  # the remaining seconds, by step
         self.upkeep: list[float] = []  # of those, the seconds in the clock, by step
@@ -49,7 +49,7 @@ class Sums:
         self.rest.append(seconds - spent)
         self.upkeep.append(sample.upkeep)
 
-    def call_seconds(self, way: Way) -> float:
+    def call_seconds(self, way: CallCost) -> float:
         """Seconds per step that PyTorch takes to call hooks."""
         return sum(way.cost(*calls) for calls in self.ways.values()) / max(1, self.steps)
 
@@ -77,7 +77,7 @@ class Window:
         self.steps = self.chosen = self.samples = self.switches = 0
         self.sampling = self.switching = 0.0
         self.advances: list[float] = []  # seconds that the clock takes between two steps
-        self.way = Way()
+        self.way = CallCost()
 
     def __add__(self, other: Window) -> Window:
         both = Window()

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from recorders.capture.compiled import new_receiver
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
-from recorders.capture.switching import Switched, grouped, put_back
+from recorders.capture.switching import SwitchedHooks, grouped, put_back
 from recorders.errors import MonitorError
-from recorders.schedule.gates import Chosen, Gate, Gated, Steps, as_steps, shown_steps
+from recorders.schedule.gates import Chosen, StepGroup, StepChooser, Steps, as_steps, shown_steps
 from recorders.schedule.steps import count_steps
 from recorders.schedule.stopwatch import now
 
@@ -75,10 +75,10 @@ class Clock:
         self.attached = False
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
-        self._gates: list[Gate] = []
+        self._gates: list[StepGroup] = []
         self._meter: StepMeter | None = None
         self._handle: Any = None
-        self._counting = Switched()
+        self._counting = SwitchedHooks()
         self.busy, self.cadence = False, 1
         self._lock = threading.RLock()
         self._receiver = new_receiver(self)
@@ -205,13 +205,13 @@ class Clock:
         self._handle = None
         self._counting.change()
 
-    def gate(self, monitor: Gated) -> None:
+    def gate(self, monitor: StepChooser) -> None:
         """Switches `monitor`, which is held weakly, on and off from now on."""
         steps, every_step = monitor.steps, monitor.every_step
         with self._lock:
             gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
             if gate is None:
-                gate = Gate(steps, every_step)
+                gate = StepGroup(steps, every_step)
                 gate.ask(self._step, self.cadence)
                 gate.told = gate.due
                 self._gates.append(gate)
@@ -220,14 +220,14 @@ class Clock:
             self.busy = self.busy or gate.due
         monitor.switch(gate.due, gate.error)
 
-    def release(self, monitor: Gated) -> None:
+    def release(self, monitor: StepChooser) -> None:
         """Leaves `monitor` as it is from now on."""
-        self.settle(monitor)
+        self.restore_hooks(monitor)
         with self._lock:
             for gate in self._gates:
                 gate.monitors.discard(monitor)
 
-    def settle(self, monitor: Any) -> None:
+    def restore_hooks(self, monitor: Any) -> None:
         """Puts the hooks of `monitor` back for now: they are about to be removed, or others to come."""
         with self._lock:
             put_back(grouped(monitor.all_handles()))

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
-from recorders.capture.switching import Switched
+from recorders.capture.switching import SwitchedHooks
 from recorders.errors import MonitorError
 
-__all__ = ["Chosen", "Gate", "Gated", "Steps", "as_steps", "shown_steps"]
+__all__ = ["Chosen", "StepGroup", "StepChooser", "Steps", "as_steps", "shown_steps"]
 
 Steps: TypeAlias = "range | slice | Collection[int] | Callable[[int], bool]"
 Chosen: TypeAlias = "range | tuple[int, ...] | Callable[[int], bool] | None"
 
 
-class Gated(Protocol):
+class StepChooser(Protocol):
     """What records in some steps only."""
 
     steps: Chosen
@@ -30,7 +30,7 @@ class Gated(Protocol):
         """The handles of its hooks that may be taken out now, and whether these will stay the same."""
 
 
-class Gate:
+class StepGroup:
     """The monitors that record in the same steps, held weakly. In other steps their hooks are out, where that can be."""
 
     def __init__(self, steps: Chosen, every_step: int) -> None:
@@ -38,7 +38,7 @@ class Gate:
         self.monitors: WeakSet[Any] = WeakSet()
         self.due = True
         self.told: bool | None = True
-        self.hooks = Switched()
+        self.hooks = SwitchedHooks()
         self._ago = 0  # steps chosen since the last one in which they recorded, itself included; 0 before the first
         self.error: Exception | None = None
 

@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
-from recorders.schedule.stopwatch import entered, left
+from recorders.schedule.stopwatch import hook_started, hook_ended
 
 if TYPE_CHECKING:
-    from recorders.capture.batching import Together
+    from recorders.capture.batching import StepBatch
 
 __all__ = ["StepHandle", "StepMonitor", "count_steps"]
 
@@ -34,15 +34,15 @@ class StepMonitor(Protocol):
     `tally` counts why nothing was recorded.
     """
 
-    tally: dict[str, int]
+    counts: dict[str, int]
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The optimizer is about to change those of `mine`."""
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], together: Together) -> None:
+    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The optimizer has changed those of `mine`."""
 
 
@@ -143,7 +143,7 @@ def _calls_around(frame: FrameType) -> set[int]:
     return found
 
 
-class _Told(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
+class _Listeners(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
     """Module and monitor by handle. What is taken out of it for a while, as hooks are that are not due, is not told of steps."""
 
     ordered = False
@@ -162,7 +162,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
-        self.told = _Told()
+        self.told = _Listeners()
         self.clocks: list[tuple[weakref.ref[Optimizer], weakref.ref[StepCounter]]] = []
         self.handles: list[Any] = []
         self._watched = False  # whether there may be monitors, which takes longer to ask
@@ -171,14 +171,14 @@ class _Steps:
     def add(self, module: nn.Module, monitor: StepMonitor) -> None:
         self.monitors.setdefault(module, []).append(monitor)
         self._watched = True
-        self._wake()
+        self._install_hooks()
 
     def count(self, optimizer: Optimizer, clock: StepCounter) -> None:
         if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
             self.clocks = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))]
-        self._wake()
+        self._install_hooks()
 
-    def _wake(self) -> None:
+    def _install_hooks(self) -> None:
         if not self.handles:
             self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
             skip_frames(_STEP_CALL, True)
@@ -188,9 +188,9 @@ class _Steps:
             self.monitors[module].remove(monitor)
             if not self.monitors[module]:
                 del self.monitors[module]
-        self._rest()
+        self._remove_unused_hooks()
 
-    def _rest(self) -> None:
+    def _remove_unused_hooks(self) -> None:
         """Takes the hooks off if nobody wants them any more: modules, optimizers and clocks may have died."""
         if any(optimizer() is None or clock() is None for optimizer, clock in self.clocks):
             self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
@@ -209,15 +209,15 @@ class _Steps:
         if type(optimizer) not in self._seen:
             compile_always(type(optimizer).step)
             self._seen.add(type(optimizer))
-        entry, step = entered(), _under_way.begin(optimizer, sys._getframe(1))
+        entry, step = hook_started(), _under_way.begin(optimizer, sys._getframe(1))
         if self._watched and step.own and not _skipped(optimizer):
-            self._tell(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
-        left(entry)
+            self._notify(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+        hook_ended(entry)
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return
-        entry, step = entered(), _under_way.end(optimizer, sys._getframe(1))
+        entry, step = hook_started(), _under_way.end(optimizer, sys._getframe(1))
         skipped = _skipped(optimizer)
         if not skipped:
             self._add_clocks(optimizer, step.clocks)
@@ -227,14 +227,14 @@ class _Steps:
             return
         if self._watched and not skipped:
             if _has_closure(args, kwargs):
-                self._tell(step.own, optimizer, "_at_gradients")
+                self._notify(step.own, optimizer, "_at_gradients")
             inner = None if step.inner is None else step.inner()
-            self._tell(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
-        left(entry)
+            self._notify(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+        hook_ended(entry)
         for clock in step.clocks:  # after the monitors: what they saw belongs to the step that ends
             clock.advance()
         if not step.clocks:
-            self._rest()
+            self._remove_unused_hooks()
 
     def _add_clocks(self, optimizer: Optimizer, found: dict[StepCounter, None]) -> None:
         """Adds those of `optimizer`, and of others that share its groups of parameters: one of them wraps the other."""
@@ -243,13 +243,13 @@ class _Steps:
             if clock is not None and other is not None and (other is optimizer or _share_groups(other, optimizer)):
                 found[clock] = None
 
-    def _tell(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
-        outside_modes(self._tell_all, mine, optimizer, moments)
+    def _notify(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
+        outside_modes(self._notify_all, mine, optimizer, moments)
 
-    def _tell_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
-        from recorders.capture.batching import Together  # which needs the clock, which counts steps
+    def _notify_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
+        from recorders.capture.batching import StepBatch  # which needs the clock, which counts steps
 
-        together = Together()
+        step_batch = StepBatch()
         try:
             for number, (module_ref, monitor_ref) in list(self.told.items()):
                 module, monitor = module_ref(), monitor_ref()
@@ -257,11 +257,11 @@ class _Steps:
                     self.told.pop(number, None)
                     continue
                 for moment in moments:
-                    getattr(monitor, moment)(module, optimizer, mine, together)
+                    getattr(monitor, moment)(module, optimizer, mine, step_batch)
         except Exception:  # one of them may raise, and the others have seen what they have seen; nothing if the user interrupts
-            together.record()
+            step_batch.record()
             raise
-        together.record()
+        step_batch.record()
 
 
 class StepHandle:
@@ -306,7 +306,7 @@ def _tell_of_one_graph() -> None:
     """Called while Dynamo traces, which runs it as plain Python, once a graph."""
     for monitors in _steps.monitors.values():
         for monitor in monitors:
-            monitor.tally[IN_ONE_GRAPH] = monitor.tally.get(IN_ONE_GRAPH, 0) + 1
+            monitor.counts[IN_ONE_GRAPH] = monitor.counts.get(IN_ONE_GRAPH, 0) + 1
 
 
 _tell_of_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does

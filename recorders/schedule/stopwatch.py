@@ -26,9 +26,9 @@ from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 
 if TYPE_CHECKING:
-    from recorders.capture.batching import Together
+    from recorders.capture.batching import StepBatch
 
-__all__ = ["Sample", "Seconds", "Way", "Ways", "entered", "left", "now"]
+__all__ = ["Sample", "Seconds", "CallCost", "CallCounts", "hook_started", "hook_ended", "now"]
 
 CLOCK = "\0"  # stands for the clock among the names of subrecorders
 ENTRANCES = ("_arrived", "_arrived_at_graph", "_pushed", "take", "take_leaves", "take_call", "tick")
@@ -52,7 +52,7 @@ class Seconds(defaultdict[str, float]):
             self[name] += seconds
 
 
-class Ways(defaultdict[str, "tuple[int, int]"]):
+class CallCounts(defaultdict[str, "tuple[int, int]"]):
     """By name how often PyTorch called a hook that was the first of its module, and others."""
 
     def __init__(self) -> None:
@@ -65,14 +65,14 @@ class Ways(defaultdict[str, "tuple[int, int]"]):
             self[name] = mine[0] + first, mine[1] + further
 
 
-class Way:
+class CallCost:
     """What PyTorch takes to call a hook: the first of a module, which it calls another way from then on, and any other."""
 
     def __init__(self) -> None:
         self._times: tuple[deque[float], ...] = tuple(deque(maxlen=32) for _ in range(3))
         self._turn = 0
 
-    def probed(self) -> Way:
+    def probed(self) -> CallCost:
         """Times one call more, of a module with no hook, with one, or with two; returns itself.
 
         One, for the next would find in the caches what this one left there. A call from within a training takes several times what
@@ -118,7 +118,7 @@ class Sample:
         self.busy, self.open = busy, True
         self._started: float | None = None
         self.ended = self.upkeep = 0.0
-        self.seconds, self.ways = Seconds(), Ways()
+        self.seconds, self.ways = Seconds(), CallCounts()
         self.pairs: list[tuple[Any, Any]] = []
         self._mark = _event_maker()
         self._lock = threading.Lock()
@@ -191,10 +191,10 @@ class Sample:
         timed = self._timed_method(name, monitor, moment)
 
         def told(*args: Any) -> None:
-            together = args[-1]
-            gathered = _gathered.get(together)
+            step_batch = args[-1]
+            gathered = _gathered.get(step_batch)
             if gathered is None:
-                gathered = _gathered[together] = _Gathered(together)
+                gathered = _gathered[step_batch] = _Gathered(step_batch)
             gathered.giver = self, name
             try:
                 timed(*args)
@@ -228,39 +228,39 @@ class _Gathered:
     Timed versions of what gathers and what reduces stand in until it is reduced.
     """
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, step_batch: StepBatch) -> None:
         self.giver: tuple[Sample, str] | None = None  # whose monitor is told now; None for what is not measured
         self._elements: Counter[tuple[Sample, str] | None] = Counter()
-        self._together = weakref.ref(together)
-        vars(together).update(takes=self._takes, record=self._record)
+        self._together = weakref.ref(step_batch)
+        vars(step_batch).update(accepts=self._accepts, record=self._record)
 
-    def _takes(self, x: Tensor) -> bool:
-        together = self._together()
-        taken = together is not None and type(together).takes(together, x)
+    def _accepts(self, x: Tensor) -> bool:
+        step_batch = self._together()
+        taken = step_batch is not None and type(step_batch).accepts(step_batch, x)
         if taken:
             self._elements[self.giver] += x.numel()
         return taken
 
     def _record(self) -> None:
-        together = self._together()
-        if together is None:
+        step_batch = self._together()
+        if step_batch is None:
             return
         givers = {giver[0]: giver[0].begun() for giver in self._elements if giver is not None}
         outer, _inside.sample = _inside.sample, next(iter(givers), None)
         started = perf_counter()
         try:
-            type(together).record(together)
+            type(step_batch).record(step_batch)
         finally:
             _inside.sample = outer
-            for attr in ("record", "takes"):
-                vars(together).pop(attr, None)
+            for attr in ("record", "accepts"):
+                vars(step_batch).pop(attr, None)
             total = self._elements.total()
             for sample, mark in givers.items():
                 mine = {giver[1]: count / total for giver, count in self._elements.items() if giver and giver[0] is sample}
                 sample.spent(mine, started, mark)
 
 
-_gathered: WeakKeyDictionary[Together, _Gathered] = WeakKeyDictionary()
+_gathered: WeakKeyDictionary[StepBatch, _Gathered] = WeakKeyDictionary()
 
 
 class _Inside(threading.local):
@@ -275,12 +275,12 @@ _inside = _Inside()
 _open: WeakSet[Sample] = WeakSet()
 
 
-def entered() -> tuple[float, dict[Sample, float]] | None:
+def hook_started() -> tuple[float, dict[Sample, float]] | None:
     """An optimizer begins to tell of its step; None unless that is timed."""
     return (perf_counter(), {sample: sum(sample.seconds.values()) for sample in _open}) if len(_open) else None
 
 
-def left(entry: tuple[float, dict[Sample, float]] | None) -> None:
+def hook_ended(entry: tuple[float, dict[Sample, float]] | None) -> None:
     """It ends: what that took beyond what its monitors did."""
     if entry is not None:
         took = perf_counter() - entry[0]
