@@ -154,7 +154,7 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     torch.manual_seed(seed)
     data, net = digits(), network()
     recorder = watch(net)
-    folder = _claim(Path(out), recorder)
+    folder = _checked_folder(Path(out), recorder)
     size = sum(parameter.numel() for parameter in net.parameters())
     console.print(f"{size:,} parameters, {len(data.labels):,} images, {len(recorder)} subrecorders")
 
@@ -180,7 +180,7 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     console.print()
     console.print(overview_table(layers))
     console.print()
-    _tell(findings(recorder), len(layers), console)
+    _print_findings(findings(recorder), len(layers), console)
     console.print()
     accuracy = recording["accuracy"].peek()
     console.print(f"test accuracy: {'not measured yet' if accuracy is None else f'{accuracy[-1].item():.1%}'}")
@@ -199,7 +199,7 @@ def _draw(layers: list[Layer], recording: Recording, epoch: int, path: Path) -> 
     return path
 
 
-def _tell(found: list[Finding], layers: int, console: Console) -> None:
+def _print_findings(found: list[Finding], layers: int, console: Console) -> None:
     if not found:
         console.print(f"Nothing wrong found in {layers} layers.", style="bold green")
     for (why, remedy), alike in itertools.groupby(found, lambda finding: (finding.why, finding.remedy)):
@@ -208,7 +208,7 @@ def _tell(found: list[Finding], layers: int, console: Console) -> None:
         console.print(Padding(Text(f"{why}\nTry: {remedy}."), (0, 0, 0, 4), expand=False))
 
 
-def _claim(out: Path, recorder: Recorder) -> Path:
+def _checked_folder(out: Path, recorder: Recorder) -> Path:
     """The folder for the recording in `out`, which must be empty or contain an earlier demo."""
     folder = out / "recording"
     try:

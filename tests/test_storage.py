@@ -881,7 +881,7 @@ class TestHostile:
         target = files(root)[0] if what == "file" else root / "manifest.json"
         target.unlink()
         os.mkfifo(target)
-        with pytest.raises(CorruptRecordingError, match="no regular file"):
+        with pytest.raises(CorruptRecordingError, match="not a regular file"):
             load(root)
         target.unlink()
         target.mkdir()

@@ -56,7 +56,7 @@ class Meter:
         self._ended: float | None = None  # when the previous step's measurement ended
         self._ungated = False
         self._pending: list[tuple[Sums, list[tuple[Any, Any]]]] = []
-        self._advanced = self._told = False
+        self._advanced = self._warned = False
 
     def add(self, name: str, monitor: Monitor) -> None:
         """Starts to measure `monitor`."""
@@ -136,8 +136,8 @@ class Meter:
 
     def forwards(self, count: int) -> None:
         """Warns once if there were many forwards and no step."""
-        if self.budget is not None and count >= PATIENCE and not self._advanced and not self._told:
-            self._told = True
+        if self.budget is not None and count >= PATIENCE and not self._advanced and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock. The budget "
                 "is kept by steps: call recorder.attach(optimizer), or recorder.step() after every step",
@@ -167,7 +167,7 @@ class Meter:
             for name in by_name:
                 seconds = sums.seconds[name] + both.way.cost(*sums.ways[name])
                 by_name[name] += share[kind] * seconds / max(1, sums.steps)
-        seconds = often * (both.busy.on_host + both.around) + (1 - often) * (both.idle.on_host + both.idle.called(both.way))
+        seconds = often * (both.busy.on_host + both.outside) + (1 - often) * (both.idle.on_host + both.idle.call_seconds(both.way))
         seconds += both.upkeep + (both.switching + both.sampling) / max(1, both.steps)
         device = None
         if both.busy.device_steps:
@@ -188,7 +188,7 @@ class Meter:
         parts = [f"not included: {', '.join(left_out)}"]
         if both.busy.device_steps:
             parts.append("the device time includes gaps between the kernels of a hook")
-        if self.budget is not None and both.beyond(self.budget):
+        if self.budget is not None and both.exceeds(self.budget):
             parts.append("no cadence keeps within the budget: steps that record nothing exceed it already")
         return "; ".join(parts)
 

@@ -291,11 +291,7 @@ class Recorder(Mapping[str, Monitor]):
         return self
 
     def sync(self, group: ProcessGroup | None = None) -> Recording:
-        """The recordings of all ranks merged in rank order, the same on every rank; this recorder is not changed.
-
-        Raises:
-            SyncError: the ranks do not record the same things; raised on every rank, with both sides listed.
-        """
+        """The recordings of all ranks merged in rank order; this recorder is not changed. See `recorders.recordings.sync.sync`."""
         return sync(self.snapshot(), group)
 
     def save(self, path: str | Path) -> Path:

@@ -61,7 +61,7 @@ class Criteria:
         indices = None if self.indices is None else {self.indices} if isinstance(self.indices, int) else set(self.indices)
         for pattern in names or ():
             if not any(_matches(pattern, name) for place in places for name in place.names):
-                raise SelectionError(f"no {what} named {_shown(pattern)}; {_close(pattern, places)}{_inventory(places, what)}")
+                raise SelectionError(f"no {what} named {_shown(pattern)}; {_suggestion(pattern, places)}{_inventory(places, what)}")
         if indices is not None:
             indices = {index + len(places) if index < 0 else index for index in indices}
             if wrong := sorted(index for index in indices if not 0 <= index < len(places)):
@@ -193,7 +193,7 @@ def _shown(pattern: str | re.Pattern[str]) -> str:
     return repr(pattern) if isinstance(pattern, str) else f"/{pattern.pattern}/"
 
 
-def _close(pattern: str | re.Pattern[str], places: list[Place]) -> str:
+def _suggestion(pattern: str | re.Pattern[str], places: list[Place]) -> str:
     names = [name for place in places for name in place.names]
     close = difflib.get_close_matches(pattern, names, n=3) if isinstance(pattern, str) else []
     return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

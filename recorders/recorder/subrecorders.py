@@ -94,9 +94,7 @@ class Subrecorders(Mapping[str, Monitor]):
         chosen = self._chosen(groups)
         kinds = (ModuleParameterMonitor, CallMonitor) if places[0].attr is not None else Monitor
         if wrong := [type(prototype).__name__ for prototype in chosen.values() if not isinstance(prototype, kinds)]:
-            raise SelectionError(
-                f"{wrong} watch modules, not parameters: select with modules() or children(), or leave out by groups="
-            )
+            raise SelectionError(f"{wrong} watch modules, not parameters: use modules() or children(), or omit them with groups=")
         added: dict[str, Monitor] = {}
         aliases: dict[str, str] = {}
         matched = False

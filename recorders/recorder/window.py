@@ -49,14 +49,14 @@ class Sums:
         self.rest.append(seconds - spent)
         self.upkeep.append(sample.upkeep)
 
-    def called(self, way: CallCost) -> float:
+    def call_seconds(self, way: CallCost) -> float:
         """Seconds per step that PyTorch takes to call hooks."""
         return sum(way.cost(*calls) for calls in self.ways.values()) / max(1, self.steps)
 
     @property
-    def usual(self) -> float:
+    def typical(self) -> float:
         """Median seconds in monitors."""
-        return _middle(self.each)
+        return _median(self.each)
 
     @property
     def on_host(self) -> float:
@@ -96,17 +96,18 @@ class Window:
     def bare(self) -> float:
         """Seconds per step without recording."""
         taken = 0.0
-        for sums, ways in ((self.busy, self.around), (self.idle, self.idle.called(self.way))):
+        for sums, ways in ((self.busy, self.outside), (self.idle, self.idle.call_seconds(self.way))):
             taken += sums.total - sums.steps * (sums.on_host + ways) - sum(sums.upkeep)
         return max(0.0, taken) / max(1, self.busy.steps + self.idle.steps)
 
     @property
-    def around(self) -> float:
-        """Seconds per busy step that recording costs outside of the monitors: at least the calls of hooks and the clock.
+    def outside(self) -> float:
+        """Seconds per busy step that recording costs outside of the monitors.
 
-        If busy steps are slower than idle ones by more than two standard errors beyond that, it is this difference.
+        These are the calls of hooks and the clock or, if larger, the difference of busy and idle steps minus two standard errors.
         """
-        calls = self.busy.called(self.way) + (_middle(self.busy.upkeep) - _middle(self.idle.upkeep) if self.idle.steps else 0.0)
+        calls = self.busy.call_seconds(self.way)
+        calls += _median(self.busy.upkeep) - _median(self.idle.upkeep) if self.idle.steps else 0.0
         if min(self.busy.steps, self.idle.steps) < FIRST:
             return calls
         error = math.hypot(_error(self.busy.rest), _error(self.idle.rest))
@@ -115,27 +116,27 @@ class Window:
     @property
     def upkeep(self) -> float:
         """Seconds per step, busy or idle, that the clock takes."""
-        return _middle(self.idle.upkeep or self.busy.upkeep) + _middle(self.advances)
+        return _median(self.idle.upkeep or self.busy.upkeep) + _median(self.advances)
 
     @property
-    def once(self) -> float:
+    def switch_cost(self) -> float:
         """Additional seconds per busy step if others are idle: for switching hooks, and for measuring two steps."""
         return 2 * (self.switching / max(1, self.switches) + self.sampling / max(1, self.samples))
 
     @property
     def _recording(self) -> float:
         """Seconds of recording per busy step, on the host or on the device, whichever is longer."""
-        return max(self.busy.on_host + self.around, self.busy.on_device)
+        return max(self.busy.on_host + self.outside, self.busy.on_device)
 
     @property
     def _idle(self) -> float:
         """The same per idle step; a median, because no idle step takes long on purpose."""
-        return max(self.idle.usual + self.idle.called(self.way), self.idle.on_device)
+        return max(self.idle.typical + self.idle.call_seconds(self.way), self.idle.on_device)
 
     def cost(self, every: int) -> float:
         """Seconds of recording per step at cadence `every`."""
         often = self.frequency / every
-        return often * self._recording + (1 - often) * self._idle + self.upkeep + (often * self.once if often < 1 else 0.0)
+        return often * self._recording + (1 - often) * self._idle + self.upkeep + (often * self.switch_cost if often < 1 else 0.0)
 
     def share(self, every: int) -> float:
         """The same as a share of the step."""
@@ -151,16 +152,16 @@ class Window:
         if self.share(1) <= budget:
             return 1
         allowed = budget / (1 - budget) * self.bare
-        beyond = self.frequency * (self._recording - self._idle + self.once)
+        beyond = self.frequency * (self._recording - self._idle + self.switch_cost)
         room = max(allowed - self._idle - self.upkeep, allowed / 10)
         return max(1, min(SELDOM, math.ceil(beyond / room - 1e-9) if room else SELDOM))
 
-    def beyond(self, budget: float) -> bool:
+    def exceeds(self, budget: float) -> bool:
         """Whether idle steps alone exceed the budget."""
         return self._idle + self.upkeep > budget / (1 - budget) * self.bare
 
 
-def _middle(values: list[float]) -> float:
+def _median(values: list[float]) -> float:
     return median(values) if values else 0.0
 
 

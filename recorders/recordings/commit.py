@@ -54,9 +54,9 @@ class Commit:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Commit:
-        _claim(self.root)
+        _prepare(self.root)
         with self._stack:
-            self._alone = self._stack.enter_context(_lock(self.root))
+            self._has_lock = self._stack.enter_context(_lock(self.root))
             self._previous = self._recover()
             self._folder.mkdir()
             self._stack = self._stack.pop_all()
@@ -89,15 +89,15 @@ class Commit:
 
     def _recover(self) -> str | None:
         """Removes what killed saves left; returns the current generation if it had to be looked up."""
-        ours = _ours(self.root)
-        if self._alone and len(ours) < 2:
+        ours = _own_names(self.root)
+        if self._has_lock and len(ours) < 2:
             return None
         try:
             live = read_manifest(os.fspath(self.root)).generation
         except (StorageError, OSError):
             # The generation of a damaged manifest is unknown, so all stay until this save is done.
             return None
-        if self._alone:
+        if self._has_lock:
             for name in ours - {live}:
                 _remove(self.root / name)
         return live
@@ -105,19 +105,17 @@ class Commit:
     def _sweep(self) -> None:
         """Removes older generations and all leftovers; without a lock, only the generation that this save replaced."""
         replaced = {self._previous} if self._previous else set()
-        for name in _ours(self.root) - {self.generation} if self._alone else replaced:
+        for name in _own_names(self.root) - {self.generation} if self._has_lock else replaced:
             _remove(self.root / name)
 
 
-def _claim(root: Path) -> None:
+def _prepare(root: Path) -> None:
     """Creates the folder, or checks that it is empty or holds a recording, complete or not."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise NotARecordingError(
-            f"{root} is a file: a recording is a folder, so give a new folder, or one that holds a recording"
-        ) from error
+        raise NotARecordingError(f"{root} is a file: save into a new folder, or into one that holds a recording") from error
     for folder in missing:
         _flush_folder(folder.parent)
     # Listed only once, because another process may be saving here.
@@ -125,17 +123,15 @@ def _claim(root: Path) -> None:
     ours = {name for name in listed if _OURS.fullmatch(name)}
     others = listed - ours - {LOCK}
     if MANIFEST in others:
-        # If there is a generation too, an unreadable manifest is a damaged one of ours.
+        # If there is a generation too, an unreadable manifest is a damaged manifest.
         with open(root / MANIFEST, "rb") as file:
             if ours or is_manifest(file.read(100)):
                 return
     if others:
-        raise NotARecordingError(
-            f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or into one that holds a recording"
-        )
+        raise NotARecordingError(f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or over a recording")
 
 
-def _ours(root: Path) -> set[str]:
+def _own_names(root: Path) -> set[str]:
     """The names of generations and manifest drafts in the folder."""
     return {name for name in os.listdir(root) if _OURS.fullmatch(name)}
 
@@ -144,13 +140,13 @@ def _ours(root: Path) -> set[str]:
 def _lock(root: Path) -> Iterator[bool]:
     """Waits until no other process or thread saves here; yields False if the system has no such locks."""
     handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    alone = False
+    locked = False
     try:
-        alone = _exclusive(handle)
-        yield alone
+        locked = _exclusive(handle)
+        yield locked
     finally:
         # Closing is not enough: a process forked meanwhile, such as a data loader's worker, would keep the lock.
-        if sys.platform != "win32" and alone:
+        if sys.platform != "win32" and locked:
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 

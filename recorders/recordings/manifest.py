@@ -114,7 +114,7 @@ def decode(raw: bytes, where: str) -> Manifest:
         CorruptRecordingError: they are not what was saved.
     """
     if not is_manifest(raw):
-        raise NotARecordingError(f"{where} is no manifest of torch-recorders")
+        raise NotARecordingError(f"{where} is not a manifest of torch-recorders")
     try:
         data = json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_constant)
         schema, checksum = data.get("schema"), data.get("checksum")
@@ -158,7 +158,7 @@ def read_regular(path: str, limit: int) -> bytes:
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptRecordingError(f"{path} is no regular file")
+            raise CorruptRecordingError(f"{path} is not a regular file")
         if status.st_size > limit:
             raise CorruptRecordingError(f"{path} is {status.st_size} bytes long; at most {limit} are allowed")
         try:
@@ -175,7 +175,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _leaves(tree: Tree) -> Iterator[str]:

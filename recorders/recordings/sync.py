@@ -141,9 +141,7 @@ def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
     texts: dict[int, str] = {}
     for name, part in recording.items():
         if part.reducer is None:
-            raise SyncError(
-                f"subrecorder {name!r} has no reducer: its recipe holds a function; pass it, recording.with_reducers(...)"
-            )
+            raise SyncError(f"subrecorder {name!r} has no reducer, as it held a function: pass it, recording.with_reducers(...)")
         if id(part.reducer) not in texts:  # thousands of subrecorders may share a few reducers
             texts[id(part.reducer)] = _text(part.reducer)
         states: dict[str, dict[str, str]] = {}

@@ -49,6 +49,7 @@ class Inspector:
         LensError: two charts have the same title, the visualizer is unknown, or a number is out of range.
         TypeError: `optimizer` is not an optimizer.
 
+    >>> import torch
     >>> from recorders.watch.lenses import OutputGradientGeometry
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     >>> with Inspector(OutputGradientGeometry(), net=net) as inspector:
@@ -234,9 +235,7 @@ class Inspector:
                 if id(visualizer) not in self._failed:
                     self._failed.add(id(visualizer))
                     message = f"{type(visualizer).__name__} failed at tick {tick}: {type(error).__name__}: {error}"
-                    warnings.warn(
-                        f"{message}; the numbers are in the timeline, and training goes on", RecordingWarning, stacklevel=3
-                    )
+                    warnings.warn(f"{message}; the timeline has its numbers, and training goes on", RecordingWarning, stacklevel=3)
 
 
 def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:

@@ -1,4 +1,4 @@
-"""The recorders of an inspector's lenses on one network, and the values pushed by hand."""
+"""The recorders of an inspector's lenses on one network, and the pushed values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recorders.monitors.forward import CallMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.schedule.clock import Clock
 from recorders.watch.charts import Chart
-from recorders.watch.lenses.layers import by_group, dig, is_unit, natural
+from recorders.watch.lenses.layers import is_watched, natural_key, results_by_group, value_at
 from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.spread import spread, statistics
 
@@ -40,7 +40,7 @@ class LensRecorders:
 
     def __init__(self, lenses: tuple[Lens, ...], clock: Clock, every_step: int) -> None:
         self._lenses, self._clock, self._every_step = lenses, clock, every_step
-        self._recorders: list[Recorder | None] = [None] * len(lenses)
+        self._recorders: dict[int, Recorder] = {}  # by index of the lens
         self._layers: dict[str, dict[str, list[str]]] = {chart.title: {} for lens in lenses for chart in lens.charts}
         self._pushed: dict[Kind, dict[str, CallMonitor]] = {"loss": {}, "metric": {}}
         self._loss_hooks: list[RemovableHandle] = []
@@ -53,11 +53,11 @@ class LensRecorders:
             if (push := push_output()) is not None:
                 push(args[-1])
 
-        self._recorders = [None] * len(self._lenses)
+        self._recorders = {}
         for index, lens in enumerate(self._lenses):
             if lens.monitors:
                 self._recorders[index] = recorder = self._record(lens, net, depth)
-                groups = by_group(lens, recorder)
+                groups = results_by_group(lens, recorder)
                 for chart in lens.charts:
                     for layer in groups.get(chart.of[0], {}):
                         self._layers[chart.title].setdefault(layer, [])
@@ -67,7 +67,7 @@ class LensRecorders:
     def _record(self, lens: Lens, net: nn.Module, depth: int | None) -> Recorder:
         prototypes = _with_every_step(lens.monitors, self._every_step)
         recorder = Recorder(None, fuse=False, budget=None, **prototypes).modules(
-            net, where=lambda name, module: is_unit(name, module, depth) and lens.where(name, module)
+            net, where=lambda name, module: is_watched(name, module, depth) and lens.where(name, module)
         )
         for monitor in recorder.values():
             monitor.clock = self._clock
@@ -82,7 +82,7 @@ class LensRecorders:
 
     def switch(self, on: bool) -> None:
         """Puts the hooks of all recorders on or takes them off; hooks on loss modules stay."""
-        for recorder in filter(None, self._recorders):
+        for recorder in self._recorders.values():
             recorder.register() if on else recorder.deregister()
 
     def push(self, kind: Kind, name: str, value: Tensor | float, running: bool) -> None:
@@ -91,9 +91,7 @@ class LensRecorders:
         monitor = self._pushed[kind].setdefault(name, CallMonitor(reducer))
         if monitor.reducer != reducer:
             if monitor.samples:
-                raise LensError(
-                    f"{kind} {name!r} was pushed with running={not running} in this epoch: push it one way or the other"
-                )
+                raise LensError(f"{kind} {name!r} was pushed with running={not running} in this epoch: do not change it")
             monitor = self._pushed[kind][name] = CallMonitor(reducer)
         monitor.push(value)
 
@@ -106,25 +104,27 @@ class LensRecorders:
         pushed: dict[str, dict[str, dict[str, Any]]] = {}
         for kind, monitors in self._pushed.items():
             pushed[kind] = {name: monitor.snapshot().leaves() for name, monitor in monitors.items()}
-        for lens, recorder in zip(self._lenses, self._recorders, strict=True):
-            if recorder is not None and tick:
-                recorder.tick()
-            results = pushed if recorder is None else pushed | by_group(lens, recorder)
+        for index, lens in enumerate(self._lenses):
+            results = pushed
+            if (recorder := self._recorders.get(index)) is not None:
+                if tick:
+                    recorder.tick()
+                results = pushed | results_by_group(lens, recorder)
             for chart in lens.charts:
                 for layer, leaves in results.get(chart.of[0], {}).items():
                     known = self._layers[chart.title].setdefault(layer, [])
                     for path, result in leaves.items():
                         name = f"{layer}[{path}]" if path else layer
-                        if (part := dig(result, chart.of[1:])) is not None:
+                        if (part := value_at(result, chart.of[1:])) is not None:
                             rows[chart.row(name)] = statistics(part)
                             if name not in known:
                                 known.append(name)
-                                known.sort(key=natural)  # gradients do not arrive in the order of the outputs
+                                known.sort(key=natural_key)  # gradients do not arrive in the order of the outputs
         return rows
 
     def reset(self) -> None:
         """Deletes what was recorded and pushed."""
-        for recorder in filter(None, self._recorders):
+        for recorder in self._recorders.values():
             recorder.reset()
         for monitors in self._pushed.values():
             for monitor in monitors.values():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, SelectionError, StorageError, TickError
-from recorders.watch.timeline_file import open_file, transaction, typed
+from recorders.watch.timeline_file import as_storage_error, open_file, transaction
 
 __all__ = ["Row", "Timeline", "TimelineRows"]
 
@@ -66,7 +66,7 @@ class Timeline:
             raise StorageError(f"a timeline needs the path of a file, or {_MEMORY!r}; got {path!r}")
         if self.path != _MEMORY:
             self.path = os.path.abspath(self.path)
-        _alive.add(self)
+        _timelines.add(self)
         with self._session():
             pass
 
@@ -120,7 +120,7 @@ class Timeline:
         """
         found = [self._text(row[0]) for row in self._query("SELECT statistic FROM series WHERE name = ? ORDER BY id", name)]
         if not found:
-            raise SelectionError(f"no {name!r} in {self.path}; there are {_some(self.names())}")
+            raise SelectionError(f"no {name!r} in {self.path}; there are {_listed(self.names())}")
         return found
 
     def series(self, name: str, statistic: str) -> tuple[list[int], list[float]]:
@@ -130,7 +130,7 @@ class Timeline:
             SelectionError: there is no such name or statistic; lists those that exist.
         """
         if statistic not in (known := self.statistics(name)):
-            raise SelectionError(f"{name!r} in {self.path} has no statistic {statistic!r}; there are {_some(known)}")
+            raise SelectionError(f"{name!r} in {self.path} has no statistic {statistic!r}; there are {_listed(known)}")
         rows = self._query(
             "SELECT ticks.tick, samples.value FROM ticks CROSS JOIN samples ON samples.tick = ticks.tick AND samples.series = "
             "(SELECT id FROM series WHERE name = ? AND statistic = ?) ORDER BY ticks.tick",
@@ -149,7 +149,7 @@ class Timeline:
         for row in self._rows(tick):
             found.setdefault(row.name, {})[row.statistic] = row.value
         if not found and tick not in (ticks := self.ticks()):
-            raise SelectionError(f"no tick {tick!r} in {self.path}; there are {_some(ticks)}")
+            raise SelectionError(f"no tick {tick!r} in {self.path}; there are {_listed(ticks)}")
         return found
 
     def note(self, key: str, text: str) -> None:
@@ -213,14 +213,14 @@ class Timeline:
 
     def _text(self, value: object) -> str:
         if not isinstance(value, str):
-            raise CorruptRecordingError(f"{self.path} holds {value!r:.40} where a name should be")
+            raise CorruptRecordingError(f"{self.path} holds {value!r:.40} instead of a name")
         return value
 
     def _number(self, value: object) -> float:
         if value is None:  # SQLite stores NaN as NULL
             return math.nan
         if not isinstance(value, float):
-            raise CorruptRecordingError(f"{self.path} holds {value!r:.40} where a number should be")
+            raise CorruptRecordingError(f"{self.path} holds {value!r:.40} instead of a number")
         return value
 
     @contextlib.contextmanager
@@ -234,7 +234,7 @@ class Timeline:
                     self._connection = open_file(self.path)
                 yield self._connection
             except (sqlite3.Error, UnicodeError) as error:
-                raise typed(error, self.path) from error
+                raise as_storage_error(error, self.path) from error
 
     def _disconnect(self) -> None:
         connection, self._connection, self._ids = self._connection, None, {}
@@ -264,29 +264,29 @@ def _numbers(rows: TimelineRows) -> dict[tuple[str, str], float]:
     return values
 
 
-def _some(known: list[Any]) -> str:
+def _listed(known: list[Any]) -> str:
     return f"{known[:20]}{' and more' if len(known) > 20 else ''}"
 
 
-_alive: weakref.WeakSet[Timeline] = weakref.WeakSet()
+_timelines: weakref.WeakSet[Timeline] = weakref.WeakSet()
 _forking = threading.Lock()
-_stored: list[Timeline] = []
+_locked: list[Timeline] = []
 
 
 def _before_fork() -> None:
     """Closes connections, which must not cross a fork, and takes the locks, so that no other thread holds one in the child."""
     _forking.acquire()
-    for timeline in list(_alive):
+    for timeline in list(_timelines):
         timeline._lock.acquire()
-        _stored.append(timeline)
+        _locked.append(timeline)
         if timeline.path != _MEMORY:
             with contextlib.suppress(sqlite3.Error):
                 timeline._disconnect()
 
 
 def _after_fork() -> None:
-    while _stored:
-        _stored.pop()._lock.release()
+    while _locked:
+        _locked.pop()._lock.release()
     _forking.release()
 
 

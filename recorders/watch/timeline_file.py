@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, StorageError
 
-__all__ = ["open_file", "transaction", "typed"]
+__all__ = ["as_storage_error", "open_file", "transaction"]
 
 _APPLICATION_ID = 0x54524543  # "TREC", shown by file(1)
 _SCHEMA = 1
@@ -80,7 +80,7 @@ def _state_of(db: sqlite3.Connection, path: str) -> str:
     return "known"
 
 
-def typed(error: Exception, path: str) -> StorageError:
+def as_storage_error(error: Exception, path: str) -> StorageError:
     """An error of SQLite as a `StorageError`."""
     text = str(error)
     if "file is not a database" in text:

@@ -11,10 +11,10 @@ from torch import nn
 from recorders.recorder.recorder import Recorder
 from recorders.watch.lenses.lens import Lens
 
-__all__ = ["by_group", "dig", "is_unit", "natural"]
+__all__ = ["is_watched", "natural_key", "results_by_group", "value_at"]
 
 
-def is_unit(name: str, module: nn.Module, depth: int | None) -> bool:
+def is_watched(name: str, module: nn.Module, depth: int | None) -> bool:
     """Whether an inspector watches a module: a leaf or, if a depth is given, a module at that level or a leaf above it."""
     leaf = next(module.children(), None) is None
     if depth is None:
@@ -23,7 +23,7 @@ def is_unit(name: str, module: nn.Module, depth: int | None) -> bool:
     return level == depth or (leaf and level < depth)
 
 
-def by_group(lens: Lens, recorder: Recorder) -> dict[str, dict[str, dict[str, Any]]]:
+def results_by_group(lens: Lens, recorder: Recorder) -> dict[str, dict[str, dict[str, Any]]]:
     """Results by group of monitors, by layer in network order, and by leaf of the output; empty if the layer did not run."""
     found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in lens.monitors}
     for name, part in recorder.snapshot().items():
@@ -34,13 +34,13 @@ def by_group(lens: Lens, recorder: Recorder) -> dict[str, dict[str, dict[str, An
     return found
 
 
-def dig(result: Any, path: tuple[str, ...]) -> Any:
+def value_at(result: Any, path: tuple[str, ...]) -> Any:
     """The value at a path of a nested result; None if there is none (a single pass has no correlation)."""
     for part in path:
         result = result.get(part) if isinstance(result, Mapping) else None
     return result
 
 
-def natural(name: str) -> list[str | int]:
+def natural_key(name: str) -> list[str | int]:
     """A key that sorts numbers in names as numbers: out[2] before out[10]."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]

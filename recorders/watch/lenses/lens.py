@@ -62,9 +62,7 @@ class Lens:
             raise LensError(f"lens {self.name!r} has no charts: nothing would be recorded")
         for chart in self.charts:
             if not chart.of or chart.of[0] not in known:
-                raise LensError(
-                    f"lens {self.name!r}: chart {chart.title!r} is of {chart.of!r}; its first part must be one of {known}"
-                )
+                raise LensError(f"lens {self.name!r}: chart {chart.title!r} is of {chart.of!r}; begin with one of {known}")
 
 
 def checked(inplace: bool, lines: Aggregation, ranges: Aggregation) -> tuple[tuple[str, ...], tuple[str, ...]]:

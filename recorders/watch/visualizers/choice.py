@@ -32,16 +32,13 @@ def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
 
 
 def _made(given: str | Visualizer) -> Visualizer:
+    known = ", ".join(map(repr, KINDS))
     if isinstance(given, str):
         if given not in KINDS:
-            raise LensError(
-                f"no visualizer {given!r}: choose from {', '.join(map(repr, KINDS))}, or give an object with show(tick, charts)"
-            )
+            raise LensError(f"no visualizer {given!r}; choose from {known}, or give an object with show(tick, charts)")
         return KINDS[given]()
     if isinstance(given, type) or not isinstance(given, Visualizer):
-        raise LensError(
-            f"a visualizer is an object with show(tick, charts), or one of {', '.join(map(repr, KINDS))}; got {given!r}"
-        )
+        raise LensError(f"a visualizer is an object with show(tick, charts), or one of {known}; got {given!r}")
     return given
 
 

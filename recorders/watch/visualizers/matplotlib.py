@@ -86,15 +86,15 @@ class MatplotlibVisualizer:
         grid = figure.subplots(rows, columns, sharex=True, sharey=view.shared, squeeze=False)
         for axes, (layer, panel) in zip(grid.flat, drawn.items(), strict=False):
             panel.draw(axes)
-            self._dress(axes, view, _fitting(layer, int(width * 11)))
-        if view.shared and (extent := _extent(view, list(drawn.values()))) is not None:
-            grid.flat[0].set_ylim(*extent)
+            self._style(axes, view, _shortened(layer, int(width * 11)))
+        if view.shared and (limits := _limits(view, list(drawn.values()))) is not None:
+            grid.flat[0].set_ylim(*limits)
         for axes in list(grid.flat)[len(drawn) :]:
             axes.remove()
         self._label(figure, view, grid, columns, len(drawn), [layer for layer in panels if layer not in drawn])
         return figure
 
-    def _dress(self, axes: Any, view: ChartView, title: str) -> None:
+    def _style(self, axes: Any, view: ChartView, title: str) -> None:
         axes.set_title(title, fontsize=9, color=_INK, loc="left", parse_math=False)
         if view.log_scale:
             axes.set_yscale("log")
@@ -115,7 +115,7 @@ class MatplotlibVisualizer:
             grid.flat[position].tick_params(labelbottom=True)
         figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         figure.supylabel(view.unit + (" (log scale)" if view.log_scale else ""), fontsize=10, color=_INK)
-        figure.supxlabel("epoch" + _unseen(silent), fontsize=10, color=_INK)
+        figure.supxlabel("epoch" + _not_recorded(silent), fontsize=10, color=_INK)
         handles: dict[str, Any] = {}
         for axes in figure.axes:
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -132,8 +132,8 @@ class _Panel:
     def __init__(self, view: ChartView, layer: str) -> None:
         self.view = view
         lines = {name: view.line(layer, name) for name in view.lines}
-        self.lines = {name: (ticks, [_drawable(value, view) for value in values]) for name, (ticks, values) in lines.items()}
-        self.bands = {name: self._within(layer, name) for name in _BANDS if name in view.ranges}
+        self.lines = {name: (ticks, [_or_gap(value, view) for value in values]) for name, (ticks, values) in lines.items()}
+        self.bands = {name: self._clipped(layer, name) for name in _BANDS if name in view.ranges}
         self.ticks = sorted({tick for ticks, *_ in (*self.lines.values(), *self.bands.values()) for tick in ticks})
 
     def draw(self, axes: Any) -> None:
@@ -151,23 +151,23 @@ class _Panel:
         ends = [end for _, *ends in (*self.lines.values(), *self.bands.values()) for end in ends]
         return [value for end in ends for value in end if not math.isnan(value)]
 
-    def _within(self, layer: str, aggregation: str) -> Band:
+    def _clipped(self, layer: str, aggregation: str) -> Band:
         """A range cut off at the limits of its chart and, on a logarithmic axis, at the smallest recorded value."""
         ticks, low, high = self.view.band(layer, aggregation)
         floors = [self.view.limits[0]] * len(ticks)
         if self.view.log_scale:
             least = dict(zip(*self.view.series(layer, "min"), strict=True))
             floors = [max(floor, least.get(tick, floor)) for tick, floor in zip(ticks, floors, strict=True)]
-        low = [_drawable(max(value, floor), self.view) for value, floor in zip(low, floors, strict=True)]
-        return ticks, low, [_drawable(min(value, self.view.limits[1]), self.view) for value in high]
+        low = [_or_gap(max(value, floor), self.view) for value, floor in zip(low, floors, strict=True)]
+        return ticks, low, [_or_gap(min(value, self.view.limits[1]), self.view) for value in high]
 
 
-def _drawable(value: float, view: ChartView) -> float:
+def _or_gap(value: float, view: ChartView) -> float:
     """The value, or NaN, which leaves a gap, if the axis cannot show it."""
     return value if math.isfinite(value) and (value > 0 or not view.log_scale) else math.nan
 
 
-def _extent(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None:
+def _limits(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None:
     """The smallest and the largest value of all panels, with a margin; None if there is no value."""
     values = [value for panel in panels for value in panel.values()]
     if not values:
@@ -179,7 +179,7 @@ def _extent(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None
     return low - margin, high + margin
 
 
-def _fitting(text: str, room: int) -> str:
+def _shortened(text: str, room: int) -> str:
     return text if len(text) <= room else "\u2026" + text[1 - room :]  # the ends of layer names differ
 
 
@@ -187,7 +187,7 @@ def _columns(panels: int) -> int:
     return panels if panels <= 3 else 4 if panels <= 16 else 6
 
 
-def _unseen(layers: list[str]) -> str:
+def _not_recorded(layers: list[str]) -> str:
     if not layers:
         return ""
     return f"\nnothing recorded: {', '.join(layers[:6])}{f' and {len(layers) - 6} more' if len(layers) > 6 else ''}"

@@ -92,10 +92,10 @@ def overview_figure(layers: Sequence[Layer], loss: Tensor, accuracy: Tensor, epo
 
 def _learning(above: Any, below: Any, loss: Tensor, accuracy: Tensor, epoch: int) -> None:
     logarithmic = len(loss) > 0 and bool((loss > 0).all())  # not if any loss is negative or NaN
-    _dress(above, "Loss of each training step", "loss (log scale)" if logarithmic else "loss")
+    _style(above, "Loss of each training step", "loss (log scale)" if logarithmic else "loss")
     above.set_yscale("log" if logarithmic else "linear")
     above.plot(_epochs(len(loss), epoch), loss.tolist(), color=_BLUE, linewidth=0.9)
-    _dress(below, "", "test accuracy (%)", "epoch")
+    _style(below, "", "test accuracy (%)", "epoch")
     below.plot(range(1, len(accuracy) + 1), (100 * accuracy).tolist(), color=_ORANGE, linewidth=1.4, marker="o", markersize=4)
     if len(accuracy):
         end, last = len(accuracy), accuracy[-1].item()
@@ -104,7 +104,7 @@ def _learning(above: Any, below: Any, loss: Tensor, accuracy: Tensor, epoch: int
 
 
 def _outputs(axes: Any, rows: Mapping[str, Spread]) -> None:
-    _dress(axes, "Outputs of each layer", "", "value (linear from -1 to 1, logarithmic beyond)")
+    _style(axes, "Outputs of each layer", "", "value (linear from -1 to 1, logarithmic beyond)")
     axes.set_xscale("symlog", linthresh=1.0)
     axes.axvline(0, color=_INK, linewidth=0.6)
     _layer_axis(axes, list(rows))
@@ -117,7 +117,7 @@ def _outputs(axes: Any, rows: Mapping[str, Spread]) -> None:
 
 
 def _updates(axes: Any, rows: Mapping[str, Tensor], epoch: int) -> None:
-    _dress(axes, "Updates, relative to the weights", "norm of update / norm of weights (log scale)", "epoch")
+    _style(axes, "Updates, relative to the weights", "norm of update / norm of weights (log scale)", "epoch")
     axes.set_yscale("log")
     axes.axhspan(*UPDATE_RANGE, color=_GREEN, alpha=0.08, linewidth=0)
     axes.axhline(1e-3, color=_INK, linewidth=1.0, linestyle=(0, (6, 3)), label="rule of thumb")
@@ -127,7 +127,7 @@ def _updates(axes: Any, rows: Mapping[str, Tensor], epoch: int) -> None:
 
 
 def _activity(figure: Any, axes: Any, rows: Mapping[str, Tensor]) -> None:
-    _dress(axes, "Activity of units, the least active on the left", "", "unit")
+    _style(axes, "Activity of units, the least active on the left", "", "unit")
     _layer_axis(axes, list(rows))
     shares = torch.full((max(len(rows), 1), max((len(rate) for rate in rows.values()), default=1)), math.nan)
     for row, rate in zip(shares, rows.values(), strict=False):
@@ -151,7 +151,7 @@ def _layer_axis(axes: Any, names: list[str]) -> None:
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
 
 
-def _dress(axes: Any, title: str, vertical: str, horizontal: str = "") -> None:
+def _style(axes: Any, title: str, vertical: str, horizontal: str = "") -> None:
     axes.set_title(title, fontsize=11, color=_INK, loc="left")
     axes.set_ylabel(vertical, fontsize=9, color=_INK)
     axes.set_xlabel(horizontal, fontsize=9, color=_INK)
