@@ -15,7 +15,7 @@ from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Activity, Last, Max, Mean, Moments, Norm, PatternError, Product, Reducer, Summary
 from reducers.combinators.fused import Fused
 from reducers.kernels.chunks import BIG
-from reducers.kernels.inductor import one_loop
+from reducers.kernels.inductor import fused_moments
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")  # of the compiler, about the machine
 
@@ -61,8 +61,8 @@ def test_one_loop_is_as_exact_as_several(kind: str, pattern: str) -> None:
 
 
 def test_rows_that_are_too_long_and_numbers_that_are_too_wide_are_left_to_several_loops() -> None:
-    assert one_loop(drawn(1 << 15), (0,)) is None
-    assert one_loop(drawn(8, 8).double(), (0, 1)) is None
+    assert fused_moments(drawn(1 << 15), (0,)) is None
+    assert fused_moments(drawn(8, 8).double(), (0, 1)) is None
 
 
 def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
-from reducers.exemplars.slots import after, companions, first, moved
+from reducers.exemplars.slots import after, first, moved, sample_inputs
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import bits_of, mix
 from reducers.state import Result, State
@@ -75,7 +75,7 @@ class Reservoir(Reducer):
             raise ArgumentError(f"Reservoir takes a whole number of 64 bits as seed and got {self.seed!r}")
 
     def update(self, state: State, *xs: Tensor) -> State:
-        x, ids, payload = companions(self, xs)
+        x, ids, payload = sample_inputs(self, xs)
         if x.numel() == 0:
             return state
         return self.merge(to_device(state, x.device), self._lift(x.reshape(1) if x.ndim == 0 else x, ids, payload))

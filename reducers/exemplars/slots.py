@@ -13,12 +13,12 @@ from reducers.core.reducer import Reducer
 from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.state import State
 
-__all__ = ["after", "companions", "first", "moved", "pick"]
+__all__ = ["after", "first", "moved", "pick", "sample_inputs"]
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
-def companions(reducer: Reducer, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def sample_inputs(reducer: Reducer, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The tensor itself, the ids of its samples (int64), and the payload, all detached and on one device.
 
     Raises:

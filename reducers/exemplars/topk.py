@@ -13,10 +13,10 @@ from reducers.core.patterns import arrange, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import ArgumentError
-from reducers.exemplars.slots import after, companions, first, moved
+from reducers.exemplars.slots import after, first, moved, sample_inputs
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
-from reducers.kernels.precision import able_to_hold_nan, comparable, nan_where_infinite
+from reducers.kernels.precision import comparable, infinite_to_nan, nan_capable
 from reducers.state import Result, State
 
 __all__ = ["BottomK", "TopK"]
@@ -38,14 +38,14 @@ class _Ends(Reducer):
             raise ArgumentError(f"{type(self).__name__} takes a positive whole number as k and got {self.k!r}")
 
     def update(self, state: State, *xs: Tensor) -> State:
-        x, ids, payload = companions(self, xs)
+        x, ids, payload = sample_inputs(self, xs)
         rows, places = self._rows(x)
         if x.numel() == 0:
             return state
         return self.merge(to_device(state, x.device), self._lift(x, rows, places, ids, payload))
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
-        return self.update(state, torch.where(mask, able_to_hold_nan(x), torch.nan))
+        return self.update(state, torch.where(mask, nan_capable(x), torch.nan))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
@@ -59,7 +59,7 @@ class _Ends(Reducer):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         slots = {key: value.clone() for key, value in state.items() if key != "observations"}
-        return {**slots, "value": nan_where_infinite(slots["value"])}
+        return {**slots, "value": infinite_to_nan(slots["value"])}
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The reduced elements along one last axis, and what turns indices along it into flat places in `x`."""
@@ -159,7 +159,7 @@ class TopK(_Ends):
 
     Raises:
         ArgumentError: `k` is not a positive whole number.
-        DTypeError: complex numbers, which have no order, or uint64.
+        DTypeError: the input is complex, which has no order, or uint64.
         ReducerTypeError, StateMismatchError: ids or payload do not fit the samples.
 
     >>> import torch

@@ -84,5 +84,5 @@ def check(owner: Reducer, a: State, b: State) -> None:
     try:
         check_states(owner, a, b)
     except StateMismatchError as error:
-        who = type(owner).__name__
-        raise StateMismatchError(f"{error} ({who} holds states of one shape; a reducer that grows has none)") from None
+        name = type(owner).__name__
+        raise StateMismatchError(f"{error} ({name} holds states of one shape; a reducer that grows has none)") from None
