@@ -92,7 +92,7 @@ def test_a_mistake_in_one_reducer_is_told_as_without_fusing_and_leaves_the_other
     x = drawn(BIG)
     with pytest.raises(PatternError, match="needs 2 axes, got 1"):
         Fused(Max("b c -> c")).update({}, x)
-    assert not reducers.combinators.fused._broken
+    assert not reducers.combinators.fused._compiler_errors
     assert Fused(Mean()).compute(Fused(Mean()).update({}, x)).item() == pytest.approx(x.double().mean().item(), abs=1e-9)
 
 
@@ -100,7 +100,7 @@ def test_where_nothing_can_be_compiled_there_is_one_warning_and_nothing_is_lost(
     def fails(*_: object, **__: object) -> object:
         raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
 
-    monkeypatch.setattr(reducers.combinators.fused, "_broken", [])
+    monkeypatch.setattr(reducers.combinators.fused, "_compiler_errors", [])
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
     reducers.combinators.fused._lift.cache_clear()
     x = drawn(BIG)

@@ -21,7 +21,7 @@ from recorders.capture.buffers import Held, Waiting
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
 from reducers import Reducer, State, StateMismatchError
-from reducers.combinators.stacked import lift_stacked, numbers
+from reducers.combinators.stacked import int_tensor, lift_stacked
 
 __all__ = ["LOCK", "Batch", "Together", "common"]
 
@@ -86,7 +86,7 @@ class Batch:
         if len(next(iter(lifted.values()))) == len(counts) and [*places] == [*places.values()] == [*range(len(counts))]:
             return reducer.merge(stacked, lifted), [count + 1 for count in counts]
         device = next(iter(stacked.values())).device
-        come, go = numbers([*places], device), numbers([*places.values()], device)
+        come, go = int_tensor([*places], device), int_tensor([*places.values()], device)
         joined = reducer.merge(
             {key: value[go] for key, value in stacked.items()}, {key: value[come] for key, value in lifted.items()}
         )
@@ -254,7 +254,7 @@ def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Bat
         others = {key: waiting for key, waiting in held.waiting.items() if path not in waiting.paths}
         monitor._held = held._replace(waiting={**others, (path,): Row(path, batch, index, base)})
     if len(positions) < len(group):
-        come = numbers(positions, device)
+        come = int_tensor(positions, device)
         lifted = {key: value[come] for key, value in lifted.items()}
     return batch, (lifted, [1] * len(positions))
 

@@ -20,7 +20,7 @@ __all__ = ["Activity", "Sparsity"]
 
 @dataclass(frozen=True)
 class Activity(Statistic):
-    """How often each unit is active (`|x| > eps`), and which units never were.
+    """Share of active elements (`|x| > eps`) of each unit, and which units were never active.
 
     A unit is one position of the kept axes: with the default pattern, a channel of a batch-first tensor. NaN and infinite
     elements are excluded. A unit is *dead* if it was observed but never active in any observation. The *death rate* treats each
