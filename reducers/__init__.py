@@ -1,4 +1,4 @@
-"""The algebra: pure online statistics over tensors."""
+"""Pure online statistics over tensors."""
 
 from reducers.combinators.cell import Cell
 from reducers.combinators.groupby import GroupBy

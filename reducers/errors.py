@@ -1,4 +1,4 @@
-"""Errors of the algebra. Every one says what was wrong, where, and what to do."""
+"""Exceptions of `reducers`. Every message says what was wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = [
 
 
 class ReducerError(Exception):
-    """Base of every error raised by `reducers`."""
+    """Base class of all exceptions raised by `reducers`."""
 
 
 class ReducerTypeError(ReducerError, TypeError):
-    """Something that is no reducer instance was given where one is needed."""
+    """An argument has the wrong type, for example not a reducer instance."""
 
 
 class ArgumentError(ReducerError, ValueError):
-    """A reducer was given an argument outside the range in which it is defined."""
+    """An argument is outside its valid range."""
 
 
 class PatternError(ReducerError, ValueError):
-    """An einops pattern is malformed, or does not fit the shape it met."""
+    """An einops pattern is malformed, or does not match the shape of the tensor."""
 
 
 class DTypeError(ReducerError, TypeError):
@@ -36,16 +36,16 @@ class DTypeError(ReducerError, TypeError):
 
 
 class EmptyStateError(ReducerError, ValueError):
-    """A result was asked of a state into which nothing was reduced."""
+    """A result was requested from an empty state."""
 
 
 class NoHistoryError(ReducerError, TypeError):
-    """A time in the past was asked of a reducer that keeps no history."""
+    """A past result was requested from a reducer without a history."""
 
 
 class StateMismatchError(ReducerError, ValueError):
-    """Two states cannot be merged: their keys or their kept shapes differ."""
+    """Two states cannot be merged, because their keys or shapes differ."""
 
 
 class RecipeError(ReducerError, ValueError):
-    """A reducer cannot be written as data, or data names no known reducer."""
+    """A reducer cannot be written as a recipe, or a recipe does not describe a known reducer."""

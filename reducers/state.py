@@ -1,4 +1,4 @@
-"""State and Result: what a reducer keeps, and what it gives."""
+"""State and Result: what a reducer stores and what it returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 __all__ = ["Result", "State"]
 
 State: TypeAlias = dict[str, Tensor]
-"""The numbers of a statistic, by name; `{}` is the empty state, the identity of `merge`."""
+"""The stored tensors of a statistic, by name; `{}` is the empty state, the identity of `merge`."""
 
 Result: TypeAlias = Union[Tensor, Mapping[str, "Result"]]
-"""A tensor, or results by name."""
+"""A tensor, or a mapping from names to results."""

@@ -15,7 +15,7 @@ from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Activity, Last, Max, Mean, Moments, Norm, PatternError, Product, Reducer, Summary
 from reducers.combinators.fused import Fused
 from reducers.kernels.chunks import BIG
-from reducers.kernels.inductor import one_loop
+from reducers.kernels.inductor import fused_moments
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")  # of the compiler, about the machine
 
@@ -61,8 +61,8 @@ def test_one_loop_is_as_exact_as_several(kind: str, pattern: str) -> None:
 
 
 def test_rows_that_are_too_long_and_numbers_that_are_too_wide_are_left_to_several_loops() -> None:
-    assert one_loop(drawn(1 << 15), (0,)) is None
-    assert one_loop(drawn(8, 8).double(), (0, 1)) is None
+    assert fused_moments(drawn(1 << 15), (0,)) is None
+    assert fused_moments(drawn(8, 8).double(), (0, 1)) is None
 
 
 def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_mistake_in_one_reducer_is_told_as_without_fusing_and_leaves_the_other
     x = drawn(BIG)
     with pytest.raises(PatternError, match="needs 2 axes, got 1"):
         Fused(Max("b c -> c")).update({}, x)
-    assert not reducers.combinators.fused._broken
+    assert not reducers.combinators.fused._compiler_errors
     assert Fused(Mean()).compute(Fused(Mean()).update({}, x)).item() == pytest.approx(x.double().mean().item(), abs=1e-9)
 
 
@@ -100,7 +100,7 @@ def test_where_nothing_can_be_compiled_there_is_one_warning_and_nothing_is_lost(
     def fails(*_: object, **__: object) -> object:
         raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
 
-    monkeypatch.setattr(reducers.combinators.fused, "_broken", [])
+    monkeypatch.setattr(reducers.combinators.fused, "_compiler_errors", [])
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
     reducers.combinators.fused._lift.cache_clear()
     x = drawn(BIG)

@@ -63,10 +63,10 @@ for _ in range(1000):
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        (None, "no reducer recipe"),
-        ([], "no reducer recipe"),
-        ({"pattern": "b -> b"}, "no reducer recipe"),
-        ({"type": 3}, "no reducer recipe"),
+        (None, "not a reducer recipe"),
+        ([], "not a reducer recipe"),
+        ({"pattern": "b -> b"}, "not a reducer recipe"),
+        ({"type": 3}, "not a reducer recipe"),
         ({"type": "os.system"}, "not defined here"),
         ({"type": "Statistic"}, "does not fit"),
         ({"type": "Reducer"}, "not defined here"),
@@ -87,7 +87,7 @@ for _ in range(1000):
         ({"type": "Fold"}, "does not fit"),
         (nested(1000), "nested more than"),
         ({"type": "Product", "parts": DEEP_LIST}, "nested more than"),
-        (DEEP_LIST, "no reducer recipe"),
+        (DEEP_LIST, "not a reducer recipe"),
     ],
     ids=reprlib.repr,
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reducers import Activity, Count, Max, Mean, Min, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
-from reducers.combinators.stacked import lift_stacked, stacks
+from reducers.combinators.stacked import is_stackable, lift_stacked
 
 EACH = [
     Count(),
@@ -52,7 +52,7 @@ def alike(found: State, wanted: State) -> None:
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_each_row_is_the_lift_of_its_tensor(reducer: Reducer, sizes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
-    assert stacks(reducer)
+    assert is_stackable(reducer)
     xs = [torch.randn(size).to(dtype) for size in sizes]
     xs[0].view(-1)[:1], xs[-1].view(-1)[-1:] = torch.nan, -torch.inf
     before = [x.clone() for x in xs]
@@ -116,6 +116,6 @@ def test_what_keeps_axes_or_cuts_no_tensor_or_joins_no_elements_does_not_stack()
         Plain(),
         Product(a=Norm(), b=Plain()),
     ]
-    assert [stacks(reducer) for reducer in others] == [False] * 6
-    assert stacks(Marked())
+    assert [is_stackable(reducer) for reducer in others] == [False] * 6
+    assert is_stackable(Marked())
     assert lift_stacked(Marked(), [torch.ones(n) for n in (2, 3, 3, 3, 3)])["sum"].tolist() == [2, 3, 3, 3, 3]

@@ -9,7 +9,7 @@ from torch import Tensor
 import reducers.kernels.cpu
 from reducers import Activity, Count, Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
 from reducers.kernels.chunks import BIG
-from reducers.kernels.cpu import count_beyond, ends, sum_squares, sums, sweep
+from reducers.kernels.cpu import count_above, fast_sum, min_max, sum_squares, sweep
 
 SIZE = 1 << 16
 
@@ -50,7 +50,7 @@ KINDS = (
 def test_errors_are_below_a_millionth(kind: str, axes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducers.kernels.cpu, "PIECE", SIZE)
     x = drawn(kind)
-    swept = sweep(x, axes, ends=True)
+    swept = sweep(x, axes, with_extremes=True)
     assert swept is not None
     wide = x.double()
     mean, m2 = wide.mean(axes), wide.var(axes, correction=0) * wide.numel() / wide.mean(axes).numel()
@@ -139,12 +139,12 @@ def test_sums_are_off_by_less_than_a_millionth_of_the_magnitudes(kind: str, axes
     wide = x.double()
     bound = 1e-6 * wide.abs().sum(axes)
     for found, exact in (
-        (sums(x, axes), wide.sum(axes)),
-        (sums(x, axes, magnitudes=True), wide.abs().sum(axes)),
+        (fast_sum(x, axes), wide.sum(axes)),
+        (fast_sum(x, axes, magnitudes=True), wide.abs().sum(axes)),
     ):
         assert found is not None
         assert ((found - exact).abs() <= bound).all()
-    exactly = sums(x, axes, exact=True)
+    exactly = fast_sum(x, axes, exact=True)
     assert exactly is not None
     torch.testing.assert_close(exactly, wide.sum(axes), rtol=0, atol=1e-9 * bound.max().item())
 
@@ -181,7 +181,7 @@ def test_runs_of_memory_are_added_pairwise_too(shape: tuple[int, ...], last: boo
         assert (swept["m2"] / exact - 1).abs().max().item() < 1e-6
         assert (swept["mean"] - wide.mean(axes)).abs().max().item() < 1e-6 * value
         for y in (x.abs(), gapped):
-            added, squares = sums(y, axes), sum_squares(y, axes)
+            added, squares = fast_sum(y, axes), sum_squares(y, axes)
             assert added is not None
             assert squares is not None
             one = y.double().max().item()
@@ -195,14 +195,14 @@ def test_runs_of_memory_are_added_pairwise_too(shape: tuple[int, ...], last: boo
 def test_extremes_of_all_layouts_are_exact(
     dtype: torch.dtype, axes: tuple[int, ...], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reducers.kernels.cpu, "_FOLDED", SIZE)
+    monkeypatch.setattr(reducers.kernels.cpu, "_FOLD_SIZE", SIZE)
     x = turned(torch.randn(SIZE + 7, 5, generator=torch.Generator().manual_seed(0)).mul(9).to(dtype), how)
-    found = ends(x, axes, "min", "max")
+    found = min_max(x, axes, "min", "max")
     assert found is not None
     assert found["min"].equal(x.amin(axes))
     assert found["max"].equal(x.amax(axes))
     for name, value in found.items():
-        alone = ends(x, axes, name)
+        alone = min_max(x, axes, name)
         assert alone is not None
         assert alone[name].equal(value)
         assert value.dtype == dtype
@@ -214,7 +214,7 @@ def test_extremes_of_all_layouts_are_exact(
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_counts_and_squares_of_all_layouts_are_exact(dtype: torch.dtype, axes: tuple[int, ...], how: str) -> None:
     x = turned(torch.randn(1 << 18, 7, generator=torch.Generator().manual_seed(0)).relu().to(dtype), how)
-    counted, squares = count_beyond(x, axes, 1e-8), sum_squares(x, axes)
+    counted, squares = count_above(x, axes, 1e-8), sum_squares(x, axes)
     assert counted is not None
     assert counted.dtype == torch.int64
     assert counted.equal((x > 0).sum(axes))
@@ -225,7 +225,7 @@ def test_counts_and_squares_of_all_layouts_are_exact(dtype: torch.dtype, axes: t
 @pytest.mark.parametrize("step", [-1e-9, 0.0, 1e-9])
 def test_what_counts_as_zero_is_told_as_exactly_as_in_float64(dtype: torch.dtype, step: float) -> None:
     x = torch.full((BIG,), 0.5, dtype=dtype)
-    counted = count_beyond(x, (0,), 0.5 + step)
+    counted = count_above(x, (0,), 0.5 + step)
     assert counted is not None
     assert counted.item() == (BIG if step < 0 else 0)
 

@@ -141,7 +141,7 @@ def test_missing_values_leave_averages_and_traces_as_they_were() -> None:
     assert average.compute(laws.run(average, xs[:1])).isnan().tolist() == [True, False]
     assert average.compute(laws.run(average, xs)).tolist() == [3, 1.5]
     trace = ScaledCumulativeTrace(time_constant=1.0, amplitude=0.0, criterion=torch.ones_like)
-    with pytest.raises(ReducerTypeError, match=r"must return a bool tensor of shape \(2,\); it gave torch.float32"):
+    with pytest.raises(ReducerTypeError, match=r"must return a bool tensor of shape \(2,\); got torch.float32"):
         laws.run(trace, xs)
     trace = ScaledCumulativeTrace(time_constant=1.0, amplitude=0.0, criterion=lambda x: x.isnan() | (x > 0))
     expected = [2 * math.exp(-1) + 4, math.exp(-2) + 2]

@@ -1,4 +1,4 @@
-"""TopK and BottomK: the right elements, where they came from, ties, companions, and merging."""
+"""TopK and BottomK: the right elements, where they came from, ties, ids and payloads, and merging."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(ReducerTypeError, match="payload comes third"):
         top.update({}, x, torch.ones(4))
     for ids in (torch.arange(3), torch.arange(8).reshape(4, 2)):
-        with pytest.raises(StateMismatchError, match="give one for each"):
+        with pytest.raises(StateMismatchError, match="give one id per sample"):
             top.update({}, x, ids)
-    with pytest.raises(StateMismatchError, match="one row for each"):
+    with pytest.raises(StateMismatchError, match="one row per sample"):
         top.update({}, x, torch.arange(4), torch.ones(3, 2))
     with pytest.raises(StateMismatchError, match="different keys"):
         top.update(top.update({}, x), x, torch.arange(4), x)
@@ -145,7 +145,7 @@ def test_what_does_not_fit() -> None:
         top.merge(top.update({}, x), TopK(k=3).update({}, x))
     with pytest.raises(DTypeError, match="no order"):
         top.update({}, x.cfloat())
-    with pytest.raises(ArgumentError, match="positive whole number"):
+    with pytest.raises(ArgumentError, match="positive integer"):
         TopK(k=0)
     with pytest.raises(PatternError):
         BottomK("b c", k=3)

@@ -21,7 +21,7 @@ from recorders.capture.buffers import MonitorState, PendingBuffer
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
 from reducers import Reducer, State, StateMismatchError
-from reducers.combinators.stacked import lift_stacked, numbers
+from reducers.combinators.stacked import int_tensor, lift_stacked
 
 __all__ = ["LOCK", "StateStack", "StepBatch", "common"]
 
@@ -271,7 +271,7 @@ def _joined(reducer: Reducer, rows: _Rows, lifted: State, places: Mapping[int, i
     if len(next(iter(lifted.values()))) == len(counts) and [*places] == [*places.values()] == [*range(len(counts))]:
         return reducer.merge(stacked, lifted), [count + 1 for count in counts]
     device = next(iter(stacked.values())).device
-    come, go = numbers([*places], device), numbers([*places.values()], device)
+    come, go = int_tensor([*places], device), int_tensor([*places.values()], device)
     joined = reducer.merge({key: value[go] for key, value in stacked.items()}, {key: value[come] for key, value in lifted.items()})
     more = list(counts)
     for place in places.values():
@@ -293,7 +293,7 @@ def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Sta
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
         monitor._stored = held.moved((path,), StackRow(path, batch, index, base))
     if len(positions) < len(group):
-        come = numbers(positions, device)
+        come = int_tensor(positions, device)
         lifted = {key: value[come] for key, value in lifted.items()}
     return batch, (lifted, [1] * len(positions))
 

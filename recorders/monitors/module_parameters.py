@@ -15,7 +15,7 @@ from recorders.monitors.results import Results
 from recorders.recordings.recording import Subrecording
 from recorders.schedule.steps import StepHandle
 from reducers import Reducer
-from reducers.combinators.stacked import stacks
+from reducers.combinators.stacked import is_stackable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +36,7 @@ class ModuleParameterMonitor(Monitor):
         self._attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
         super().__init__(reducer, module, **options)
         self._bare = self.filter_ is None and self.map_ is None and self.op_ is None
-        self._joins = self._bare and stacks(self.reducer)  # whether it may be observed together with others
+        self._joins = self._bare and is_stackable(self.reducer)  # whether it may be observed together with others
         self._common = common(self.reducer)
         self._lock = LOCK
 

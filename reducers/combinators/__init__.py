@@ -1,1 +1,1 @@
-"""Reducers made of reducers."""
+"""Reducers built from other reducers."""

@@ -1,4 +1,4 @@
-"""A reducer with its state, as a module."""
+"""Cell: a reducer and its state as an `nn.Module`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PREFIX = "state/"
 
 
 class Cell(nn.Module):
-    """A reducer together with its state: for those who want `.to()`, `state_dict()` and a place to push things.
+    """A reducer together with its state, as a module with `.to()` and `state_dict()`.
 
-    The state is no parameter and no buffer, because its keys and shapes are known only after the first push. It moves with
-    `.to(device)` and never changes its dtype, so `.half()` narrows nothing; `load_state_dict` fills a fresh cell.
+    The state is neither a parameter nor a buffer, because its keys and shapes are known only after the first push. `.to(device)`
+    moves it, but its dtype never changes, not even by `.half()`. `load_state_dict` works on a new cell.
 
     Args:
-        reducer: what reduces; cells may share it, for it holds no numbers.
+        reducer: the reducer; several cells may share it, because it stores no data.
 
     Raises:
-        ReducerTypeError: `reducer` is none.
+        ReducerTypeError: `reducer` is not a reducer instance.
 
     >>> import torch
     >>> from reducers import Cell, Mean
@@ -48,14 +48,14 @@ class Cell(nn.Module):
 
     @property
     def state(self) -> State:
-        """The state, as `reducer` made it; a new dict over the same tensors."""
+        """The state, as a new dict of the same tensors."""
         return dict(self._state)
 
     def push(self, *xs: Tensor) -> None:
-        """Reduces one more observation; keeps no graph.
+        """Reduce one more observation, without autograd.
 
         Raises:
-            StateMismatchError: the kept shapes changed, also over a `clear(keepshape=True)`.
+            StateMismatchError: the kept shapes changed, also after `clear(keepshape=True)`.
         """
         with torch.no_grad():
             state = self.reducer.update(self._state, *xs)
@@ -64,7 +64,7 @@ class Cell(nn.Module):
         self._state = state
 
     def peek(self) -> Result:
-        """The statistic of all that was pushed.
+        """Return the statistic of all observations.
 
         Raises:
             EmptyStateError: nothing was pushed.
@@ -72,10 +72,10 @@ class Cell(nn.Module):
         return self.reducer.compute(self._state)
 
     def latest(self) -> Result:
-        """The newest result of a `History`.
+        """Return the newest result of a `History`.
 
         Raises:
-            NoHistoryError: the reducer is none.
+            NoHistoryError: the reducer is not a `History`.
             EmptyStateError: nothing was pushed.
         """
         return history_of(self.reducer).latest(self._state)
@@ -88,10 +88,10 @@ class Cell(nn.Module):
         tolerance: float = 1e-7,
         time_constant: float | None = None,
     ) -> Result:
-        """The result at a time before the newest; see `History.view`.
+        """Return the result at a time before the newest; see `History.view`.
 
         Raises:
-            NoHistoryError: the reducer is no `History`.
+            NoHistoryError: the reducer is not a `History`.
             EmptyStateError: nothing was pushed.
             ArgumentError: the time is out of range.
         """
@@ -99,19 +99,19 @@ class Cell(nn.Module):
         return history.view(self._state, time, interpolation, tolerance=tolerance, time_constant=time_constant)
 
     def dump(self) -> Result:
-        """All results that a `History` holds, newest first; see `History.dump`.
+        """Return all results of a `History`, newest first; see `History.dump`.
 
         Raises:
-            NoHistoryError: the reducer is no `History`.
+            NoHistoryError: the reducer is not a `History`.
             EmptyStateError: nothing was pushed.
         """
         return history_of(self.reducer).dump(self._state)
 
     def clear(self, keepshape: bool = False) -> None:
-        """Forgets what was pushed.
+        """Reset the state.
 
         Args:
-            keepshape: what is pushed next must make a state of the same shapes as before.
+            keepshape: require later states to have the same shapes as before.
         """
         if not keepshape:
             self._shapes = {}
@@ -120,7 +120,7 @@ class Cell(nn.Module):
         self._state = self.reducer.init()
 
     def merge(self, other: Cell) -> None:
-        """Takes in what another cell was pushed, as if it had come after.
+        """Merge the state of another cell, as the later one.
 
         Raises:
             StateMismatchError: the other cell has another reducer.
@@ -134,7 +134,7 @@ class Cell(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Cell:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # what fn does to a dtype is not wanted, so it is asked about the device alone
+        # apply fn to an empty tensor to find the device; the dtype must not change
         self._state = {
             key: value.to(fn(torch.empty(0, dtype=value.dtype, device=value.device)).device) for key, value in self._state.items()
         }

@@ -1,4 +1,4 @@
-"""Updates through `torch.compile`: one pass over an observation, whatever the reducer is made of."""
+"""Fused: compiles updates by `torch.compile`, so that a reducer of several parts reads an observation once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from reducers.state import State
 
 __all__ = ["Fused"]
 
-_RECOMPILES = 64  # shapes vary in one graph; numbers of axes, dtypes and memory layouts do not
+_RECOMPILES = 64  # one graph handles all shapes, but only one number of axes, dtype and memory layout
 _NO_COMPILER = (torch._dynamo.exc.BackendCompilerFailed, torch._inductor.exc.InductorError)
-_broken: list[Exception] = []
+_compiler_errors: list[Exception] = []
 
 
 @dataclass(frozen=True)
 class Fused(Wrapper):
-    """A reducer whose big observations are lifted by a compiled function; its states and results are the reducer's own.
+    """A reducer that lifts big observations by a compiled function; states and results are the same as without.
 
-    The first observation of a number of axes and dtype compiles, which takes seconds. Where there is nothing to compile with, such
-    as a C++ compiler, there is one warning, and all updates go on without; where a reducer cannot be compiled, its own do.
+    The first observation of each rank and dtype is compiled, which takes seconds. If no compiler is available, such as a C++
+    compiler, there is one warning, and all reducers stay eager; if one reducer cannot be compiled, only that one stays eager.
 
     >>> import torch
     >>> from reducers import Mean
@@ -45,7 +45,7 @@ class Fused(Wrapper):
         return self._compiled("update_all", state, (xs,)) or self.reducer.update_all(state, xs)
 
     def _compiled(self, method: str, state: State, xs: tuple[Tensor, ...]) -> State | None:
-        """The state after the observation; None where it is not for a compiler."""
+        """Return the new state; None if the observation is not suitable for the compiled function."""
         x = xs[0]
         if len(xs) != 1 or x.numel() < BIG or x.layout is not torch.strided or torch.compiler.is_compiling():
             return None
@@ -56,32 +56,32 @@ class Fused(Wrapper):
 @lru_cache(maxsize=1024)
 def _lift(reducer: Reducer, method: str) -> Callable[[Tensor], State | None]:
     def lift(x: Tensor) -> State:
-        found: State = getattr(reducer, method)({}, x)
-        return found
+        state: State = getattr(reducer, method)({}, x)
+        return state
 
-    lift.__code__ = lift.__code__.replace()  # a compiler keeps its graphs by code object, and only so many for each
+    lift.__code__ = lift.__code__.replace()  # the compiler caches a limited number of graphs per code object
     compiled: Any = torch.compile(lift, dynamic=True)
 
-    unfit: list[Exception] = []
+    errors: list[Exception] = []
 
     def guarded(x: Tensor) -> State | None:
-        if _broken or unfit:
+        if _compiler_errors or errors:
             return None
         try:
             with torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
                 state: State = compiled(x)
         except _NO_COMPILER as error:
-            _broken.append(error)
-            _tell("updates are not fused", error)
+            _compiler_errors.append(error)
+            _warn("updates are not fused", error)
             return None
-        except torch._dynamo.exc.TorchDynamoException as error:  # of this reducer: without the compiler it says what is wrong
-            unfit.append(error)
-            _tell(f"{reducer!r} is not fused", error)
+        except torch._dynamo.exc.TorchDynamoException as error:  # the eager update raises the reducer's own error, if any
+            errors.append(error)
+            _warn(f"{reducer!r} is not fused", error)
             return None
         return state
 
     return guarded
 
 
-def _tell(what: str, error: Exception) -> None:
+def _warn(what: str, error: Exception) -> None:
     warnings.warn(f"{what}: {type(error).__name__}: {str(error).splitlines()[0]}", RuntimeWarning, stacklevel=3)

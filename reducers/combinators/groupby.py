@@ -1,4 +1,4 @@
-"""Statistics per group: per class label, per expert."""
+"""GroupBy: one statistic per group, such as a class label or an expert."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from reducers.core.inputs import observation_with
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, require_state, to_device, tree_map
 from reducers.errors import ReducerTypeError
+from reducers.kernels.merging import stack
 from reducers.state import Result, State
 from reducers.temporal.ring import check_length
 
@@ -19,25 +20,25 @@ __all__ = ["GroupBy"]
 
 @dataclass(frozen=True)
 class GroupBy(Reducer):
-    """The inner reducer over the elements of each group; which group they are in is the second input.
+    """The inner reducer applied to each group of elements; the labels of the groups are a second input.
 
-    `update(state, x, labels)`: integers from 0 up, whose axes are the first ones of x, and repeated where it lacks them: `[batch]`
-    beside `[batch, channels]`. What has another label, such as -100 for "ignore", is in no group. Integers in x are taken as
-    in `Masked`. Each tensor of the state has one more axis in front, the groups.
+    `update(state, x, labels)`: labels are integers from 0 up. Their axes are the leading axes of `x`, and they broadcast over
+    the others: `[batch]` with `[batch, channels]`. Elements with any other label, such as -100 for "ignore", are in no group.
+    Integers in `x` are converted as in `Masked`. Each tensor of the state has a new first axis, the groups.
 
-    An update passes over the observation once per group: meant for ten classes or a hundred experts, not for a vocabulary.
+    An update reads the observation once per group: use it for tens of classes or a hundred experts, not for a vocabulary.
 
     Args:
-        reducer: a reducer with a pattern, or a product of such, whose state keeps its shape.
-        groups: how many groups there are; labels from there up are in none. None lets the groups grow with the largest label:
-            then each update waits for the device to read it, and cannot be compiled into one graph.
+        reducer: a reducer with a pattern, or a `Product` of such reducers; its state must keep its shape.
+        groups: number of groups; larger labels are in no group. With None, the number grows with the largest label: then each
+            update synchronises the device to read it, and cannot be compiled into one graph.
 
     Returns:
-        What the inner reducer computes, with one more axis in front, the groups.
+        The result of the inner reducer, with a new first axis, the groups.
 
     Raises:
-        ReducerTypeError: `reducer` is none, or takes observations whole, or the labels are no integers.
-        ArgumentError: `groups` is no whole number from 1 up, or the shape of the labels does not fit.
+        ReducerTypeError: `reducer` is not a reducer instance, or takes observations whole, or the labels are not integers.
+        ArgumentError: `groups` is not an integer from 1 up, or the labels do not broadcast to the observation.
 
     >>> import torch
     >>> from reducers import Mean
@@ -65,36 +66,29 @@ class GroupBy(Reducer):
             raise ReducerTypeError(f"{self!r} takes labels that are integers and got {labels.dtype}")
         if x.numel() == 0:
             return state
-        # where groups grow, the last is one that nothing is in: those that come later start from it
+        # a growing number of groups keeps an empty last group, from which later groups start
         rows = max(int(labels.max()) + 1, 0) + 1 if self.groups is None else self.groups
         masks = [(labels == group).expand(x.shape) for group in range(rows)]
-        return self.merge(to_device(state, x.device), _stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
+        return self.merge(to_device(state, x.device), stack([self.reducer.update_masked({}, x, mask) for mask in masks]))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
         if self.groups is None:
-            rows = max(map(_count, (a, b)))
+            rows = max(map(_group_count, (a, b)))
             a, b = _padded(a, rows), _padded(b, rows)
         check_states(self, a, b)
         b = to_device(b, next(iter(a.values())).device)
-        return _stack([self.reducer.merge(_row(a, group), _row(b, group)) for group in range(_count(a))])
+        return stack([self.reducer.merge(_group_state(a, group), _group_state(b, group)) for group in range(_group_count(a))])
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        results = [self.reducer.compute(_row(state, group)) for group in range(_count(state))]
-        return tree_map(_groups if self.groups is None else _all, *results)
+        results = [self.reducer.compute(_group_state(state, group)) for group in range(_group_count(state))]
+        end = -1 if self.groups is None else None
+        return tree_map(lambda *rows: torch.stack(rows)[:end], *results)
 
 
-def _all(*rows: Tensor) -> Tensor:
-    return torch.stack(rows)
-
-
-def _groups(*rows: Tensor) -> Tensor:
-    return torch.stack(rows)[:-1]
-
-
-def _count(state: State) -> int:
+def _group_count(state: State) -> int:
     return len(next(iter(state.values())))
 
 
@@ -102,9 +96,5 @@ def _padded(state: State, rows: int) -> State:
     return {key: torch.cat((value, value[-1:].expand(rows - len(value), *value.shape[1:]))) for key, value in state.items()}
 
 
-def _row(state: State, group: int) -> State:
+def _group_state(state: State, group: int) -> State:
     return {key: value[group] for key, value in state.items()}
-
-
-def _stack(states: list[State]) -> State:
-    return {key: torch.stack([state[key] for state in states]) for key in states[0]}

@@ -1,4 +1,4 @@
-"""Premap, Postmap and Prefilter: a function before or after a reducer."""
+"""Premap, Postmap and Prefilter: apply a function to the input or the result of a reducer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Postmap", "Prefilter", "Premap"]
 
 @dataclass(frozen=True)
 class Premap(InputWrapper):
-    """`premap(r, f).update(s, *xs) == r.update(s, *f(*xs))`; made by `reducer.premap(f)`.
+    """A reducer of mapped inputs, made by `reducer.premap(f)`: `premap(r, f).update(s, *xs) == r.update(s, *f(*xs))`.
 
     >>> import torch
     >>> from reducers import Mean
@@ -42,7 +42,7 @@ class Premap(InputWrapper):
 
 @dataclass(frozen=True)
 class Postmap(Wrapper):
-    """`postmap(r, f).compute(s) == f(r.compute(s))`; made by `reducer.postmap(f)`.
+    """A reducer with a mapped result, made by `reducer.postmap(f)`: `postmap(r, f).compute(s) == f(r.compute(s))`.
 
     >>> import torch
     >>> from reducers import Sum
@@ -64,19 +64,19 @@ class Postmap(Wrapper):
 
 @dataclass(frozen=True)
 class Prefilter(InputWrapper):
-    """The inner reducer over what a predicate lets pass; made by `reducer.prefilter(predicate)`.
+    """The inner reducer over the observations or elements that a predicate selects, made by `reducer.prefilter(predicate)`.
 
-    `prefilter(r, p).update(s, x) == r.update(s, x)` where `p(x)` is True, and s where it is False. A predicate may also return a
-    tensor: 0-d for the observation as a whole, or one mark for each element; these need a reducer with a pattern, or a product of
-    such, and work as in `Masked`.
+    `prefilter(r, p).update(s, x) == r.update(s, x)` if `p(x)` is True, and `s` if it is False. A predicate may also return a
+    tensor: 0-d for the whole observation, or a mask of its elements. A tensor needs a reducer with a pattern, or a `Product` of
+    such reducers, and works as in `Masked`.
 
     Args:
-        reducer: what reduces.
-        predicate: takes an observation, and returns a bool or a bool tensor.
+        reducer: the inner reducer.
+        predicate: maps an observation to a bool or a bool tensor.
 
     Raises:
-        ReducerTypeError: `reducer` is none, `predicate` cannot be called or returns something else, or elements are to be left out
-            of a reducer that takes observations whole.
+        ReducerTypeError: `reducer` is not a reducer instance, `predicate` is not callable or returns another type, or it returns a
+            tensor and the reducer takes observations whole.
 
     >>> import torch
     >>> from reducers import Mean
@@ -94,12 +94,13 @@ class Prefilter(InputWrapper):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x = observation(self, xs)
-        passed = self.predicate(x)
-        if isinstance(passed, bool):
-            return self.reducer.update(state, x) if passed else state
-        if not isinstance(passed, Tensor):
-            raise ReducerTypeError(f"the predicate of {self!r} must return a bool or a tensor; it returned {type(passed).__name__}")
-        mask = align_input(self, passed.detach(), x, "predicate's result")
+        selected = self.predicate(x)
+        if isinstance(selected, bool):
+            return self.reducer.update(state, x) if selected else state
+        if not isinstance(selected, Tensor):
+            got = type(selected).__name__
+            raise ReducerTypeError(f"the predicate of {self!r} must return a bool or a tensor; it returned {got}")
+        mask = align_input(self, selected.detach(), x, "predicate's result")
         return self.reducer.update_masked(to_device(state, x.device), x, (mask != 0).expand(x.shape))
 
 

@@ -1,4 +1,4 @@
-"""Masked: a reducer over the elements that a mask given beside them marks."""
+"""Masked: a reducer over the elements that a mask selects."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["Masked"]
 
 @dataclass(frozen=True)
 class Masked(InputWrapper):
-    """The inner reducer over the elements where a mask, the second input, is True: padding tokens stay out.
+    """The inner reducer over the elements where a mask, the second input, is True; for example, to exclude padding tokens.
 
-    `masked.update(s, x, mask) == reducer.update(s, x[mask])` for one that reduces everything, with no shape that depends on data.
-    The mask is bool, or not zero where elements count; its axes are the first ones of x, and those it lacks, or has with length 1,
-    are repeated: `[batch, time]` beside `[batch, time, features]`. Elements masked out become NaN, which statistics keep out, so
-    integers are taken as float64, except by reducers that count whole numbers.
+    If all axes are reduced, `masked.update(s, x, mask) == reducer.update(s, x[mask])`, but without data-dependent shapes. The mask
+    is bool, or non-zero for True. Its axes are the leading axes of `x`, and it broadcasts over missing axes and axes of length 1:
+    `[batch, time]` with `[batch, time, features]`. Masked elements become NaN, which statistics exclude; so integers are converted
+    to float64, except by reducers that count integers.
 
     Args:
-        reducer: a reducer with a pattern, or a product of such.
+        reducer: a reducer with a pattern, or a `Product` of such reducers.
 
     Raises:
-        ReducerTypeError: `reducer` is none, or takes observations whole, or there is no mask.
-        ArgumentError: the shape of the mask does not fit.
+        ReducerTypeError: `reducer` is not a reducer instance, or takes observations whole, or the mask is missing.
+        ArgumentError: the mask does not broadcast to the observation.
 
     >>> import torch
     >>> from reducers import Mean

@@ -1,4 +1,4 @@
-"""Product: several reducers over the same observations."""
+"""Product: several named reducers over the same observations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Product"]
 
 @dataclass(frozen=True, init=False, repr=False)
 class Product(Reducer):
-    """Several reducers over the same observations; the state is the plain union of theirs, keyed `part/key`.
+    """Several named reducers over the same observations; the state is the union of their states, with keys `part/key`.
 
     `Product(a=A, b=B).compute(...) == {"a": A.compute(...), "b": B.compute(...)}`
 
     Raises:
-        ReducerTypeError: no parts, a name with `/` in it, or a part that is no reducer instance.
+        ReducerTypeError: there are no parts, a name is empty or contains `/`, or a part is not a reducer instance.
 
     >>> import torch
     >>> from reducers import Count, Mean
@@ -73,9 +73,8 @@ class Product(Reducer):
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         split = self._split(state)
-        return {
-            f"{name}/{key}": value for name, part in self.parts for key, value in part.update_masked(split[name], x, mask).items()
-        }
+        updated = {name: part.update_masked(split[name], x, mask) for name, part in self.parts}
+        return {f"{name}/{key}": value for name, found in updated.items() for key, value in found.items()}
 
     def update_all(self, state: State, xs: Tensor) -> State:
         split = self._split(state)
@@ -83,13 +82,13 @@ class Product(Reducer):
 
     def merge_all(self, states: Sequence[State]) -> State:
         split = [self._split(state) for state in states]
-        merged = ((name, part.merge_all([each[name] for each in split])) for name, part in self.parts)
+        merged = ((name, part.merge_all([states_of[name] for states_of in split])) for name, part in self.parts)
         return {f"{name}/{key}": value for name, state in merged for key, value in state.items()}
 
     def merge_stacked(self, state: State, stacked: State) -> State:
-        before, split = self._split(state), self._split(stacked)
-        merged = ((name, part.merge_stacked(before[name], split[name])) for name, part in self.parts)
-        return {f"{name}/{key}": value for name, found in merged for key, value in found.items()}
+        single, split = self._split(state), self._split(stacked)
+        merged = ((name, part.merge_stacked(single[name], split[name])) for name, part in self.parts)
+        return {f"{name}/{key}": value for name, part_state in merged for key, value in part_state.items()}
 
     def merge(self, a: State, b: State) -> State:
         left, right = self._split(a), self._split(b)

@@ -1,4 +1,4 @@
-"""Wrapper: the base of reducers around one other, which forwards everything."""
+"""Wrapper: the base class of reducers that wrap one inner reducer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["InputWrapper", "Wrapper"]
 
 @dataclass(frozen=True)
 class Wrapper(Reducer):
-    """A reducer around one other, whose state is its own. What a subclass does not change is the inner reducer's."""
+    """A reducer with the state of its inner reducer; forwards every method that a subclass does not override."""
 
     reducer: Reducer
 
@@ -54,7 +54,7 @@ class Wrapper(Reducer):
 
 @dataclass(frozen=True)
 class InputWrapper(Wrapper):
-    """A wrapper that changes what the inner reducer gets, observation by observation: none may be taken together or in parts."""
+    """A wrapper that changes the input of the inner reducer, so it supports neither stacked nor masked observations."""
 
     @property
     def batchable(self) -> bool:

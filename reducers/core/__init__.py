@@ -1,1 +1,1 @@
-"""What every reducer is."""
+"""Base classes and helpers of all reducers."""

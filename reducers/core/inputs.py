@@ -1,4 +1,4 @@
-"""What a reducer is given: one tensor, or one with another beside it."""
+"""Validates the inputs of `update`: one tensor, or one tensor and a second that broadcasts to it."""
 
 from __future__ import annotations
 
@@ -13,45 +13,48 @@ __all__ = ["align_input", "observation", "observation_with"]
 
 
 def observation(reducer: object, xs: tuple[Any, ...]) -> Tensor:
-    """The one tensor in `xs`, detached, dense, dequantised and of no subclass.
+    """Return the single tensor in `xs` as a detached, dense, dequantised plain tensor.
 
     Raises:
-        ReducerTypeError: there are several, or something else.
+        ReducerTypeError: `xs` is not exactly one tensor.
     """
     if len(xs) != 1 or not isinstance(xs[0], Tensor):
         raise ReducerTypeError(f"{reducer!r} reduces one tensor at a time; got ({', '.join(type(x).__name__ for x in xs)})")
     x = xs[0].detach()
     if type(x) is not Tensor and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__:
-        x = x.as_subclass(Tensor)  # a state is made of plain tensors
+        x = x.as_subclass(Tensor)  # states hold plain tensors only
     if x.is_quantized:
         return x.dequantize()
-    # a traced backward may not ask for the layout
+    # the layout cannot be read in a traced backward
     return x if torch.compiler.is_compiling() or x.layout is torch.strided else x.to_dense()
 
 
 def observation_with(reducer: object, xs: tuple[Any, ...], name: str) -> tuple[Tensor, Tensor]:
-    """The observation, and what comes beside it with as many axes, so that it broadcasts.
+    """Return the observation and the second input, which gets trailing axes of length 1 so that it broadcasts.
+
+    Args:
+        name: what the second input is called in error messages.
 
     Raises:
-        ReducerTypeError: these are not two tensors.
-        ArgumentError: the shapes do not fit.
+        ReducerTypeError: `xs` are not two tensors.
+        ArgumentError: the second input does not broadcast to the observation.
     """
     if len(xs) != 2:
         raise ReducerTypeError(f"{reducer!r} takes an observation and its {name}; got {len(xs)} of the 2 tensors")
-    x, beside = (observation(reducer, (part,)) for part in xs)
-    return x, align_input(reducer, beside.to(x.device), x, name)
+    x, other = (observation(reducer, (part,)) for part in xs)
+    return x, align_input(reducer, other.to(x.device), x, name)
 
 
-def align_input(reducer: object, beside: Tensor, x: Tensor, name: str) -> Tensor:
-    """`beside`, whose axes are the first ones of `x`, with as many as `x`.
+def align_input(reducer: object, other: Tensor, x: Tensor, name: str) -> Tensor:
+    """Return `other`, whose axes are the leading axes of `x`, with trailing axes of length 1 up to the rank of `x`.
 
     Raises:
-        ArgumentError: the shapes do not fit.
+        ArgumentError: `other` does not broadcast to `x`.
     """
-    sizes = (*beside.shape, *(1 for _ in range(x.ndim - beside.ndim)))
-    if beside.ndim > x.ndim or any(have not in (1, need) for have, need in zip(sizes, x.shape, strict=True)):
+    sizes = (*other.shape, *(1 for _ in range(x.ndim - other.ndim)))
+    if other.ndim > x.ndim or any(actual not in (1, expected) for actual, expected in zip(sizes, x.shape, strict=True)):
         raise ArgumentError(
-            f"{reducer!r} got a {name} of shape {tuple(beside.shape)} for an observation of shape {tuple(x.shape)}: its axes must "
-            "be the first ones of the observation, each of the same length or of 1"
+            f"{reducer!r} got a {name} of shape {tuple(other.shape)} for an observation of shape {tuple(x.shape)}: its axes must "
+            "be the leading axes of the observation, each with the same length or length 1"
         )
-    return beside.reshape(sizes)
+    return other.reshape(sizes)

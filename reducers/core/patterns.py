@@ -1,4 +1,4 @@
-"""Einops patterns: which axes of a tensor a statistic reduces, and how the kept ones are laid out."""
+"""Einops patterns: which axes of a tensor a statistic reduces, and the order of the kept axes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from reducers.errors import PatternError
 
 __all__ = ["arrange", "arrange_all", "rows", "validate", "validate_features"]
 
-_ELLIPSIS = "\u2026"  # how einops' parser writes "..."
+_ELLIPSIS = "\u2026"  # the einops parser replaces "..." by this
 
 
 class Layout(NamedTuple):
-    """How to bring a tensor into the shape a lift expects: permute (a view) or rearrange, then reduce `axes`."""
+    """The steps from a tensor to the input of `lift`: permute (a view) or rearrange, then reduce `axes`."""
 
     permute: tuple[int, ...] | None
     rearrange: str | None
@@ -26,7 +26,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _sides(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
+def _parse(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
     left, arrow, right = pattern.partition("->")
     if not arrow:
         raise PatternError(f"pattern {pattern!r} has no '->': write all axes, '->', then the axes to keep, as in 'b c h w -> c'")
@@ -35,44 +35,44 @@ def _sides(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
     except EinopsError as error:
         raise PatternError(f"pattern {pattern!r} is malformed: {str(error).splitlines()[0]}") from None
     if any(side.has_non_unitary_anonymous_axes for side in parsed):
-        raise PatternError(f"pattern {pattern!r} has a number for an axis: give it a name, whatever its size")
+        raise PatternError(f"pattern {pattern!r} has a number in place of an axis name: give it a name")
     if any(axis != _ELLIPSIS and len(axis) > 1 for axis in parsed[0].composition):
-        raise PatternError(f"pattern {pattern!r} splits an axis into parts of unknown sizes: only the right side may group axes")
+        raise PatternError(f"pattern {pattern!r} has parentheses on its left side: only the right side may group axes")
     unknown = {name for name in parsed[1].identifiers if isinstance(name, str)} - parsed[0].identifiers
     if unknown:
-        shown = sorted("..." if name == _ELLIPSIS else name for name in unknown)
-        raise PatternError(f"pattern {pattern!r} keeps {shown}, which its left side does not name")
+        missing = sorted("..." if name == _ELLIPSIS else name for name in unknown)
+        raise PatternError(f"pattern {pattern!r} keeps {missing}, which its left side does not name")
     return *parsed, left.strip(), right.strip()
 
 
 def validate(pattern: str) -> None:
-    """Raises `PatternError` where `pattern` is no einops pattern of the form `"axes -> axes to keep"`."""
+    """Raise `PatternError` if `pattern` is not an einops pattern of the form `"axes -> axes to keep"`."""
     if not isinstance(pattern, str):
         raise PatternError(f"a pattern is a string such as 'b c h w -> c'; got {type(pattern).__name__} {pattern!r}")
-    _sides(pattern)
+    _parse(pattern)
 
 
 def validate_features(*patterns: str) -> None:
-    """Raises `PatternError` where one of the patterns keeps more or less than one axis, or two reduce axes in different orders."""
+    """Raise `PatternError` unless each pattern keeps exactly one axis and all reduce shared axes in the same order."""
     reduced = []
     for pattern in patterns:
         validate(pattern)
-        left, right, _, _ = _sides(pattern)
+        left, right, _, _ = _parse(pattern)
         if len(right.composition) != 1 or not right.identifiers or right.composition == [_ELLIPSIS]:
             raise PatternError(
-                f"pattern {pattern!r} must keep one axis, the features, as 'b ... d -> d' does: "
-                "join several by parentheses, as in 'b c h w -> (c h w)' or 'b ... -> (...)'"
+                f"pattern {pattern!r} must keep one axis, the features, as in 'b ... d -> d': "
+                "merge several axes by parentheses, as in 'b c h w -> (c h w)' or 'b ... -> (...)'"
             )
         names = [name for axis in left.composition for name in ([axis] if axis == _ELLIPSIS else axis)]
         reduced.append([name for name in names if name not in right.identifiers])
     shared = [[name for name in names if all(name in others for others in reduced)] for names in reduced]
     if any(names != shared[0] for names in shared):
-        raise PatternError(f"patterns {patterns} reduce the same axes in different orders, so that their rows would not be pairs")
+        raise PatternError(f"patterns {patterns} reduce the same axes in different orders, so their rows would not match")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _layout(pattern: str, ndim: int) -> Layout | str:
-    """The layout, or why there is none: what is raised in here breaks the caller's compiled program instead of its graph."""
+    """Return the layout or an error message. An exception raised in here would break the compiled program of the caller."""
     try:
         return _cached_layout(pattern, ndim)
     except PatternError as error:
@@ -81,33 +81,33 @@ def _layout(pattern: str, ndim: int) -> Layout | str:
 
 @lru_cache(maxsize=1024)
 def _cached_layout(pattern: str, ndim: int) -> Layout:
-    left, right, left_text, right_text = _sides(pattern)
+    left, right, left_text, right_text = _parse(pattern)
     plain = all(
         axis == _ELLIPSIS or (len(axis) == 1 and axis != [_ELLIPSIS]) for side in (left, right) for axis in side.composition
     )
     if not plain:
         flat = [name for axis in left.composition for name in ([axis] if axis == _ELLIPSIS else axis)]
         reduced = [name for name in flat if name not in right.identifiers]
-        lead = len(reduced)
-        if _ELLIPSIS in reduced:  # it stands for the axes that the others leave, of which there may be none
-            lead += ndim - len(left.composition)
+        reduced_ndim = len(reduced)
+        if _ELLIPSIS in reduced:  # stands for all unnamed axes, possibly none
+            reduced_ndim += ndim - len(left.composition)
         names = " ".join("..." if name == _ELLIPSIS else name for name in reduced)
-        return Layout(None, f"{left_text} -> {names} {right_text}", tuple(range(lead)))
+        return Layout(None, f"{left_text} -> {names} {right_text}", tuple(range(reduced_ndim)))
     names_left = [axis if axis == _ELLIPSIS else axis[0] for axis in left.composition]
-    free = ndim - len(names_left) + left.has_ellipsis
-    if (free < 0) or (not left.has_ellipsis and free != 0):
+    unnamed = ndim - len(names_left) + left.has_ellipsis
+    if (unnamed < 0) or (not left.has_ellipsis and unnamed != 0):
         raise PatternError(
             f"pattern {pattern!r} needs {'at least ' if left.has_ellipsis else ''}{len(names_left) - left.has_ellipsis} axes, "
             f"got {ndim}; write '...' for any number of axes, as in 'b ... c -> c'"
         )
-    where: dict[str, list[int]] = {}
-    position = 0
+    dims: dict[str, list[int]] = {}
+    start = 0
     for name in names_left:
-        width = free if name == _ELLIPSIS else 1
-        where[name] = list(range(position, position + width))
-        position += width
+        width = unnamed if name == _ELLIPSIS else 1
+        dims[name] = list(range(start, start + width))
+        start += width
     names_right = [axis if axis == _ELLIPSIS else axis[0] for axis in right.composition]
-    kept = [dim for name in names_right for dim in where[name]]
+    kept = [dim for name in names_right for dim in dims[name]]
     axes = tuple(dim for dim in range(ndim) if dim not in kept)
     order = iter(kept)
     permute = tuple(dim if dim in axes else next(order) for dim in range(ndim))
@@ -115,42 +115,42 @@ def _cached_layout(pattern: str, ndim: int) -> Layout:
 
 
 def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
-    """The tensor and the axes to reduce: what is left after reducing them is laid out as the pattern's right side says.
+    """Return the tensor and the axes to reduce; the other axes are in the order of the pattern's right side.
 
-    Plain patterns give a view of `x`, so nothing is copied; patterns with parentheses are rearranged first. There is always
-    at least one axis to reduce (of length 1 where the pattern keeps everything), because `sum(dim=())` would reduce all.
+    Plain patterns return a view of `x`, without a copy; patterns with parentheses rearrange it. There is always at least one
+    axis to reduce (of length 1 if the pattern keeps all axes), because `sum(dim=())` would reduce all.
 
     Raises:
-        PatternError: the pattern does not fit the shape of `x`.
+        PatternError: the pattern does not match the shape of `x`.
     """
-    return _arranged(x, pattern, 0)
+    return _arrange(x, pattern, 0)
 
 
 def arrange_all(xs: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
-    """The same for observations that are stacked along a first axis, of which the pattern says nothing; it is reduced too."""
-    return _arranged(xs, pattern, 1)
+    """Return the same for observations stacked along a new first axis, which the pattern does not name and which is reduced."""
+    return _arrange(xs, pattern, 1)
 
 
-def _arranged(x: Tensor, pattern: str, lead: int) -> tuple[Tensor, tuple[int, ...]]:
+def _arrange(x: Tensor, pattern: str, stacked: int) -> tuple[Tensor, tuple[int, ...]]:
     try:
-        layout = _layout(pattern, x.ndim - lead)
+        layout = _layout(pattern, x.ndim - stacked)
         if isinstance(layout, str):
             raise PatternError(layout)
         if layout.rearrange is not None:
-            x = rearrange(x, f"observations {layout.rearrange.replace('->', '-> observations')}" if lead else layout.rearrange)
+            x = rearrange(x, f"observations {layout.rearrange.replace('->', '-> observations')}" if stacked else layout.rearrange)
         elif layout.permute is not None:
-            x = x.permute(*range(lead), *(lead + axis for axis in layout.permute))
+            x = x.permute(*range(stacked), *(stacked + axis for axis in layout.permute))
     except (PatternError, EinopsError) as error:
         reason = (
             str(error) if isinstance(error, PatternError) else f"pattern {pattern!r}: {str(error).strip().splitlines()[-1].strip()}"
         )
         raise PatternError(f"shape {tuple(x.shape)} does not fit: {reason}") from None
-    if lead:
+    if stacked:
         return x, (0, *(1 + axis for axis in layout.axes))
     return (x, layout.axes) if layout.axes else (x.unsqueeze(0), (0,))
 
 
 def rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """What `arrange` gave for a pattern that keeps one axis, as a matrix [n, d]: a row for each position of the reduced axes."""
+    """Return the output of `arrange`, for a pattern that keeps one axis, as a matrix [n, d]: one row per reduced position."""
     feature = next(axis for axis in range(x.ndim) if axis not in axes)
     return x.movedim(feature, -1).reshape(-1, x.shape[feature])

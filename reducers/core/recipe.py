@@ -1,4 +1,4 @@
-"""Reducers as plain data and back, through the registry of classes: nothing is imported, evaluated or unpickled."""
+"""Converts reducers to plain data and back through a registry of classes; nothing is imported, evaluated or unpickled."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from reducers.errors import RecipeError, ReducerError
 
 __all__ = ["from_recipe", "to_recipe"]
 
-_DEEPEST = 64
-_PLAIN = (str, int, float, bool, type(None))
+_MAX_DEPTH = 64
+_PLAIN_TYPES = (str, int, float, bool, type(None))
 
 
 def to_recipe(reducer: Reducer) -> dict[str, Any]:
-    """The reducer as JSON-ready data.
+    """Return the reducer as JSON-serialisable data.
 
     Raises:
-        RecipeError: a field holds what data cannot express, such as a function.
+        RecipeError: a field cannot be written as data, for example a function.
 
     >>> from reducers import Mean
     >>> to_recipe(Mean("b c -> c"))
@@ -35,18 +35,18 @@ def to_recipe(reducer: Reducer) -> dict[str, Any]:
 def _encode(value: Any, owner: Reducer) -> Any:
     if isinstance(value, Reducer):
         return to_recipe(value)
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN_TYPES):
         return value if value == value and value not in (float("inf"), float("-inf")) else {"float": str(value)}
     if isinstance(value, tuple):
         return [_encode(item, owner) for item in value]
     raise RecipeError(
         f"{type(owner).__name__} holds {value!r}, which cannot be written as data; "
-        "its results are saved all the same, and merge when you pass the reducer to load"
+        "its results are saved nevertheless, and can be merged if you pass the reducer to load"
     )
 
 
 def from_recipe(recipe: object) -> Reducer:
-    """The reducer that `to_recipe` described.
+    """Return the reducer that `to_recipe` wrote.
 
     Raises:
         RecipeError: the data is malformed, or names a reducer that no imported module defines.
@@ -56,7 +56,7 @@ def from_recipe(recipe: object) -> Reducer:
 
 def _build(recipe: object, depth: int) -> Reducer:
     if not isinstance(recipe, dict) or not isinstance(recipe.get("type"), str):
-        raise RecipeError(f"no reducer recipe: {reprlib.repr(recipe)}")
+        raise RecipeError(f"not a reducer recipe: {reprlib.repr(recipe)}")
     name = recipe["type"]
     cls = registry.get(name)
     if cls is None or not is_dataclass(cls):
@@ -73,8 +73,8 @@ def _build(recipe: object, depth: int) -> Reducer:
 
 
 def _decode(value: Any, depth: int) -> Any:
-    if depth > _DEEPEST:
-        raise RecipeError(f"a recipe is nested more than {_DEEPEST} deep")
+    if depth > _MAX_DEPTH:
+        raise RecipeError(f"a recipe is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, dict):
         return float(value["float"]) if set(value) == {"float"} else _build(value, depth)
     if isinstance(value, list):

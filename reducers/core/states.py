@@ -1,4 +1,4 @@
-"""What is done with states whatever reducer made them: moved, checked, copied."""
+"""Functions on states of any reducer: move, check, copy, rename keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from torch import Tensor
 from reducers.errors import EmptyStateError, StateMismatchError
 from reducers.state import Result, State
 
-__all__ = ["check_states", "copy_aliased", "require_state", "to_device", "tree_map"]
+__all__ = ["check_states", "copy_aliased", "prefixed", "require_state", "substate", "to_device", "tree_map"]
+
+
+def prefixed(name: str, state: State) -> State:
+    """Return `state` with its keys prefixed by `name/`."""
+    return {f"{name}/{key}": value for key, value in state.items()}
+
+
+def substate(state: State, name: str) -> State:
+    """Return the entries whose keys start with `name/`, without that prefix."""
+    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}/")}
 
 
 def to_device(state: State, device: torch.device) -> State:
-    """`state` on `device`; the very same where it is there already."""
+    """Return `state` on `device`: the same object if it is there already."""
     for value in state.values():
         if value.device != device:
             return {key: value.to(device) for key, value in state.items()}
@@ -22,14 +32,14 @@ def to_device(state: State, device: torch.device) -> State:
 
 
 def copy_aliased(result: Result, state: State) -> Result:
-    """`result` with copies of those tensors that are the state's own, so that the caller may write into what he is given."""
+    """Return `result` with copies of the tensors that it shares with `state`, so that the caller may write into it."""
     if isinstance(result, Tensor):
         return result.clone() if any(result is value for value in state.values()) else result
     return {key: copy_aliased(value, state) for key, value in result.items()}
 
 
 def tree_map(function: Callable[..., Tensor], *results: Result) -> Result:
-    """`function` of the tensors of several results of one kind, name by name."""
+    """Apply `function` to the corresponding tensors of several results of the same structure."""
     if isinstance(results[0], Tensor):
         return function(*results)
     parts = [result for result in results if not isinstance(result, Tensor)]
@@ -37,13 +47,13 @@ def tree_map(function: Callable[..., Tensor], *results: Result) -> Result:
 
 
 def require_state(reducer: object, state: State) -> None:
-    """Raises `EmptyStateError` where `state` is empty."""
+    """Raise `EmptyStateError` if `state` is empty."""
     if not state:
-        raise EmptyStateError(f"{reducer!r} has nothing to compute: no observation was reduced into this state yet")
+        raise EmptyStateError(f"{reducer!r} has nothing to compute: the state has no observations yet")
 
 
 def check_states(reducer: object, a: State, b: State, shapes: bool = True) -> None:
-    """Raises `StateMismatchError`, with both sides listed, where two states cannot belong to `reducer`."""
+    """Raise `StateMismatchError`, which lists both sides, if two states cannot both belong to `reducer`."""
     if a.keys() != b.keys():
         raise StateMismatchError(
             f"{reducer!r} cannot merge states with different keys: {sorted(a)} and {sorted(b)}; were they made by the same reducer?"
@@ -53,5 +63,5 @@ def check_states(reducer: object, a: State, b: State, shapes: bool = True) -> No
             if value.shape != b[key].shape:
                 raise StateMismatchError(
                     f"{reducer!r} keeps shape {tuple(value.shape)} for {key!r} so far and now met {tuple(b[key].shape)}: "
-                    "the kept axes must not change; keep fewer axes in the pattern, or record these apart"
+                    "the kept axes must not change; keep fewer axes in the pattern, or record these shapes separately"
                 )

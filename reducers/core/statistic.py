@@ -1,4 +1,4 @@
-"""Statistic: the base class whose authors write `lift`, `join` and `read`."""
+"""Statistic: the base class of reducers that implement `lift`, `join` and `read`."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from reducers.core.inputs import observation
 from reducers.core.patterns import arrange, arrange_all, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
-from reducers.kernels.chunks import BIG, CHUNK, pieces, pieces_beside
+from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
 from reducers.kernels.masks import can_compact, compact
-from reducers.kernels.merging import alike, join_stacked, stack
-from reducers.kernels.precision import able_to_hold_nan, count_along
+from reducers.kernels.merging import join_stacked, same_layout, stack
+from reducers.kernels.precision import count_along, nan_capable
 from reducers.state import Result, State
 
 __all__ = ["Statistic"]
 
-_FEW = 4  # states that are joined as fast one after another
+_MIN_STACK = 4  # fewer states are joined as fast one by one
 
 
 @dataclass(frozen=True)
 class Statistic(Reducer):
-    """Base of reducers over the axes of one tensor. Authors write `lift`, `join` and `read`, nothing else.
+    """Base class of reducers over the axes of one tensor. Subclasses implement only `lift`, `join` and `read`.
 
     Args:
         pattern: einops pattern. Axes on the right are kept, all others are reduced: `"... ->"` reduces everything,
-            `"b c h w -> c"` gives one value per channel, `"b ... d -> d"` one per feature whatever lies between.
+            `"b c h w -> c"` gives one value per channel, `"b ... d -> d"` one per feature for any number of axes between.
     """
 
     pattern: str = "... ->"
 
     fixed_shape: ClassVar[bool] = True
-    """Whether every state has the same shapes, so that a difference is a mistake and never broadcast."""
+    """Whether all states have the same shapes; then `merge` rejects different shapes instead of broadcasting them."""
 
     def __post_init__(self) -> None:
         validate(self.pattern)
 
     stackable_join: ClassVar[bool] = False
-    """Whether `join` treats each element of a state by itself, so that many states may be joined at once, stacked."""
+    """Whether `join` works element by element, so that it can join many stacked states at once."""
 
     @property
     def divisible(self) -> bool:
-        """Whether the lifts of the parts of an observation join to the lift of the whole, so that big tensors may be cut."""
+        """Whether the lifts of the parts of an observation join to the lift of the whole, so that big tensors may be split."""
         return True
 
     @property
@@ -57,22 +57,22 @@ class Statistic(Reducer):
 
     @abstractmethod
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        """The state of one observation: reduce `axes` (never none, never over zero elements) and keep the others."""
+        """Return the state of one observation: reduce `axes` (at least one axis and one element) and keep the others."""
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
-        """The state of the elements where `mask`, of the shape of `x`, is True.
+        """Return the state of the elements where `mask`, of the shape of `x`, is True.
 
-        The others are made NaN, which statistics keep out; those that count NaN, or cannot hold it, override this.
+        The other elements become NaN, which most statistics exclude. Override this if yours counts NaN or needs integers.
         """
-        return self.lift(torch.where(mask, able_to_hold_nan(x), torch.nan), axes)
+        return self.lift(torch.where(mask, nan_capable(x), torch.nan), axes)
 
     @abstractmethod
     def join(self, a: State, b: State) -> State:
-        """The state of both; neither is empty."""
+        """Return the merged state; neither argument is empty."""
 
     @abstractmethod
     def read(self, state: State) -> Result:
-        """The statistic of a state that is not empty."""
+        """Return the statistic of a non-empty state."""
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, axes = arrange(observation(self, xs), self.pattern)
@@ -84,15 +84,15 @@ class Statistic(Reducer):
         if not self.batchable or xs.numel() == 0:
             return super().update_all(state, xs)
         x, axes = arrange_all(xs.detach(), self.pattern)
-        small = xs[0].numel() < BIG  # then in float64, as each by itself: how they were grouped shows in no digit but the last
+        small = xs[0].numel() < BIG  # stay in float64, as a single small update does, so that grouping changes at most rounding
         return self.merge(to_device(state, x.device), Statistic.observe(self, x, axes) if small else self.observe(x, axes))
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        """The state of one observation however big: the lift, or the lifts of its parts together, in tensors of their own."""
+        """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
         parts = pieces(x, axes) if self.divisible else (x,)
         lifted = (_contiguous(self.lift(part, axes), part) for part in parts)
-        if len(parts) < _FEW or not self.stackable_join or len(parts) * x.numel() > CHUNK * count_along(x, axes):
-            return reduce(self.merge, lifted, {})  # where the states of all parts are big, they do not wait for each other
+        if len(parts) < _MIN_STACK or not self.stackable_join or len(parts) * x.numel() > CHUNK * count_along(x, axes):
+            return reduce(self.merge, lifted, {})  # does not hold the states of all parts at once, which may be big
         return self.merge_all(list(lifted))
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
@@ -101,10 +101,10 @@ class Statistic(Reducer):
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
         if self.stackable_join and self.divisible and can_compact(x, mask, axes):
-            seen = [self.observe(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
-            if seen:
-                return self.merge_all([state, *seen])
-        parts = pieces_beside(x, mask, axes) if self.divisible else ((x, mask),)
+            selected = [self.observe(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
+            if selected:
+                return self.merge_all([state, *selected])
+        parts = paired_pieces(x, mask, axes) if self.divisible else ((x, mask),)
         lifted = [self.lift_masked(*part, axes) for part in parts]
         return self.merge_all([state, *({key: value.contiguous() for key, value in one.items()} for one in lifted)])
 
@@ -115,10 +115,10 @@ class Statistic(Reducer):
         return self.join(a, to_device(b, next(iter(a.values())).device))
 
     def merge_all(self, states: Sequence[State]) -> State:
-        found = [state for state in states if state]
-        if not self.stackable_join or len(found) < _FEW or not alike(found):
-            return super().merge_all(found)
-        return join_stacked(self.join, stack(found))
+        nonempty = [state for state in states if state]
+        if not self.stackable_join or len(nonempty) < _MIN_STACK or not same_layout(nonempty):
+            return super().merge_all(nonempty)
+        return join_stacked(self.join, stack(nonempty))
 
     def merge_stacked(self, state: State, stacked: State) -> State:
         if not self.stackable_join or not stacked:
@@ -130,8 +130,8 @@ class Statistic(Reducer):
         return copy_aliased(self.read(state), state)
 
 
-def _contiguous(state: State, made_of: Tensor) -> State:
-    """Reductions keep the order of strides, and files hold contiguous tensors only; a compiler may not ask for strides."""
-    if not torch.compiler.is_compiling() and made_of.is_contiguous():
+def _contiguous(state: State, source: Tensor) -> State:
+    """Make the state contiguous, as files need: a reduction keeps the stride order of `source`, unknown while compiling."""
+    if not torch.compiler.is_compiling() and source.is_contiguous():
         return state
     return {key: value.contiguous() for key, value in state.items()}

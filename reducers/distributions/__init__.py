@@ -1,1 +1,1 @@
-"""How values are distributed."""
+"""Histograms, quantiles, and counts of integers."""

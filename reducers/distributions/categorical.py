@@ -1,4 +1,4 @@
-"""Counts of whole numbers, such as token ids or the experts that were chosen: of each, of the most frequent, of distinct ones."""
+"""Counts of integers such as token ids or expert indices: per value, of the most frequent values, of distinct values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
-from reducers.kernels.binning import count_of_units, kept_shape, of_units, tally
+from reducers.kernels.binning import kept_shape, tally, unit_count, unit_index
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import integers, mix, shift_right
 from reducers.kernels.precision import count_of, real
@@ -21,18 +21,18 @@ __all__ = ["CountByValue", "DistinctCount", "HeavyHitters"]
 
 @dataclass(frozen=True)
 class CountByValue(Statistic):
-    """How often each whole number from 0 to `values - 1` occurs; others are counted together.
+    """Number of occurrences of each integer from 0 to `values - 1`; all other integers are counted together.
 
     Args:
-        values: how many there are: the size of the vocabulary, the number of experts.
+        values: number of distinct values, such as the size of the vocabulary or the number of experts.
 
     Returns:
-        `counts`: int64, of shape (*kept axes, values); `outside`: int64, in the shape of the kept axes, how many elements were
-        negative, or `values` and more.
+        `counts`: int64, of shape (*kept axes, values); `outside`: int64, in the shape of the kept axes, the number of elements
+        below 0, or `values` and above.
 
     Raises:
-        ArgumentError: `values` is not a positive whole number.
-        DTypeError: the elements are no integers.
+        ArgumentError: `values` is not a positive integer.
+        DTypeError: the input is not an integer tensor.
 
     >>> import torch
     >>> experts = CountByValue(values=3)
@@ -45,17 +45,17 @@ class CountByValue(Statistic):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.values, int) or self.values < 1:
-            raise ArgumentError(f"CountByValue takes a positive whole number of values and got {self.values!r}")
+            raise ArgumentError(f"CountByValue takes values, a positive integer, and got {self.values!r}")
 
     @property
     def divisible(self) -> bool:
-        return False  # a lift is cut inside, where its pieces share one array of counts
+        return False  # lift splits the tensor itself, and its pieces share one array of counts
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"counts": tally(_whole(x, "CountByValue"), axes, self.values + 1, self._bin)}
+        return {"counts": tally(_check_integers(x, "CountByValue"), axes, self.values + 1, self._bin)}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
-        counts = self.lift(_outside(x, mask, "CountByValue"), axes)["counts"]
+        counts = self.lift(_mask_as_outside(x, mask, "CountByValue"), axes)["counts"]
         outside = counts[..., -1] - (~mask).sum(dim=axes)
         return {"counts": torch.cat((counts[..., :-1], outside.unsqueeze(-1)), dim=-1)}
 
@@ -72,23 +72,23 @@ class CountByValue(Statistic):
 
 @dataclass(frozen=True)
 class DistinctCount(Statistic):
-    """How many different whole numbers were seen, by HyperLogLog: the same from any cut, order or repetition of the data.
+    """Estimated number of distinct integers (HyperLogLog); it does not depend on batch splits, order or repetition.
 
-    Each number is hashed to 64 bits; `bits` of them choose a register, which keeps the greatest rank of the first bit that is set
-    among 46 others. Merging takes the greater of two registers, so it is exact: what is merged equals one pass over everything.
+    Each integer is hashed to 64 bits: `bits` of them select a register, which keeps the largest rank of the first set bit among
+    46 others. Merging takes the maximum of each register, so the merged state equals that of one pass over all data.
 
     Args:
         bits: 2**bits registers, 4 to 18. The relative standard error is `1.04 / sqrt(2**bits)`: 1.6 % with 12 bits, 0.8 % with
             14; memory is 2**bits bytes per kept position.
 
     Returns:
-        float64, in the shape of the kept axes: an estimate, nearly exact while few of the registers are taken.
+        float64, in the shape of the kept axes: an estimate, nearly exact while few registers are in use.
 
     Raises:
-        ArgumentError: `bits` is not a whole number from 4 to 18.
-        DTypeError: the elements are no integers.
+        ArgumentError: `bits` is not an integer from 4 to 18.
+        DTypeError: the input is not an integer tensor.
 
-    Reference: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog", AofA 2007; the estimator, good for all sizes without tables:
+    Reference: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog", AofA 2007. The estimator, valid for all sizes without tables:
     Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017 (arXiv:1702.01284), algorithm 6.
 
     >>> import torch
@@ -106,13 +106,13 @@ class DistinctCount(Statistic):
 
     @property
     def divisible(self) -> bool:
-        return False  # a lift is cut inside, where its pieces share the registers
+        return False  # lift splits the tensor itself, and its pieces share the registers
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        x = _whole(x, "DistinctCount")
+        x = _check_integers(x, "DistinctCount")
         registers = 1 << self.bits
-        units = of_units(x, axes) << self.bits
-        ranks = torch.zeros(count_of_units(x, axes) * registers, dtype=torch.int32, device=x.device)
+        units = unit_index(x, axes) << self.bits
+        ranks = torch.zeros(unit_count(x, axes) * registers, dtype=torch.int32, device=x.device)
         for piece in pieces(x, axes):
             hashed = mix(integers(piece), 1)
             rank = _trailing_zeros(hashed, _RANKS) + 1
@@ -121,10 +121,10 @@ class DistinctCount(Statistic):
         return {"ranks": ranks.to(torch.uint8).reshape(*kept_shape(x, axes), registers)}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
-        x = integers(_whole(x, "DistinctCount"))
-        # a number that is seen again changes nothing, so one that counts stands in for those that do not
-        seen = torch.where(mask, x, torch.iinfo(torch.int64).min).amax(dim=axes, keepdim=True)
-        ranks = self.lift(torch.where(mask, x, seen), axes)["ranks"]
+        x = integers(_check_integers(x, "DistinctCount"))
+        # repetition does not change the state, so masked elements are replaced by an unmasked one
+        unmasked = torch.where(mask, x, torch.iinfo(torch.int64).min).amax(dim=axes, keepdim=True)
+        ranks = self.lift(torch.where(mask, x, unmasked), axes)["ranks"]
         return {"ranks": torch.where(mask.any(dim=axes).unsqueeze(-1), ranks, 0)}
 
     def join(self, a: State, b: State) -> State:
@@ -133,40 +133,39 @@ class DistinctCount(Statistic):
     def read(self, state: State) -> Tensor:
         ranks = state["ranks"]
         registers = 1 << self.bits
-        having = real(torch.stack([(ranks == rank).sum(-1) for rank in range(_RANKS + 2)]))
-        total = registers * _tau(1 - having[-1] / registers)
+        counts = real(torch.stack([(ranks == rank).sum(-1) for rank in range(_RANKS + 2)]))
+        total = registers * _tau(1 - counts[-1] / registers)
         for rank in range(_RANKS, 0, -1):
-            total = (total + having[rank]) / 2
-        total = total + registers * _sigma(having[0] / registers)
+            total = (total + counts[rank]) / 2
+        total = total + registers * _sigma(counts[0] / registers)
         return registers * registers / (2 * math.log(2)) / total
 
 
 @dataclass(frozen=True)
 class HeavyHitters(Statistic):
-    """The most frequent whole numbers of a range too wide to count each of, from a sketch that merges by addition.
+    """The most frequent integers of a large range, from a sketch that merges by addition.
 
-    In each of `depth` rows every number is hashed to one of `width` cells, which holds how many fell into it and, per binary
-    digit, how many of these had it set. A number that makes up more than half of its cell in some row is read from the digits
-    directly, so no list of candidates is kept that merging would have to cut; its count is estimated by the smallest of its
-    cells, one per row, and never too low.
+    Each of `depth` rows hashes every integer to one of `width` cells. A cell counts its integers and, per binary digit, those
+    with the digit set. If an integer makes up more than half of a cell in some row, its digits are read from that cell, so
+    merging never has to truncate a list of candidates. The estimated count is the minimum over the rows and never too low.
 
-    With n numbers seen, an estimate is too high by more than `2 n / width` with probability below `2**-depth`; a number seen
-    f times is missed with probability below `(n / (width f))**depth`. Where the range is small, `CountByValue` is exact.
+    For n elements, an estimate is too high by more than `2 n / width` with probability below `2**-depth`. An integer that occurs
+    f times is missed with probability below `(n / (width f))**depth`. For a small range, use `CountByValue`, which is exact.
 
     Args:
-        k: how many to return.
-        width: cells of a row, a power of two from 16 up.
-        depth: rows.
-        bits: numbers from 0 to `2**bits - 1` are told apart; others are counted together.
+        k: number of integers to return.
+        width: number of cells per row, a power of two from 16 up.
+        depth: number of rows.
+        bits: integers from 0 to `2**bits - 1` are counted separately; all others are counted together.
 
     Returns:
-        `values` and `counts`: int64, of shape (*kept axes, k), largest estimate first, then smaller values first; -1 and 0 where
-        fewer were found; `outside`: int64, in the shape of the kept axes, how many elements were out of range. The state takes
-        `8 * depth * width * (1 + bits)` bytes per kept position: 1 MB.
+        `values` and `counts`: int64, of shape (*kept axes, k), largest estimate first, smaller values first among equals; -1 and
+        0 if fewer than k were found; `outside`: int64, in the shape of the kept axes, the number of elements out of range. The
+        state takes `8 * depth * width * (1 + bits)` bytes per kept position, 1 MB by default.
 
     Raises:
-        ArgumentError: a parameter is out of its range.
-        DTypeError: the elements are no integers.
+        ArgumentError: a parameter is out of range.
+        DTypeError: the input is not an integer tensor.
 
     Reference: Cormode and Muthukrishnan, "What's hot and what's not: tracking most frequent items dynamically", TODS 30, 2005
     (combinatorial group testing); the estimate is that of their Count-Min sketch.
@@ -186,7 +185,7 @@ class HeavyHitters(Statistic):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.width, int) or self.width < 16 or self.width & (self.width - 1):
-            raise ArgumentError(f"HeavyHitters takes a power of two from 16 up as width and got {self.width!r}")
+            raise ArgumentError(f"HeavyHitters takes width, a power of two from 16 up, and got {self.width!r}")
         for name, most in (("k", self.width), ("depth", 64), ("bits", 62)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= most:
@@ -194,20 +193,20 @@ class HeavyHitters(Statistic):
 
     @property
     def divisible(self) -> bool:
-        return False  # a lift is cut inside, where its pieces share the cells
+        return False  # lift splits the tensor itself, and its pieces share the cells
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        x = _whole(x, "HeavyHitters")
+        x = _check_integers(x, "HeavyHitters")
         kept = kept_shape(x, axes)
-        units = of_units(x, axes) * self.depth
-        cells = torch.zeros(count_of_units(x, axes) * self.depth * self.width, 1 + self.bits, dtype=torch.int64, device=x.device)
+        units = unit_index(x, axes) * self.depth
+        cells = torch.zeros(unit_count(x, axes) * self.depth * self.width, 1 + self.bits, dtype=torch.int64, device=x.device)
         inside = torch.zeros(kept, dtype=torch.int64, device=x.device)
         digits = torch.arange(self.bits, device=x.device)
         for piece in pieces(x, axes):
             value = integers(piece)
-            known = (value >= 0) & (value < 1 << self.bits)
-            inside = inside + known.sum(dim=axes)
-            one = known.reshape(-1, 1).long()
+            in_range = (value >= 0) & (value < 1 << self.bits)
+            inside = inside + in_range.sum(dim=axes)
+            one = in_range.reshape(-1, 1).long()
             added = torch.cat((one, one * ((value.reshape(-1, 1) >> digits) & 1)), dim=1)
             for row in range(self.depth):
                 cell = (units + row) * self.width + self._cell(value, row)
@@ -216,7 +215,7 @@ class HeavyHitters(Statistic):
         return {"cells": cells.reshape(*kept, self.depth, self.width, 1 + self.bits), "outside": outside}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
-        state = self.lift(_outside(x, mask, "HeavyHitters"), axes)
+        state = self.lift(_mask_as_outside(x, mask, "HeavyHitters"), axes)
         return {**state, "outside": state["outside"] - (~mask).sum(dim=axes)}
 
     def join(self, a: State, b: State) -> State:
@@ -225,16 +224,16 @@ class HeavyHitters(Statistic):
     def read(self, state: State) -> Result:
         cells = state["cells"]
         total = cells[..., 0]
-        places = torch.arange(self.bits, device=cells.device)
-        candidate = ((2 * cells[..., 1:] > total.unsqueeze(-1)).long() << places).sum(-1)
-        own = torch.arange(self.width, device=cells.device)
-        home = torch.stack([self._cell(candidate[..., row, :], row) == own for row in range(self.depth)], dim=-2)
-        # every number may be read from several rows: sorted, its copies lie side by side, and only the first counts
-        candidate = torch.where(home & (total > 0), candidate, -1).flatten(-2).sort(dim=-1).values
-        copy = torch.zeros_like(candidate, dtype=torch.bool)
-        copy[..., 1:] = candidate[..., 1:] == candidate[..., :-1]
+        digits = torch.arange(self.bits, device=cells.device)
+        candidate = ((2 * cells[..., 1:] > total.unsqueeze(-1)).long() << digits).sum(-1)
+        index = torch.arange(self.width, device=cells.device)
+        consistent = torch.stack([self._cell(candidate[..., row, :], row) == index for row in range(self.depth)], dim=-2)
+        # several rows may yield the same integer: sorting makes duplicates adjacent, and only the first counts
+        candidate = torch.where(consistent & (total > 0), candidate, -1).flatten(-2).sort(dim=-1).values
+        duplicate = torch.zeros_like(candidate, dtype=torch.bool)
+        duplicate[..., 1:] = candidate[..., 1:] == candidate[..., :-1]
         estimates = [total[..., row, :].gather(-1, self._cell(candidate, row)) for row in range(self.depth)]
-        count = torch.stack(estimates).amin(0).masked_fill(copy | (candidate < 0), 0)
+        count = torch.stack(estimates).amin(0).masked_fill(duplicate | (candidate < 0), 0)
         count, order = count.sort(dim=-1, descending=True, stable=True)
         value = torch.where(count > 0, candidate.gather(-1, order), -1)
         return {"values": value[..., : self.k].clone(), "counts": count[..., : self.k].clone(), "outside": state["outside"]}
@@ -243,32 +242,32 @@ class HeavyHitters(Statistic):
         return mix(value, row + 1) & (self.width - 1)
 
 
-_RANKS = 46  # so many bits of a hash remain beside those that choose one of 2**18 registers
+_RANKS = 46  # bits of a hash that remain after 18 bits select the register
 
 
-def _whole(x: Tensor, who: str) -> Tensor:
-    """`x`, or `DTypeError` where it does not hold integers."""
+def _check_integers(x: Tensor, caller: str) -> Tensor:
+    """Return `x`; raise `DTypeError` if it is not an integer tensor."""
     if x.is_floating_point() or x.is_complex():
         raise DTypeError(
-            f"{who} counts whole numbers and got {x.dtype}; convert them first, for example .premap(torch.Tensor.long)"
+            f"{caller} counts integers and got {x.dtype}; convert the input first, for example .premap(torch.Tensor.long)"
         )
     return x
 
 
-def _outside(x: Tensor, mask: Tensor, who: str) -> Tensor:
-    """`x` with -1, which is outside of every range, where the mask is not True."""
-    return torch.where(mask, integers(_whole(x, who)), -1)
+def _mask_as_outside(x: Tensor, mask: Tensor, caller: str) -> Tensor:
+    """Return `x` with masked elements replaced by -1, which is outside every range."""
+    return torch.where(mask, integers(_check_integers(x, caller)), -1)
 
 
 def _trailing_zeros(x: Tensor, most: int) -> Tensor:
-    """How many of the lowest `most` bits are zero before the first that is not, int32."""
+    """Return the number of trailing zero bits, at most `most`, as int32."""
     x = x | (1 << most)
-    # the lowest bit that is set is a power of two, which float32 holds exactly: its exponent is the place
+    # the lowest set bit is a power of two, which float32 holds exactly: its exponent is the position
     return ((x & -x).to(torch.float32).view(torch.int32) >> 23) - 127
 
 
 def _sigma(x: Tensor) -> Tensor:
-    """`x + sum x**(2**k) 2**(k - 1)` over k from 1: what registers that are still empty say; infinite where all are."""
+    """Return `x + sum x**(2**k) 2**(k - 1)` over k from 1, for the share x of empty registers; infinite if x is 1."""
     total, power = x, x
     for k in range(64):
         power = power * power
@@ -277,7 +276,7 @@ def _sigma(x: Tensor) -> Tensor:
 
 
 def _tau(x: Tensor) -> Tensor:
-    """`(1 - x - sum (1 - x**(2**-k))**2 2**-k) / 3` over k from 1: what registers that are full say."""
+    """Return `(1 - x - sum (1 - x**(2**-k))**2 2**-k) / 3` over k from 1, for the share x of registers that are not full."""
     total, root = 1 - x, x
     for k in range(1, 64):
         root = root.sqrt()

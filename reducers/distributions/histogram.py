@@ -1,4 +1,4 @@
-"""Counts of values between fixed edges."""
+"""Histograms with fixed bin edges."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ __all__ = ["Histogram"]
 
 @dataclass(frozen=True)
 class Histogram(Statistic):
-    """Counts between fixed edges; what lies outside and what is NaN is counted too, so that nothing is lost.
+    """Histogram with fixed edges; elements outside the edges and NaN are counted separately.
 
-    Bins are those of `numpy.histogram`: each holds its lower edge and not its upper one, `edges[i] <= x < edges[i + 1]`, but the
-    last one, which holds both. Elements are compared with the edges in float64, so counts are exact. Give either all edges, or
-    `low`, `high` and how many `bins` of equal width lie between them, which is faster.
+    Bins are those of `numpy.histogram`: each includes its lower edge and excludes its upper edge, `edges[i] <= x < edges[i + 1]`,
+    but the last includes both. Elements are compared with the edges as in float64, so counts are exact. Give either all edges, or
+    `low`, `high` and the number of `bins` of equal width, which is faster.
 
     Args:
-        edges: at least two, strictly rising, in the unit of the data.
-        bins: how many bins lie between `low` and `high`.
+        edges: at least two, strictly increasing, in the unit of the data.
+        bins: number of bins of equal width from `low` to `high`.
         low: first edge, in the unit of the data.
         high: last edge, in the unit of the data.
 
     Returns:
         `counts`: int64, of shape (*kept axes, bins); `edges`: float64, of shape (bins + 1,); `under`, `over` and `nan`: int64, in
-        the shape of the kept axes: how many elements lie below the first edge (-inf too), above the last (inf too), or are NaN.
+        the shape of the kept axes: the number of elements below the first edge (including -inf), above the last edge (including
+        inf), and of NaN.
 
     Raises:
-        ArgumentError: the edges do not rise or are not finite, or they are given twice or not at all.
-        DTypeError: complex numbers, which have no order, or uint64.
+        ArgumentError: the edges are not strictly increasing and finite, or both or neither of the two forms are given.
+        DTypeError: the input is complex, which has no order, or uint64.
 
     >>> import torch
     >>> histogram = Histogram(bins=2, low=0.0, high=2.0)
@@ -57,17 +58,17 @@ class Histogram(Statistic):
         if self.edges is not None:
             if (self.bins, self.low, self.high) != (None, None, None):
                 raise ArgumentError("Histogram takes either edges, or bins with low and high, and got both")
-            if not isinstance(self.edges, tuple) or len(self.edges) < 2 or not all(map(_number, self.edges)):
+            if not isinstance(self.edges, tuple) or len(self.edges) < 2 or not all(map(_is_finite_number, self.edges)):
                 raise ArgumentError(f"Histogram takes a tuple of at least two finite edges and got {self.edges!r}")
             if not all(low < high for low, high in pairwise(self.edges)):
-                raise ArgumentError(f"Histogram takes edges that rise strictly and got {self.edges!r}")
-        elif not (isinstance(self.bins, int) and self.bins > 0 and _number(self.low) and _number(self.high)):
+                raise ArgumentError(f"Histogram takes strictly increasing edges and got {self.edges!r}")
+        elif not (isinstance(self.bins, int) and self.bins > 0 and _is_finite_number(self.low) and _is_finite_number(self.high)):
             raise ArgumentError(
                 "Histogram takes either edges, or a positive number of bins with finite low and high, "
                 f"and got bins={self.bins!r}, low={self.low!r}, high={self.high!r}"
             )
         elif not all(low < high for low, high in pairwise(self._edges)):
-            raise ArgumentError(f"between low={self.low!r} and high={self.high!r} there is no room for {self.bins} bins")
+            raise ArgumentError(f"Histogram cannot fit {self.bins} distinct bins between low={self.low!r} and high={self.high!r}")
 
     @property
     def _edges(self) -> tuple[float, ...]:
@@ -81,7 +82,7 @@ class Histogram(Statistic):
 
     @property
     def divisible(self) -> bool:
-        return False  # a lift is cut inside, where its pieces share one array of counts
+        return False  # lift splits the tensor itself, and its pieces share one array of counts
 
     @property
     def batchable(self) -> bool:
@@ -90,15 +91,15 @@ class Histogram(Statistic):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Histogram")
         mask = finite(x)[1]
-        if mask is not None:  # NaN counts as infinite at first
-            missing = x.isnan()
-            x = torch.where(missing, torch.inf, x)
+        if mask is not None:  # NaN goes into the bin of inf, and is subtracted below
+            is_nan = x.isnan()
+            x = torch.where(is_nan, torch.inf, x)
         edges = self._edges
         narrow = x.dtype.itemsize <= 4 if x.is_floating_point() else x.dtype.itemsize <= 2
         bounds = _bounds(edges, narrow or x.device.type == "mps").to(x.device, non_blocking=True)
-        spaced = self.edges is None and _spaced(edges, torch.finfo(bounds.dtype).eps)
-        counts = tally(x, axes, len(edges) + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, spaced))
-        nan = torch.zeros_like(counts[..., 0]) if mask is None else missing.sum(dim=axes)
+        computable = self.edges is None and _is_index_computable(edges, torch.finfo(bounds.dtype).eps)
+        counts = tally(x, axes, len(edges) + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, computable))
+        nan = torch.zeros_like(counts[..., 0]) if mask is None else is_nan.sum(dim=axes)
         counts[..., -1] -= nan
         return {"counts": torch.cat((counts, nan.unsqueeze(-1)), dim=-1)}
 
@@ -107,15 +108,15 @@ class Histogram(Statistic):
         nan = counts[..., -1] - (~mask).sum(dim=axes)
         return {"counts": torch.cat((counts[..., :-1], nan.unsqueeze(-1)), dim=-1)}
 
-    def _bin(self, x: Tensor, bounds: Tensor, spaced: bool) -> Tensor:
-        """0 below the first edge, then the bins from 1, then one number above the last edge."""
-        if not spaced:
+    def _bin(self, x: Tensor, bounds: Tensor, computable: bool) -> Tensor:
+        """Return 0 below the first edge, 1 to `bins` inside, and `bins + 1` above the last edge."""
+        if not computable:
             return torch.bucketize(x.contiguous(), bounds, right=True, out_int32=True)
         assert self.low is not None
         assert self.high is not None
         last = bounds.shape[0] - 1
         index = (x - self.low).mul_(last / (self.high - self.low)).clamp_(0, last - 1).to(torch.int32)
-        # rounding may have put it one bin off; index_select is many times as fast as brackets
+        # rounding may be off by one bin; index_select is many times as fast as indexing by brackets
         lower, upper = (side.index_select(0, index.reshape(-1)).reshape(x.shape) for side in (bounds, bounds[1:]))
         return 1 + index + (x >= upper).int() - (x < lower).int()
 
@@ -133,20 +134,19 @@ class Histogram(Statistic):
         }
 
 
-def _number(value: float | None) -> bool:
+def _is_finite_number(value: float | None) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _spaced(edges: tuple[float, ...], eps: float) -> bool:
-    """Whether a bin is so much wider than rounding that its number can be calculated, but for one more or less."""
+def _is_index_computable(edges: tuple[float, ...], eps: float) -> bool:
+    """Return whether bins are so much wider than rounding errors that an index computed by division is off by at most one."""
     return (edges[-1] - edges[0]) / (len(edges) - 1) > 16 * eps * max(abs(edges[0]), abs(edges[-1]))
 
 
 def _bounds(edges: tuple[float, ...], narrow: bool) -> Tensor:
-    """The least numbers of their dtype that are not below each edge, and above the last one: to compare with is exact."""
-    # the next number above the last edge is the first that is outside
+    """Return the edges, rounded up to float32 if `narrow`, so that comparisons are exact; the last is the next number above it."""
     exact = torch.tensor((*edges[:-1], math.nextafter(edges[-1], math.inf)), dtype=torch.float64)
     if not narrow:
         return exact
-    near = exact.float()
-    return torch.where(near.double() < exact, torch.nextafter(near, torch.full_like(near, torch.inf)), near)
+    nearest = exact.float()
+    return torch.where(nearest.double() < exact, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)

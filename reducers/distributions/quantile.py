@@ -1,4 +1,4 @@
-"""Quantiles from a histogram over the bits of floating-point numbers."""
+"""Quantiles from a histogram that is indexed by the leading bits of floating-point numbers."""
 
 from __future__ import annotations
 
@@ -12,48 +12,47 @@ from reducers.core.states import require_state
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import tally
-from reducers.kernels.precision import comparable, count_of, extremes, finite, nan_where_infinite, real
+from reducers.kernels.precision import comparable, count_of, extremes, finite, infinite_to_nan, real
 from reducers.state import State
 
 __all__ = ["Quantile"]
 
-_MOST_BITS = 12
-_FLOAT32 = (-126, 128)  # exponents: normal magnitudes lie in [2**-126, 2**128)
+_MAX_BITS = 12
+_FLOAT32_EXPONENTS = (-126, 128)  # normal magnitudes lie in [2**-126, 2**128)
 
 
 @dataclass(frozen=True)
 class Quantile(Statistic):
-    """Quantiles of the finite elements with a guaranteed relative error, exactly mergeable, without a range to guess.
+    """Quantiles of the finite elements with a bounded relative error; states merge exactly, and no range is required.
 
-    Sign, exponent and the first `bits` bits of the mantissa number a bucket, and buckets are counted: merging adds. The quantile
-    q is the smallest element x such that at least a share q of all elements is at most x, as `numpy.quantile` with
-    `method="inverted_cdf"` has it. What is returned lies in the bucket of that element, at the harmonic mean of its ends, which
-    is off by at most `1 / (2**(bits + 1) + 1)` of the element: 1.54 % with 5 bits, 0.39 % with 7. It is clamped to the least and
-    the greatest element, which are kept exactly, so that these two themselves and constants are exact (as far as float64 is).
+    The sign, the exponent and the first `bits` bits of the mantissa select a bucket; the state counts the elements per bucket, so
+    merging adds counts. The quantile q is the smallest element x such that at low a share q of all elements is at most x, as in
+    `numpy.quantile` with `method="inverted_cdf"`. The result is the harmonic mean of the bounds of the bucket of x, with a
+    relative error of at most `1 / (2**(bits + 1) + 1)`: 1.54 % with 5 bits, 0.39 % with 7. It is clamped to the minimum and the
+    maximum, which are stored exactly; so these two, and all quantiles of a constant, are exact (in float64).
 
-    Magnitudes below `low` count as zero, so the error there is absolute and less than `low`; quantiles of magnitude `high` and
-    more are told from one another only by the least and the greatest element, and otherwise given as `high`. Without `low` and
-    `high` that is below 2**-126 and from 2**128, the ends of the normal float32 range (and of bfloat16; of float16 even the
-    denormals are inside). float64 and wide integers are bucketed by their float64 bits, in the same buckets.
+    Magnitudes below `low` count as zero: their absolute error is less than `low`. Quantiles of magnitude `high` or more are
+    returned as `high`, or as the minimum or maximum. The defaults are 2**-126 and 2**128, the normal range of float32 and
+    bfloat16, which includes all of float16, subnormals too. float64 and wide integers use the same buckets, by their float64 bits.
 
-    Memory per kept position: `8 * (2 * log2(high / low) * 2**bits + 3)` bytes and the two ends; without a range, with 5 bits,
-    130 KB. With many channels give a range: `low=1e-6, high=1e6` takes 20.5 KB, both with 5 bits.
+    Memory per kept position: `8 * (2 * log2(high / low) * 2**bits + 3)` bytes plus minimum and maximum: 130 KB by default. Give a
+    range if there are many channels: `low=1e-6, high=1e6` takes 20.5 KB, both with 5 bits.
 
     Args:
-        q: one share or several, each from 0 to 1. The state does not depend on it: `at(state, 0.99)` asks for any other.
-        bits: mantissa bits that number the buckets, 1 to 12. Each more halves the error and doubles the memory.
-        low: magnitude that must not count as zero, in the unit of the data; rounded down to a power of two.
-        high: magnitude up to which the error is guaranteed, in the unit of the data; rounded up to a power of two.
+        q: one share or several, each from 0 to 1. The state does not depend on it: `at(state, 0.99)` returns any other quantile.
+        bits: mantissa bits that select the bucket, 1 to 12. One more bit halves the error and doubles the memory.
+        low: smallest magnitude that does not count as zero, in the unit of the data; rounded down to a power of two.
+        high: magnitude up to which the error is bounded, in the unit of the data; rounded up to a power of two.
 
     Returns:
-        float64, of shape (len(q), *kept axes), or of the kept axes where `q` is one number; NaN where nothing finite was seen.
+        float64, of shape (len(q), *kept axes), or of the kept axes if `q` is one number; NaN if there are no finite elements.
 
     Raises:
-        ArgumentError: `q`, `bits`, `low` or `high` is out of its range.
-        DTypeError: complex numbers, which have no order, or uint64.
+        ArgumentError: `q`, `bits`, `low` or `high` is out of range.
+        DTypeError: the input is complex, which has no order, or uint64.
 
-    Reference: buckets as in Masson, Rim and Lee, "DDSketch", VLDB 2019 (doi:10.14778/3352063.3352135), with the logarithm
-    replaced by the bits themselves.
+    Reference: buckets as in Masson, Rim and Lee, "DDSketch", VLDB 2019 (doi:10.14778/3352063.3352135), with the bit pattern in
+    place of the logarithm.
 
     >>> import torch
     >>> quantile = Quantile(q=(0.0, 0.5, 1.0))
@@ -72,8 +71,8 @@ class Quantile(Statistic):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_shares(self.q)
-        if not isinstance(self.bits, int) or not 1 <= self.bits <= _MOST_BITS:
-            raise ArgumentError(f"Quantile takes from 1 to {_MOST_BITS} bits and got {self.bits!r}")
+        if not isinstance(self.bits, int) or not 1 <= self.bits <= _MAX_BITS:
+            raise ArgumentError(f"Quantile takes from 1 to {_MAX_BITS} bits and got {self.bits!r}")
         for name in ("low", "high"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 2.0**-1022 <= value < math.inf):
@@ -84,12 +83,12 @@ class Quantile(Statistic):
 
     @property
     def error(self) -> float:
-        """The greatest relative error of a quantile from `low` to `high`."""
+        """The bound of the relative error, for quantiles of magnitude `low` to `high`."""
         return 1 / ((2 << self.bits) + 1)
 
     @property
     def divisible(self) -> bool:
-        return False  # a lift is cut inside, where its pieces share one array of counts
+        return False  # lift splits the tensor itself, and its pieces share one array of counts
 
     @property
     def batchable(self) -> bool:
@@ -98,15 +97,11 @@ class Quantile(Statistic):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Quantile")
         filled, mask = finite(x)
-        if mask is None:
-            least, greatest = extremes(x, axes)
-        else:
-            least, greatest = (torch.where(mask, filled, fill) for fill in (torch.inf, -torch.inf))
-            least, greatest = least.amin(dim=axes), greatest.amax(dim=axes)
-        counts = tally(filled, axes, 2 * self._per_sign + 3, self._bucket)
-        if mask is not None:  # what was not finite is zero in `filled`
-            counts[..., self._per_sign + 1] -= count_of(x, None, axes) - mask.sum(dim=axes)
-        return {"counts": counts, "min": least, "max": greatest}
+        low, high = extremes(x, axes, mask)
+        counts = tally(filled, axes, 2 * self._buckets_per_sign + 3, self._bucket)
+        if mask is not None:  # non-finite elements are zero in `filled`
+            counts[..., self._buckets_per_sign + 1] -= count_of(x, None, axes) - mask.sum(dim=axes)
+        return {"counts": counts, "min": low, "max": high}
 
     def join(self, a: State, b: State) -> State:
         return {
@@ -119,23 +114,23 @@ class Quantile(Statistic):
         return self._quantiles(state, self.q)
 
     def at(self, state: State, q: float | tuple[float, ...]) -> Tensor:
-        """Other quantiles of a state, in the shape `compute` would give them.
+        """Return the quantiles `q` of a state, in the shape that `compute` has for `q`.
 
         Raises:
             ArgumentError: a share is not from 0 to 1.
-            EmptyStateError: nothing was reduced into `state`.
+            EmptyStateError: `state` is empty.
         """
         _check_shares(q)
         require_state(self, state)
         return self._quantiles(state, q)
 
     def iqr(self, state: State) -> Tensor:
-        """Interquartile range of a state: the quantile 0.75 less the quantile 0.25, float64, in the shape of the kept axes."""
+        """Return the interquartile range, the quantile 0.75 minus the quantile 0.25: float64, in the shape of the kept axes."""
         return self.at(state, 0.75) - self.at(state, 0.25)
 
     @property
     def _exponents(self) -> tuple[int, int]:
-        first, end = _FLOAT32
+        first, end = _FLOAT32_EXPONENTS
         if self.low is not None:
             first = math.frexp(self.low)[1] - 1
         if self.high is not None:
@@ -144,29 +139,29 @@ class Quantile(Statistic):
         return first, end
 
     @property
-    def _per_sign(self) -> int:
+    def _buckets_per_sign(self) -> int:
         first, end = self._exponents
         return (end - first) << self.bits
 
     def _bucket(self, x: Tensor) -> Tensor:
-        """Numbers of buckets, in the order of the numbers: those beyond `high`, the others and zero stand around the middle."""
+        """Return the bucket index of each element, in increasing order of the elements; zero is in the middle bucket."""
         first, _ = self._exponents
         narrow = x.dtype.itemsize <= 4 if x.is_floating_point() else x.dtype.itemsize <= 2
-        x = x.float() if narrow and first >= _FLOAT32[0] else real(x)
+        x = x.float() if narrow and first >= _FLOAT32_EXPONENTS[0] else real(x)
         integer, mantissa, bias = (torch.int32, 23, 127) if x.dtype is torch.float32 else (torch.int64, 52, 1023)
         pattern = x.view(integer)
-        # negative floats grow downwards: with all bits but the sign flipped, patterns are in the order of the numbers
+        # flipping all bits but the sign of negative floats makes integer order equal to float order
         number = ((pattern >> (8 * x.dtype.itemsize - 1)) & torch.iinfo(integer).max) ^ pattern
         number = number >> (mantissa - self.bits)
         zero = (bias + first) << self.bits
         number = number - number.clamp(-zero, zero - 1)
-        middle = self._per_sign + 1
+        middle = self._buckets_per_sign + 1
         return number.clamp(-middle, middle) + middle
 
-    def _middles(self, like: Tensor) -> Tensor:
-        """What stands for each bucket."""
+    def _representatives(self, like: Tensor) -> Tensor:
+        """Return the value that represents each bucket."""
         first, end = self._exponents
-        numbers = torch.arange(self._per_sign, device=like.device)
+        numbers = torch.arange(self._buckets_per_sign, device=like.device)
         start = 1 + real(numbers & ((1 << self.bits) - 1)) * 2.0**-self.bits
         stop = start + 2.0**-self.bits
         scale = torch.ldexp(real(torch.ones_like(numbers)), first + (numbers >> self.bits))
@@ -176,15 +171,15 @@ class Quantile(Statistic):
         return torch.cat((-above.flip(0), torch.zeros_like(beyond), above))
 
     def _quantiles(self, state: State, q: float | tuple[float, ...]) -> Tensor:
-        reached = state["counts"].cumsum(-1)
-        count = reached[..., -1:]
-        seen = real(count)
-        shares = torch.tensor(q if isinstance(q, tuple) else (q,), dtype=seen.dtype, device=seen.device)
-        rank = (shares * seen).ceil().long().clamp(min=1)
-        found = torch.searchsorted(reached, rank).clamp(max=reached.shape[-1] - 1)
-        least, greatest = (real(nan_where_infinite(state[key])).unsqueeze(-1) for key in ("min", "max"))
-        inside = self._middles(reached)[found].clamp(least, greatest)
-        quantiles = torch.where(rank <= 1, least, torch.where(rank >= count, greatest, inside)).movedim(-1, 0).contiguous()
+        cumulative = state["counts"].cumsum(-1)
+        count = cumulative[..., -1:]
+        total = real(count)
+        shares = torch.tensor(q if isinstance(q, tuple) else (q,), dtype=total.dtype, device=total.device)
+        rank = (shares * total).ceil().long().clamp(min=1)
+        found = torch.searchsorted(cumulative, rank).clamp(max=cumulative.shape[-1] - 1)
+        low, high = (real(infinite_to_nan(state[key])).unsqueeze(-1) for key in ("min", "max"))
+        inside = self._representatives(cumulative)[found].clamp(low, high)
+        quantiles = torch.where(rank <= 1, low, torch.where(rank >= count, high, inside)).movedim(-1, 0).contiguous()
         return quantiles if isinstance(q, tuple) else quantiles[0]
 
 

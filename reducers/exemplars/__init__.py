@@ -1,1 +1,1 @@
-"""Observations that are kept."""
+"""Stored observations and samples."""

@@ -1,4 +1,4 @@
-"""Observations themselves: the first, the last, all of them, or all folded into one by a function."""
+"""Reducers that store observations: the first, the last, all of them, or a fold over all."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Collect", "First", "Fold", "Last", "keep"]
 
 
 def keep(x: Tensor) -> Tensor:
-    """A contiguous copy of `x` with a storage of its own; lazy conjugations and negations are carried out."""
+    """Return a contiguous copy of `x` with its own storage, and lazy conjugation and negation resolved."""
     return x.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
 class First(Reducer):
-    """The first observation, whole; observations without elements do not count.
+    """The first observation; empty tensors are ignored.
 
     Returns:
         A tensor in the shape and dtype of the first observation.
@@ -52,7 +52,7 @@ class First(Reducer):
 
 @dataclass(frozen=True)
 class Last(Reducer):
-    """The last observation, whole; observations without elements do not count.
+    """The last observation; empty tensors are ignored.
 
     Returns:
         A tensor in the shape and dtype of the last observation.
@@ -79,18 +79,18 @@ class Last(Reducer):
 
 @dataclass(frozen=True)
 class Fold(Reducer):
-    """All observations folded into one tensor: `function(function(x1, x2), x3)` and so on; x1 alone is itself.
+    """A left fold over all observations: `function(function(x1, x2), x3)` and so on; a single x1 is returned unchanged.
 
     Args:
-        function: takes what was folded so far and what comes next, and returns both as one tensor. It must be associative
-            (`f(f(a, b), c) == f(a, f(b, c))`), or what is merged depends on where it was cut, and must not work in place:
+        function: maps the result so far and the next observation to one tensor. It must be associative
+            (`f(f(a, b), c) == f(a, f(b, c))`), else the result depends on how states are merged. It must not work in place:
             `torch.add`, not `torch.Tensor.add_`.
 
     Returns:
-        What the function returned last.
+        The last return value of `function`.
 
     Raises:
-        ReducerTypeError: `function` cannot be called, or returned something other than a tensor.
+        ReducerTypeError: `function` is not callable, or does not return a tensor.
 
     >>> import torch
     >>> longest = Fold(torch.maximum)
@@ -126,13 +126,13 @@ class Fold(Reducer):
 
 @dataclass(frozen=True)
 class Collect(Reducer):
-    """All observations, concatenated along their first axis; single numbers (0-d) are stacked.
+    """All observations, concatenated along their first axis; 0-d tensors are stacked.
 
-    Memory grows with what is observed. Blocks of similar length are joined as carries are in a binary counter, so n
-    observations cost O(n log n) of copying and the state holds O(log n) tensors, keyed "0", "1", ... in order of time.
+    Memory grows with the number of elements. Blocks of similar length are concatenated, like the carries of a binary counter, so
+    n observations cost O(n log n) copies and the state holds O(log n) tensors, with the keys "0", "1", ... in order of time.
 
     Returns:
-        A tensor of shape (sum of first axes, ...), in the dtype to which torch promotes those of the observations.
+        A tensor of shape (sum of the first axes, ...), in the promoted dtype of the observations.
 
     Raises:
         StateMismatchError: the axes after the first differ between observations.
@@ -168,7 +168,7 @@ class Collect(Reducer):
         if blocks and blocks[-1].shape[1:] != block.shape[1:]:
             raise StateMismatchError(
                 f"{self!r} holds observations of shape (*, {', '.join(map(str, blocks[-1].shape[1:]))}) and now met "
-                f"{tuple(block.shape)}: only the first axis may differ; record these apart, or flatten them by .premap(torch.ravel)"
+                f"{tuple(block.shape)}: only the first axis may differ; record these separately, or flatten: .premap(torch.ravel)"
             )
         rows, start = len(block), len(blocks)
         while start and len(blocks[start - 1]) < 2 * rows:
@@ -179,7 +179,7 @@ class Collect(Reducer):
 
 
 def _blocks(state: State) -> list[Tensor]:
-    # files may list keys in another order than that of time
+    # a file may list the keys in any order
     return [state[str(index)] for index in range(len(state))]
 
 

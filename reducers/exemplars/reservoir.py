@@ -1,4 +1,4 @@
-"""A uniform sample of what was seen."""
+"""A uniform random sample of all samples."""
 
 from __future__ import annotations
 
@@ -9,48 +9,49 @@ import torch
 from torch import Tensor
 
 from reducers.core.reducer import Reducer
-from reducers.core.states import check_states, require_state, to_device
+from reducers.core.states import require_state, to_device
 from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
-from reducers.exemplars.slots import after, companions, first, moved
+from reducers.exemplars.slots import apply_indexing, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import bits_of, mix
 from reducers.state import Result, State
 
 __all__ = ["Reservoir"]
 
-_LAST = torch.iinfo(torch.int64).max
+_MAX_INT64 = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
 class Reservoir(Reducer):
-    """A uniform random sample of k samples, without replacement, from everything seen, each with where it came from.
+    """A uniform random selection of k samples, without replacement, from all samples, each with its step, position and id.
 
-    `update(state, x, ids, payload)`: `ids` and `payload` may be left out. The first axis of `x` is that of its samples, and whole
-    samples are kept; to draw single elements, flatten them first: `Reservoir().premap(torch.ravel)`. Every sample draws a lot,
-    and the k lowest lots stay, so merging two reservoirs is again a reservoir of both.
+    `update(state, x, ids, payload)`: `ids` and `payload` are optional. The first axis of `x` enumerates its samples, and whole
+    samples are stored; to draw single elements, flatten first: `Reservoir().premap(torch.ravel)`. Each sample gets a random
+    number, its lot, and the k lowest lots are kept. So merging two reservoirs gives a reservoir of both.
 
-    The lot is a hash of the seed, of the bits of the whole observation, of the place of the sample in it and of its id. So there is
-    no generator to save, resuming is exact, and ranks draw differently because their data differ, from one seed. The price: an
-    observation that comes again bit for bit, with the same ids, draws the same lots, so its samples stay or go together with
-    their copies; ids that tell the copies apart, such as a running number, make them independent.
+    The lot is a hash of the seed, the bits of the whole observation, the position of the sample and its id. So there is no
+    generator to save, resuming is exact, and ranks with the same seed draw different lots because their data differ. The
+    drawback: a bitwise identical observation with the same ids draws the same lots, so its samples are kept or dropped together
+    with their copies. Distinct ids, such as a running number, make the copies independent.
 
     Args:
-        k: how many samples to keep.
-        seed: another seed draws another sample.
-        x: the observation, its samples along the first axis; a 0-d tensor is one sample. All samples have one shape.
-        ids: integers, one for each sample.
-        payload: of shape (samples, ...): the row of a sample is kept with it. Of one shape, and in all observations or none.
+        k: number of samples to keep.
+        seed: another seed selects other samples.
+        x: the observation, with its samples along the first axis; a 0-d tensor is one sample. All samples have the same shape.
+        ids: integers, one per sample.
+        payload: of shape (samples, ...); each sample is stored with its row. It must always have the same row shape, and must be
+            given for all observations or none.
 
     Returns:
-        `value`: of shape (k, ...), in no particular order; int64 of shape (k,): `step` (number of the observation, from 0, among
-        those with elements, counting on over what is merged), `position` (place of the sample in its observation) and `id` (-1
-        where none was given); `payload` of shape (k, ...). While fewer than k samples were seen the last slots have step and
-        position -1, and zeros for value and payload.
+        `value`: of shape (k, ...), in arbitrary order; int64 of shape (k,): `step` (index of the observation among those that are
+        not empty, counted across merged states), `position` (index of the sample in its observation) and `id` (-1 if none was
+        given); `payload` of shape (k, ...). If there are fewer than k samples, the last slots have step and position -1, and
+        zeros for value and payload.
 
     Raises:
-        ArgumentError: `k` is not a positive whole number, or `seed` none of 64 bits.
-        ReducerTypeError, StateMismatchError: ids or payload do not fit the samples, or samples change their shape.
+        ArgumentError: `k` is not a positive integer, or `seed` is not a 64-bit integer.
+        ReducerTypeError, StateMismatchError: ids or payload do not match the samples, or the sample shape changes.
 
     Reference: bottom-k sampling: Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007
     (doi:10.1145/1281100.1281133).
@@ -70,24 +71,18 @@ class Reservoir(Reducer):
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
-            raise ArgumentError(f"Reservoir takes a positive whole number as k and got {self.k!r}")
+            raise ArgumentError(f"Reservoir takes k, a positive integer, and got {self.k!r}")
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
-            raise ArgumentError(f"Reservoir takes a whole number of 64 bits as seed and got {self.seed!r}")
+            raise ArgumentError(f"Reservoir takes seed, a signed 64-bit integer, and got {self.seed!r}")
 
     def update(self, state: State, *xs: Tensor) -> State:
-        x, ids, payload = companions(self, xs)
+        x, ids, payload = sample_inputs(self, xs)
         if x.numel() == 0:
             return state
         return self.merge(to_device(state, x.device), self._lift(x.reshape(1) if x.ndim == 0 else x, ids, payload))
 
     def merge(self, a: State, b: State) -> State:
-        if not a or not b:
-            return a or b
-        check_states(self, a, b)
-        b = to_device(b, a["observations"].device)
-        a_slots, b_slots = ({key: value for key, value in state.items() if key != "observations"} for state in (a, b))
-        slots = first(after(a_slots, b_slots, a["observations"]), "lot", self.k, descending=False)
-        return {**slots, "observations": a["observations"] + b["observations"]}
+        return merge_slots(self, a, b, by="lot", descending=False, k=self.k)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
@@ -97,35 +92,28 @@ class Reservoir(Reducer):
         lot, order = self._lots(x, ids).sort(stable=True)
         chosen = order[: self.k]
         slots = {
-            "value": moved(x, lambda rows: keep(rows[chosen])),
+            "value": apply_indexing(x, lambda rows: keep(rows[chosen])),
             "lot": lot[: self.k].clone(),
             "step": torch.zeros_like(chosen),
             "position": chosen.clone(),
             "id": torch.full_like(chosen, -1) if ids is None else ids[chosen],
         }
         if payload is not None:
-            slots["payload"] = moved(payload, lambda rows: keep(rows[chosen]))
-        missing = self.k - chosen.shape[0]
-        if missing > 0:
-            slots = {key: _padded(key, value, missing) for key, value in slots.items()}
+            slots["payload"] = apply_indexing(payload, lambda rows: keep(rows[chosen]))
+        slots = pad_slots(slots, self.k, {"lot": _MAX_INT64, "value": 0, "payload": 0})
         return {**slots, "observations": torch.ones((), dtype=torch.int64, device=x.device)}
 
     def _lots(self, x: Tensor, ids: Tensor | None) -> Tensor:
-        places = torch.arange(x.shape[0], device=x.device)
-        each = torch.cat([_digest(piece) for piece in pieces(x, (0,))])
-        whole = mix(mix(each, 1) + places, 2).sum()
-        lots = mix(mix(whole + places, 3), self.seed)
+        positions = torch.arange(x.shape[0], device=x.device)
+        digests = torch.cat([_digest(piece) for piece in pieces(x, (0,))])
+        observation_hash = mix(mix(digests, 1) + positions, 2).sum()
+        lots = mix(mix(observation_hash + positions, 3), self.seed)
         return lots if ids is None else mix(lots + mix(ids, 4), 5)
 
 
 def _digest(x: Tensor) -> Tensor:
-    """A number for each sample that hardly any other sample shares: a sum of its bits times odd random numbers, modulo 2**64."""
+    """Return a 64-bit hash of each sample: the sum of its bits times odd pseudorandom numbers, modulo 2**64."""
     bits = bits_of(x)
     bits = bits.reshape(x.shape[0], bits.numel() // x.shape[0])
     factors = mix(torch.arange(bits.shape[1], device=x.device), 6) | 1
     return (bits * factors).sum(dim=1)
-
-
-def _padded(key: str, value: Tensor, missing: int) -> Tensor:
-    fill = {"lot": _LAST, "value": 0, "payload": 0}.get(key, -1)
-    return torch.cat((value, torch.full((missing, *value.shape[1:]), fill, dtype=value.dtype, device=value.device)))

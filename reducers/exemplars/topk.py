@@ -1,4 +1,4 @@
-"""The largest and the smallest elements, and where they came from."""
+"""The largest and the smallest elements, with their step, position and sample id."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from reducers.core.patterns import arrange, validate
 from reducers.core.reducer import Reducer
-from reducers.core.states import check_states, require_state, to_device
+from reducers.core.states import require_state, to_device
 from reducers.errors import ArgumentError
-from reducers.exemplars.slots import after, companions, first, moved
+from reducers.exemplars.slots import apply_indexing, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
-from reducers.kernels.precision import able_to_hold_nan, comparable, nan_where_infinite
+from reducers.kernels.precision import comparable, infinite_to_nan, nan_capable
 from reducers.state import Result, State
 
 __all__ = ["BottomK", "TopK"]
 
 
 @dataclass(frozen=True)
-class _Ends(Reducer):
-    """The k elements at one end, as `TopK` says."""
+class _ExtremeElements(Reducer):
+    """Shared implementation of `TopK` and `BottomK`."""
 
     pattern: str = "... ->"
     k: int = 10
@@ -35,70 +35,64 @@ class _Ends(Reducer):
     def __post_init__(self) -> None:
         validate(self.pattern)
         if not isinstance(self.k, int) or self.k < 1:
-            raise ArgumentError(f"{type(self).__name__} takes a positive whole number as k and got {self.k!r}")
+            raise ArgumentError(f"{type(self).__name__} takes k, a positive integer, and got {self.k!r}")
 
     def update(self, state: State, *xs: Tensor) -> State:
-        x, ids, payload = companions(self, xs)
-        rows, places = self._rows(x)
+        x, ids, payload = sample_inputs(self, xs)
+        rows, to_positions = self._rows(x)
         if x.numel() == 0:
             return state
-        return self.merge(to_device(state, x.device), self._lift(x, rows, places, ids, payload))
+        return self.merge(to_device(state, x.device), self._lift(x, rows, to_positions, ids, payload))
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
-        return self.update(state, torch.where(mask, able_to_hold_nan(x), torch.nan))
+        return self.update(state, torch.where(mask, nan_capable(x), torch.nan))
 
     def merge(self, a: State, b: State) -> State:
-        if not a or not b:
-            return a or b
-        check_states(self, a, b)
-        b = to_device(b, a["observations"].device)
-        a_slots, b_slots = ({key: value for key, value in state.items() if key != "observations"} for state in (a, b))
-        slots = first(after(a_slots, b_slots, a["observations"]), "value", self.k, self.largest)
-        return {**slots, "observations": a["observations"] + b["observations"]}
+        return merge_slots(self, a, b, by="value", descending=self.largest, k=self.k)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
         slots = {key: value.clone() for key, value in state.items() if key != "observations"}
-        return {**slots, "value": nan_where_infinite(slots["value"])}
+        return {**slots, "value": infinite_to_nan(slots["value"])}
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The reduced elements along one last axis, and what turns indices along it into flat places in `x`."""
+        """Return the reduced elements along one last axis, and a function from indices along it to flat positions in `x`."""
         arranged, axes = arrange(x, self.pattern)
         if len(axes) == arranged.ndim == x.ndim:
             return arranged.reshape(-1), torch.clone
         kept = [axis for axis in range(arranged.ndim) if axis not in axes]
         elements = 1
-        for axis in axes:  # -1 cannot be told where there are no elements
+        for axis in axes:  # reshape cannot infer -1 if there are no elements
             elements *= arranged.shape[axis]
         rows = arranged.permute(*kept, *axes).reshape(*kept_shape(arranged, axes), elements)
-        return rows, lambda chosen: self._places(chosen, x, [arranged.shape[axis] for axis in axes], [*kept, *axes])
+        return rows, lambda chosen: self._positions(chosen, x, [arranged.shape[axis] for axis in axes], [*kept, *axes])
 
-    def _places(self, chosen: Tensor, x: Tensor, sizes: list[int], order: list[int]) -> Tensor:
-        """Flat places in `x` of what was chosen from its rows, without an index for every element of `x`."""
+    def _positions(self, chosen: Tensor, x: Tensor, sizes: list[int], order: list[int]) -> Tensor:
+        """Return the flat positions in `x` of elements chosen from its rows, without an index tensor of the size of `x`."""
         coordinates: list[Tensor] = []
         for size in reversed(sizes):
             coordinates.insert(0, chosen % size)
             chosen = chosen // size
         for axis, size in reversed(list(enumerate(chosen.shape[:-1]))):
-            number = torch.arange(size, device=x.device)
-            coordinates.insert(0, number.reshape(-1, *(1,) * (chosen.ndim - 1 - axis)).expand(chosen.shape))
-        places, stride = torch.zeros_like(chosen), 1
+            index = torch.arange(size, device=x.device)
+            coordinates.insert(0, index.reshape(-1, *(1,) * (chosen.ndim - 1 - axis)).expand(chosen.shape))
+        positions, stride = torch.zeros_like(chosen), 1
         for axis in reversed(range(x.ndim)):
-            along = torch.arange(x.shape[axis], device=x.device) * stride
-            along = along.reshape(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
-            places = places + arrange(along, self.pattern)[0].permute(order)[tuple(coordinates)]
+            offset = torch.arange(x.shape[axis], device=x.device) * stride
+            offset = offset.reshape(-1, *(1,) * (x.ndim - 1 - axis)).expand(x.shape)
+            positions = positions + arrange(offset, self.pattern)[0].permute(order)[tuple(coordinates)]
             stride *= x.shape[axis]
-        return places
+        return positions
 
     def _lift(
-        self, x: Tensor, rows: Tensor, places: Callable[[Tensor], Tensor], ids: Tensor | None, payload: Tensor | None
+        self, x: Tensor, rows: Tensor, to_positions: Callable[[Tensor], Tensor], ids: Tensor | None, payload: Tensor | None
     ) -> State:
         rows = comparable(rows, type(self).__name__)
         rows = rows.to(torch.uint8) if rows.dtype is torch.bool else rows
-        chosen = _first_indices(self._usable(rows), self.k, self.largest)
+        chosen = _best_indices(self._exclude_nonfinite(rows), self.k, self.largest)
         value = rows.gather(-1, chosen)
         found = torch.isfinite(value)
-        position = torch.where(found, places(chosen), -1)
+        position = torch.where(found, to_positions(chosen), -1)
         sample = position.clamp(min=0) // (x[0].numel() if x.ndim else 1)
         slots = {
             "value": torch.where(found, value, self._worst(value.dtype)),
@@ -107,16 +101,14 @@ class _Ends(Reducer):
             "id": torch.full_like(position, -1) if ids is None else torch.where(found, ids[sample], -1),
         }
         if payload is not None:
-            there = found.reshape(*found.shape, *(1,) * (payload.ndim - 1))
-            slots["payload"] = moved(payload, lambda part: torch.where(there, part[sample], part.new_zeros(())))
-        missing = self.k - chosen.shape[-1]
-        if missing > 0:
-            slots = {key: self._padded(key, value, found.ndim - 1, missing) for key, value in slots.items()}
+            mask = found.reshape(*found.shape, *(1,) * (payload.ndim - 1))
+            slots["payload"] = apply_indexing(payload, lambda part: torch.where(mask, part[sample], part.new_zeros(())))
+        slots = pad_slots(slots, self.k, {"value": self._worst(value.dtype), "payload": 0})
         slots = {key: value.contiguous() for key, value in slots.items()}
         return {**slots, "observations": torch.ones((), dtype=torch.int64, device=x.device)}
 
-    def _usable(self, rows: Tensor) -> Tensor:
-        """`rows` with what is not finite where it cannot be chosen."""
+    def _exclude_nonfinite(self, rows: Tensor) -> Tensor:
+        """Return `rows` with non-finite elements replaced by the worst value, so that they are chosen last."""
         if not rows.is_floating_point():
             return rows
         if rows.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isfinite(rows.sum(dtype=torch.float64)).item():
@@ -128,39 +120,34 @@ class _Ends(Reducer):
             return -torch.inf if self.largest else torch.inf
         return torch.iinfo(dtype).min if self.largest else torch.iinfo(dtype).max
 
-    def _padded(self, key: str, value: Tensor, axis: int, missing: int) -> Tensor:
-        fill = {"value": self._worst(value.dtype), "payload": 0}.get(key, -1)
-        shape = [*value.shape[:axis], missing, *value.shape[axis + 1 :]]
-        return torch.cat((value, torch.full(shape, fill, dtype=value.dtype, device=value.device)), dim=axis)
-
 
 @dataclass(frozen=True)
-class TopK(_Ends):
-    """The k largest finite elements, each with the step, sample and place it came from, and a payload if wanted.
+class TopK(_ExtremeElements):
+    """The k largest finite elements, each with its step, position, sample id and optional payload.
 
-    `update(state, x, ids, payload)`: `ids` and `payload` may be left out. The first axis of `x` is that of its samples. Equal
-    elements are ranked by time, then by place, so that the result does not depend on how states were merged.
+    `update(state, x, ids, payload)`: `ids` and `payload` are optional. The first axis of `x` enumerates its samples. Equal
+    elements are ranked by step, then by position, so the result does not depend on the order of merges.
 
-    A step is the number of the observation, from 0, among those with elements; where states are merged, those of the second
-    count on from the first. Ids tell samples apart whatever was merged.
+    The step is the index of the observation among those that are not empty; if states are merged, the steps of the second
+    continue after the first. Ids identify samples independently of merging.
 
     Args:
-        k: how many elements to keep for each kept position.
-        x: the observation, as the pattern names its axes.
-        ids: integers, one for each sample.
-        payload: of shape (samples, ...): the row of the sample is kept with each of its elements. Always the same shape, and in
-            all observations or none.
+        k: number of elements to keep per kept position.
+        x: the observation, with the axes that the pattern names.
+        ids: integers, one per sample.
+        payload: of shape (samples, ...); each element is stored with the row of its sample. It must always have the same row
+            shape, and must be given for all observations or none.
 
     Returns:
         Tensors of shape (*kept axes, k), best first: `value` in the dtype of the input (bool as uint8, float8 as float32);
-        `step`, `position` (flat, row by row, in its observation: `torch.unravel_index(position, x.shape)` gives the axes), `id`
-        (-1 where none was given), all int64; `payload` of shape (*kept axes, k, ...). Slots for which there were no elements have
-        step and position -1, value NaN (for integers the least), and a payload of zeros.
+        `step`, `position` (flat index into the observation, in row-major order, as for `torch.unravel_index(position, x.shape)`)
+        and `id` (-1 if none was given), all int64; `payload` of shape (*kept axes, k, ...). Empty slots have step and position
+        -1, value NaN (for integers the smallest value of the dtype; the largest for `BottomK`), and a payload of zeros.
 
     Raises:
-        ArgumentError: `k` is not a positive whole number.
-        DTypeError: complex numbers, which have no order, or uint64.
-        ReducerTypeError, StateMismatchError: ids or payload do not fit the samples.
+        ArgumentError: `k` is not a positive integer.
+        DTypeError: the input is complex, which has no order, or uint64.
+        ReducerTypeError, StateMismatchError: ids or payload do not match the samples.
 
     >>> import torch
     >>> top = TopK(k=2)
@@ -172,11 +159,11 @@ class TopK(_Ends):
 
 
 @dataclass(frozen=True)
-class BottomK(_Ends):
-    """The k smallest finite elements; else as `TopK`.
+class BottomK(_ExtremeElements):
+    """The k smallest finite elements; in all other respects like `TopK`.
 
     Returns:
-        What `TopK` does, smallest first.
+        As for `TopK`, smallest first.
 
     >>> import torch
     >>> bottom = BottomK("b c -> c", k=1)
@@ -188,27 +175,27 @@ class BottomK(_Ends):
     largest: ClassVar[bool] = False
 
 
-def _first_indices(rows: Tensor, k: int, largest: bool) -> Tensor:
-    """Indices of the k greatest (least) elements along the last axis, best first, of equal ones the earlier; fewer if there are."""
+def _best_indices(rows: Tensor, k: int, largest: bool) -> Tensor:
+    """Return the indices of the k largest (or smallest) elements along the last axis, best first, the earlier first if equal."""
     eager = rows.device.type == "cpu" and not torch.compiler.is_compiling()
     if eager and rows.shape[-1] >= 2 * CHUNK >= 8 * k:
         starts = range(0, rows.shape[-1], CHUNK)
-        parts = [_first_indices(rows[..., start : start + CHUNK], k, largest) + start for start in starts]
-        survivors = torch.cat(parts, dim=-1)
-        return survivors.gather(-1, _first_indices(rows.gather(-1, survivors), k, largest))
+        parts = [_best_indices(rows[..., start : start + CHUNK], k, largest) + start for start in starts]
+        candidates = torch.cat(parts, dim=-1)
+        return candidates.gather(-1, _best_indices(rows.gather(-1, candidates), k, largest))
     length = rows.shape[-1]
     k = min(k, length)
     value, index = rows.topk(k, dim=-1, largest=largest, sorted=False)
-    edge = value.amin(-1, keepdim=True) if largest else value.amax(-1, keepdim=True)
-    if eager and torch.count_nonzero(rows >= edge if largest else rows <= edge).item() == value.numel():
+    threshold = value.amin(-1, keepdim=True) if largest else value.amax(-1, keepdim=True)
+    if eager and torch.count_nonzero(rows >= threshold if largest else rows <= threshold).item() == value.numel():
         index = index.sort(dim=-1).values
         return index.gather(-1, rows.gather(-1, index).sort(dim=-1, descending=largest, stable=True).indices)
-    # topk is free to choose among equals: those at the edge are chosen anew, by place
-    tied = torch.where(rows == edge, torch.arange(length, device=rows.device), length)
-    index = torch.cat((torch.where(value == edge, length, index), tied.topk(k, dim=-1, largest=False).values), dim=-1)
+    # topk may choose any of several equal elements: those equal to the k-th are chosen again, by position
+    tied = torch.where(rows == threshold, torch.arange(length, device=rows.device), length)
+    index = torch.cat((torch.where(value == threshold, length, index), tied.topk(k, dim=-1, largest=False).values), dim=-1)
     index = index.sort(dim=-1).values
-    there = index < length
+    valid = index < length
     value = rows.gather(-1, index.clamp(max=length - 1))
     order = value.sort(dim=-1, descending=largest, stable=True).indices
-    missing = (~there).gather(-1, order).to(torch.uint8)
+    missing = (~valid).gather(-1, order).to(torch.uint8)
     return index.gather(-1, order.gather(-1, missing.sort(dim=-1, stable=True).indices[..., :k]))

@@ -1,1 +1,1 @@
-"""How a tensor is reduced fast and exactly."""
+"""Fast and accurate reductions over a single tensor."""

@@ -1,4 +1,4 @@
-"""How often each bin occurs, per unit (position of the kept axes): the shared work of everything that counts into bins."""
+"""Bin counts per unit, where a unit is one position of the kept axes. Shared by all reducers that count into bins."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from torch import Tensor
 
 from reducers.kernels.chunks import CHUNK, pieces
 
-__all__ = ["count_of_units", "kept_shape", "of_units", "tally"]
+__all__ = ["kept_shape", "tally", "unit_count", "unit_index"]
 
 
 def kept_shape(x: Tensor, axes: tuple[int, ...]) -> list[int]:
-    """Sizes of the axes that are not reduced."""
+    """Return the sizes of the axes that are not reduced."""
     return [size for axis, size in enumerate(x.shape) if axis not in axes]
 
 
-def of_units(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The number of the unit each element belongs to, int64, of a shape that broadcasts against `x`."""
+def unit_index(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the index of the unit that each element belongs to: int64, in a shape that broadcasts against `x`."""
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-    return torch.arange(count_of_units(x, axes), device=x.device).reshape(shape)
+    return torch.arange(unit_count(x, axes), device=x.device).reshape(shape)
 
 
-def count_of_units(x: Tensor, axes: tuple[int, ...]) -> int:
-    """How many positions the kept axes have."""
+def unit_count(x: Tensor, axes: tuple[int, ...]) -> int:
+    """Return the number of positions of the kept axes."""
     units = 1
-    for size in kept_shape(x, axes):  # math.prod does not trace sizes that vary
+    for size in kept_shape(x, axes):  # math.prod cannot be traced with dynamic sizes
         units *= size
     return units
 
 
 def tally(x: Tensor, axes: tuple[int, ...], bins: int, index: Callable[[Tensor], Tensor]) -> Tensor:
-    """Counts per unit and bin, int64, of shape (*kept axes, bins).
+    """Return the counts per unit and bin: int64, of shape (*kept axes, bins).
 
     Args:
-        index: the bin of each element of a piece of `x`, an integer from 0 to `bins - 1`.
+        index: maps a piece of `x` to the bin of each element, an integer from 0 to `bins - 1`.
     """
     kept = kept_shape(x, axes)
-    size = count_of_units(x, axes) * bins
-    units = of_units(x, axes) * bins if kept else None
+    size = unit_count(x, axes) * bins
+    units = unit_index(x, axes) * bins if kept else None
     eager = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if eager and size <= CHUNK:  # elsewhere bincount waits for the device; and every piece costs a pass over all bins
+    if eager and size <= CHUNK:  # bincount would synchronise a GPU, and it passes over all bins once per piece
         counts = None
         for piece in pieces(x, axes):
-            part = torch.bincount(_numbered(index(piece), units), minlength=size)
+            part = torch.bincount(_flat_bins(index(piece), units), minlength=size)
             counts = part if counts is None else counts.add_(part)
         assert counts is not None
         return counts.reshape(*kept, bins)
     counts = torch.zeros(size, dtype=torch.int64, device=x.device)
     one = torch.ones((), dtype=torch.int64, device=x.device)
     for piece in pieces(x, axes):
-        numbered = _numbered(index(piece), units).long()
-        counts.scatter_add_(0, numbered, one.expand(numbered.shape))
+        flat = _flat_bins(index(piece), units).long()
+        counts.scatter_add_(0, flat, one.expand(flat.shape))
     return counts.reshape(*kept, bins)
 
 
-def _numbered(index: Tensor, units: Tensor | None) -> Tensor:
+def _flat_bins(index: Tensor, units: Tensor | None) -> Tensor:
     return (index if units is None else index + units).reshape(-1)

@@ -1,4 +1,4 @@
-"""Big tensors cut into pieces that stay in the cache while several passes are made over them."""
+"""Splits big tensors into pieces that stay in the CPU cache over several passes."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["BIG", "CHUNK", "PIECE", "pieces", "pieces_beside"]
+__all__ = ["BIG", "CHUNK", "PIECE", "paired_pieces", "pieces"]
 
-BIG = 1 << 13  # elements of an observation from which less than float64 throughout pays off
+BIG = 1 << 13  # elements; from this size on, accumulating partly in float32 pays off
 PIECE = 1 << 19  # elements: 2 MiB in float32
-CHUNK = 1 << 16  # elements: 512 KiB in float64, the dtype sums are taken in
+CHUNK = 1 << 16  # elements: 512 KiB in float64, the accumulation dtype
 
 
 def pieces(x: Tensor, axes: tuple[int, ...], size: int | None = None) -> Sequence[Tensor]:
-    """Views of `x` of about `size` elements (`CHUNK` where None), cut along its reduced axes, outermost in memory first.
+    """Return views of `x` of about `size` elements (default `CHUNK`), split along the reduced axes, largest stride first.
 
-    Only on the CPU, where full-size temporaries cost page faults, and not while compiling, where the fused kernel reads
-    each element once anyway.
+    Only CPU tensors are split, because full-size temporaries cost page faults there. Nothing is split while compiling: the
+    fused kernel reads each element only once anyway.
     """
-    cut = _cut(x, axes, size or CHUNK)
-    if cut is None:
+    split = _plan_split(x, axes, size or CHUNK)
+    if split is None:
         return (x,)
-    axis, length, enough = cut
+    axis, length, done = split
     parts = torch.split(x, length, dim=axis)
-    return parts if enough else [piece for part in parts for piece in pieces(part, axes, size)]
+    return parts if done else [piece for part in parts for piece in pieces(part, axes, size)]
 
 
-def pieces_beside(x: Tensor, beside: Tensor, axes: tuple[int, ...], size: int | None = None) -> Sequence[tuple[Tensor, Tensor]]:
-    """The `pieces` of `x`, each with the same part of a tensor of its shape."""
-    cut = _cut(x, axes, size or CHUNK)
-    if cut is None:
-        return ((x, beside),)
-    axis, length, enough = cut
-    parts = list(zip(torch.split(x, length, dim=axis), torch.split(beside, length, dim=axis), strict=True))
-    return parts if enough else [piece for part in parts for piece in pieces_beside(*part, axes, size)]
+def paired_pieces(x: Tensor, other: Tensor, axes: tuple[int, ...], size: int | None = None) -> Sequence[tuple[Tensor, Tensor]]:
+    """Return the `pieces` of `x`, each paired with the same part of `other`, which has the shape of `x`."""
+    split = _plan_split(x, axes, size or CHUNK)
+    if split is None:
+        return ((x, other),)
+    axis, length, done = split
+    parts = list(zip(torch.split(x, length, dim=axis), torch.split(other, length, dim=axis), strict=True))
+    return parts if done else [piece for part in parts for piece in paired_pieces(*part, axes, size)]
 
 
-def _cut(x: Tensor, axes: tuple[int, ...], size: int) -> tuple[int, int, bool] | None:
-    """Along which axis, into parts of which length, and whether these are small enough; None where there is nothing to cut."""
+def _plan_split(x: Tensor, axes: tuple[int, ...], size: int) -> tuple[int, int, bool] | None:
+    """Return the axis to split, the length of the parts, and whether they are small enough; None if `x` is not split."""
     if x.device.type != "cpu" or x.numel() < 2 * size or torch.compiler.is_compiling():
         return None
-    cuttable = [axis for axis in axes if x.shape[axis] > 1]
-    if not cuttable:
+    candidates = [axis for axis in axes if x.shape[axis] > 1]
+    if not candidates:
         return None
-    axis = max(cuttable, key=x.stride)
+    axis = max(candidates, key=x.stride)
     wanted = x.numel() // size
     return axis, max(1, x.shape[axis] // wanted), x.shape[axis] >= wanted

@@ -1,4 +1,4 @@
-"""Integers that look random and are a pure function of their arguments, the same on every device."""
+"""Deterministic integer hashing, with the same result on every device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SECOND = 0x94D049BB133111EB - 2**64
 
 
 def shift_right(x: Tensor, by: int) -> Tensor:
-    """`x >> by` with zeros moved in, as torch has it only for unsigned numbers."""
+    """Return the logical shift `x >> by` of int64, which fills with zeros; torch has it only for unsigned integers."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def mix(x: Tensor, salt: int) -> Tensor:
-    """A bijection of int64 whose output bits each depend on all input bits: step `salt` of SplitMix64 from each `x`.
+    """Hash int64 to int64 by a bijection in which every output bit depends on all input bits: step `salt` of SplitMix64.
 
     Reference: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, variant 13 of Stafford.
     """
@@ -29,15 +29,15 @@ def mix(x: Tensor, salt: int) -> Tensor:
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """The bit patterns of the elements of `x`, int64; of a complex number two, along one more axis."""
+    """Return the bit patterns of the elements of `x` as int64. Complex tensors get one more axis, of length 2."""
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
     if x.is_floating_point():
-        # a lazy negation would otherwise be lost with the dtype
+        # `view` would ignore a lazy negation
         x = x.resolve_neg().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
     return integers(x)
 
 
 def integers(x: Tensor) -> Tensor:
-    """Whole numbers as int64; those of torch.uint64 above its range wrap."""
+    """Return integers as int64; uint64 values above its range wrap around."""
     return x.view(torch.int64) if x.dtype is torch.uint64 else x.to(torch.int64)

@@ -1,4 +1,4 @@
-"""Inside compiled graphs: one loop over the elements, which the compiler fuses with what makes them."""
+"""Moments inside compiled graphs, in a single loop that the compiler can fuse with the producer of the tensor."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from torch import Tensor
 
 from reducers.kernels.precision import NARROW, count_along
 
-__all__ = ["one_loop"]
+__all__ = ["fused_moments"]
 
-_LONGEST = 1 << 14  # elements of a row: so many are counted in float32, exactly
+_MAX_ROW = 1 << 14  # elements; float32 counts a row of this length exactly
 
 
-def one_loop(x: Tensor, axes: tuple[int, ...], *, ends: bool = False) -> dict[str, Tensor] | None:
-    """Count, mean and sum of squared distances from it; with `ends` also minimum, maximum, and how many are zero, NaN or infinite.
+def fused_moments(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> dict[str, Tensor] | None:
+    """Return count, mean and sum of squared deviations of the finite elements, in one loop.
 
-    Were the mean needed before the distances from it, a compiler would make two loops, and compute in both what it fuses with them.
-    So distances are from the mean of the first row, along the last of the reduced axes, and sums are in float64: what moving the
-    centre to the mean cancels of those is some `1e-16 k^2` of the result, where the centre is k standard deviations off.
+    Deviations from the exact mean would need two loops, and the compiler would repeat the fused producer in both. So deviations
+    are taken from the mean of the first row (a row runs along the last reduced axes) and summed in float64. If that centre is k
+    standard deviations from the mean, moving the centre costs a relative error of about `1e-16 k^2`.
+
+    Args:
+        with_extremes: also return minimum, maximum, and the numbers of zero, NaN and infinite elements.
 
     Returns:
         `count`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the shape of the
-        kept axes; None where the dtype, the device or the length of the rows is not for it.
+        kept axes; None if the dtype, the device or the row length is not supported.
     """
-    inner = _inner(x, axes)
+    inner = _row_axes(x, axes)
     if inner is None or x.dtype not in NARROW or x.device.type == "mps":
         return None
     outer = tuple(axis for axis in axes if axis not in inner)
     wide = x.float()
-    finite = wide.abs() < torch.inf  # inductor vectorises this and neither isinf nor isnan
+    finite = wide.abs() < torch.inf  # inductor vectorises this, but neither isinf nor isnan
     centre = _centre(wide, inner, outer)
     distance = torch.where(finite, wide.double() - centre, 0.0)
-    count, first, second = (_sum(part, inner, outer) for part in (finite.float(), distance, distance * distance))
+    count, first, second = (_two_stage_sum(part, inner, outer) for part in (finite.float(), distance, distance * distance))
     shift = first / count.clamp(min=1)
     state = {"count": count.long(), "mean": centre + shift, "m2": (second - first * shift).clamp(min=0)}
-    if ends:
-        zeros, infinite = (_sum(part.float(), inner, outer) for part in (wide == 0, wide.abs() == torch.inf))
+    if with_extremes:
+        zeros, infinite = (_two_stage_sum(part.float(), inner, outer) for part in (wide == 0, wide.abs() == torch.inf))
         state["zeros"], state["nan"] = zeros.long(), (count_along(x, axes) - count - infinite).long()
         state["inf"] = infinite.long()
         low = torch.where(finite, wide, torch.inf).amin(inner, keepdim=True)
@@ -46,7 +49,7 @@ def one_loop(x: Tensor, axes: tuple[int, ...], *, ends: bool = False) -> dict[st
 
 
 def _centre(x: Tensor, inner: tuple[int, ...], outer: tuple[int, ...]) -> Tensor:
-    """The mean of the first row, or of the beginning of the only one."""
+    """Return the mean of the first row; if there is only one row, of its first eighth."""
     for axis in outer:
         x = x.narrow(axis, 0, 1)
     if not outer:
@@ -56,18 +59,18 @@ def _centre(x: Tensor, inner: tuple[int, ...], outer: tuple[int, ...]) -> Tensor
     return total / finite.double().sum(inner, keepdim=True).clamp(min=1)
 
 
-def _sum(x: Tensor, inner: tuple[int, ...], outer: tuple[int, ...]) -> Tensor:
-    """Row by row, and then of the rows in float64."""
+def _two_stage_sum(x: Tensor, inner: tuple[int, ...], outer: tuple[int, ...]) -> Tensor:
+    """Sum each row in the dtype of `x`, then the rows in float64."""
     rows = x.sum(inner, keepdim=True).double()
     return rows.sum(outer, keepdim=True) if outer else rows
 
 
-def _inner(x: Tensor, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes along which rows run: the last reduced ones, which are next to each other, if rows get not too long; not all."""
+def _row_axes(x: Tensor, axes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the trailing adjacent reduced axes that form rows of at most `_MAX_ROW` elements; never all of several axes."""
     inner: tuple[int, ...] = ()
     length = 1
     for axis in reversed(axes):
-        if (inner and axis != inner[0] - 1) or length * x.shape[axis] > _LONGEST:
+        if (inner and axis != inner[0] - 1) or length * x.shape[axis] > _MAX_ROW:
             break
         inner, length = (axis, *inner), length * x.shape[axis]
     return (inner[1:] if 1 < len(inner) == len(axes) else inner) or None

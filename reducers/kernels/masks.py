@@ -1,4 +1,4 @@
-"""What a mask can_compact, without what it hides: less to go over, and no NaN in the place of what is hidden."""
+"""Extracts the elements that a mask selects, so that fewer elements are reduced and none must be replaced by NaN."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from reducers.kernels.chunks import BIG, PIECE, pieces_beside
+from reducers.kernels.chunks import BIG, PIECE, paired_pieces
 
 __all__ = ["can_compact", "compact"]
 
 
 def can_compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> bool:
-    """Whether what `mask` shows of `x` is worth to be taken out, and can be.
+    """Return whether `compact` supports these arguments, and `x` is big enough to gain from it.
 
-    Not on other devices than the CPU, which would be waited for; not of integers, whose states are other ones under a mask; nor
-    where the mask varies along kept axes, or along axes behind kept ones.
+    False on accelerators, which it would synchronise; for integers, whose masked states have another dtype; and if the mask
+    varies along a kept axis, or along an axis after a kept one.
     """
     if x.device.type != "cpu" or x.numel() < BIG or not x.is_floating_point() or torch.compiler.is_compiling():
         return False
-    count = _leading(mask)
+    count = _varying_ndim(mask)
     return count > 0 and set(range(count)) <= set(axes)
 
 
 def compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
-    """Piece by piece what `mask` can_compact, along one axis in place of those in which it varies; and the axes to reduce."""
-    count = _leading(mask)
+    """Yield the selected elements piece by piece, each with the axes to reduce.
+
+    One leading axis replaces all axes along which the mask varies.
+    """
+    count = _varying_ndim(mask)
     rest = tuple(axis - count + 1 for axis in axes if axis >= count)
-    for part, beside in pieces_beside(x, mask, axes, PIECE):
-        where = beside
-        while where.ndim > count:
-            where = where[..., 0]
-        yield part[where], (0, *rest)
+    for part, part_mask in paired_pieces(x, mask, axes, PIECE):
+        while part_mask.ndim > count:
+            part_mask = part_mask[..., 0]
+        yield part[part_mask], (0, *rest)
 
 
-def _leading(mask: Tensor) -> int:
-    """The number of axes up to the last one that the mask varies along."""
+def _varying_ndim(mask: Tensor) -> int:
+    """Return the number of leading axes up to the last one along which the mask varies."""
     return 1 + max((axis for axis in range(mask.ndim) if mask.stride(axis) != 0 and mask.shape[axis] > 1), default=-1)

@@ -1,4 +1,4 @@
-"""Many states joined at once: where `join` works element by element, states stack, and neighbours join pair by pair."""
+"""Joins many states in few calls: an element-wise `join` also works on stacked states, two halves at a time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["alike", "join_stacked", "stack"]
+__all__ = ["join_stacked", "same_layout", "stack"]
 
 _State: TypeAlias = dict[str, Tensor]
 
 
-def alike(states: Sequence[_State]) -> bool:
-    """Whether states have the same keys, shapes, dtypes and devices, so that they stack."""
+def same_layout(states: Sequence[_State]) -> bool:
+    """Return whether all states have the same keys, shapes, dtypes and devices, so that they can be stacked."""
     first, *others = ({key: (value.shape, value.dtype, value.device) for key, value in state.items()} for state in states)
     return all(first == other for other in others)
 
 
 def stack(states: Sequence[_State]) -> _State:
-    """States that are `alike` as one, along a new first axis."""
+    """Stack states of the same layout along a new first axis."""
     return {key: torch.stack([state[key] for state in states]) for key in states[0]}
 
 
 def join_stacked(join: Callable[[_State, _State], _State], stacked: _State) -> _State:
-    """The join, in order, of all that are stacked: as many calls of `join` as their number has bits."""
+    """Join stacked states in order, by pairwise reduction: about log2(n) calls of `join` for n states."""
     while (count := len(next(iter(stacked.values())))) > 1:
         even = count - count % 2
         left, right = ({key: value[start:even:2] for key, value in stacked.items()} for start in (0, 1))

@@ -1,1 +1,1 @@
-"""Features together: covariance, similarity, spectra."""
+"""Covariance, spectra and similarity of features."""

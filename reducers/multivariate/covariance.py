@@ -1,8 +1,7 @@
-"""Covariance between the features of one tensor, or of two: sums of products about centres that merge exactly."""
+"""Covariance matrices of the features of one tensor or of two tensors."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,25 +14,28 @@ from reducers.core.patterns import arrange, rows, validate_features
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.core.statistic import Statistic
-from reducers.errors import ArgumentError, DTypeError, PatternError, ReducerTypeError
+from reducers.errors import DTypeError, PatternError, ReducerTypeError
 from reducers.kernels import chunks
 from reducers.kernels.precision import finite, real, wide_dtype
 from reducers.state import Result, State
+from reducers.statistics.moments import check_correction
 
 __all__ = ["Covariance", "CrossCovariance", "PairStatistic", "centred", "finite_rows"]
 
 
-def finite_rows(xs: Sequence[Tensor], who: str) -> tuple[list[Tensor], Tensor | None, State]:
-    """Matrices with the same rows, the rows to keep (None: all), and how many are finite in every matrix and how many not.
+def finite_rows(xs: Sequence[Tensor], caller: str) -> tuple[list[Tensor], Tensor | None, State]:
+    """Return the matrices with non-finite rows zeroed, the mask of the finite rows (None if all are), and the counts of both.
+
+    A row counts as finite if it is finite in every matrix.
 
     Raises:
-        DTypeError: complex numbers or uint64.
+        DTypeError: the input is complex or uint64.
     """
     for x in xs:
-        if wide_dtype(x, who).is_complex:
+        if wide_dtype(x, caller).is_complex:
             raise DTypeError(
-                f"{who} is not defined for {x.dtype}: take real and imaginary parts as features, with .premap(torch.view_as_real) "
-                "and a pattern such as 'b d part -> (d part)'"
+                f"{caller} is not defined for {x.dtype}: make the real and imaginary parts features, by "
+                ".premap(torch.view_as_real) and a pattern such as 'b d part -> (d part)'"
             )
     checked = [finite(x) for x in xs]
     masks = [mask.all(dim=1) for _, mask in checked if mask is not None]
@@ -47,27 +49,27 @@ def finite_rows(xs: Sequence[Tensor], who: str) -> tuple[list[Tensor], Tensor | 
 
 
 def centred(x: Tensor, mean: Tensor, keep: Tensor | None) -> Tensor:
-    """Rows less their mean, in the dtype of the mean; zeros for rows that are not kept."""
+    """Return the rows minus their mean, in the dtype of the mean; rows that are not kept become zero."""
     distance = real(x) - mean
     return distance if keep is None else torch.where(keep.unsqueeze(1), distance, 0.0)
 
 
-def centred_sums(xs: Sequence[Tensor], who: str, sums: Callable[..., State]) -> tuple[State, list[Tensor]]:
-    """Counts and what `sums` gives of the finite rows about their means, and these means.
+def centred_sums(xs: Sequence[Tensor], caller: str, sums: Callable[..., State]) -> tuple[State, list[Tensor]]:
+    """Return the row counts with the results of `sums` for the centred finite rows, and the means.
 
-    On the CPU the rows go through in blocks, so that no copy in float64 of the whole is made.
+    CPU matrices are processed in blocks of rows, to avoid a float64 copy of the whole matrix.
 
     Args:
-        xs: matrices [n, d], with the same n.
-        sums: takes as many matrices [m, d], and returns sums over the m rows, which are added.
+        xs: matrices [n, d] with the same n.
+        sums: maps as many centred matrices [m, d] to sums over their m rows; the sums of the blocks are added.
     """
-    xs, keep, state = finite_rows(xs, who)
+    xs, keep, state = finite_rows(xs, caller)
     divisor = real(state["count"].clamp(min=1))
     means = [x.sum(dim=0, dtype=divisor.dtype) / divisor for x in xs]
     step = xs[0].shape[0]
     if xs[0].device.type == "cpu" and not torch.compiler.is_compiling():
         widest = max(x.shape[1] for x in xs)
-        step = max(chunks.CHUNK // widest, widest)  # so that adding d * d sums costs little beside making them
+        step = max(chunks.CHUNK // widest, widest)  # so that adding d * d sums is cheap compared with computing them
     parts = [torch.split(x, step) if step < x.shape[0] else (x,) for x in xs]
     kept = [None] * len(parts[0]) if keep is None else torch.split(keep, step) if len(parts[0]) > 1 else [keep]
     for *block, mask in zip(*parts, kept, strict=True):
@@ -77,40 +79,35 @@ def centred_sums(xs: Sequence[Tensor], who: str, sums: Callable[..., State]) -> 
 
 
 def join_means(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
-    """Mean of both, where `share` of all is in `b`."""
+    """Return the merged mean, if `b` has the given share of all rows."""
     return torch.addcmul(a, b - a, share)
-
-
-def _check_correction(correction: float, who: str) -> None:
-    if not isinstance(correction, (int, float)) or not 0 <= correction < math.inf:
-        raise ArgumentError(f"{who} takes a finite correction from 0 up, as torch.cov does, and got {correction!r}")
 
 
 @dataclass(frozen=True)
 class Covariance(Statistic):
     """Covariance matrix of the features of a tensor: `sum (x - mean)(x - mean)^T / (count - correction)` over its rows.
 
-    A row is what the pattern leaves at one position of the axes it reduces. Rows with a NaN or infinite entry are left out and
-    counted. Every batch is centred on its own mean first, and batches merge about their centres (Chan, Golub and LeVeque 1983, in
-    matrix form), all in float64, so that in any merge tree errors stay within `1e-12 + 10 eps |mean| / std` of the largest
-    variance, eps = 2.2e-16. A batch is laid out as [n, d], which copies it where the features are not the last axis, and costs
-    n d^2 multiplications; the state holds d^2 + d + 2 numbers.
+    There is one row per position of the reduced axes. Rows with a NaN or infinite entry are excluded and counted. Each batch is
+    centred on its own mean, and batches are merged about their means in float64 (Chan, Golub and LeVeque 1983, in matrix form).
+    For any merge order, errors are below `1e-12 + 10 eps |mean| / std` of the largest variance, eps = 2.2e-16. A batch is
+    reshaped to [n, d], which copies it if the features are not the last axis, and costs n d^2 multiplications; the state holds
+    d^2 + d + 2 numbers.
 
-    What is made of it: `.postmap(correlation)`, `eigenvalues`, `explained_variance_ratio`, `effective_rank`,
-    `participation_ratio`, `intrinsic_dimension(0.9)`.
+    Pass the result on by `.postmap(...)` to `correlation`, `eigenvalues`, `explained_variance_ratio`, `effective_rank`,
+    `participation_ratio` or `intrinsic_dimension(0.9)`.
 
     Args:
-        pattern: keeps one axis, the d features; `"b c h w -> (c h w)"` makes one axis of several.
-        correction: 1 for the covariance of the population a sample was drawn from, 0 for that of the rows themselves.
+        pattern: keeps one axis, the d features; `"b c h w -> (c h w)"` merges several axes into one.
+        correction: 1 for the sample covariance, 0 for the population covariance.
 
     Returns:
-        `count` int64, how many rows; `mean` float64 [d], NaN where there were none; `covariance` float64 [d, d], NaN where
-        `count <= correction`; `nonfinite` int64, how many rows were left out.
+        `count` int64, number of rows; `mean` float64 [d], NaN if there are no rows; `covariance` float64 [d, d], NaN if
+        `count <= correction`; `nonfinite` int64, number of excluded rows.
 
     Raises:
-        PatternError: the pattern keeps no axis or several.
+        PatternError: the pattern does not keep exactly one axis.
         ArgumentError: `correction` is not a finite number from 0 up.
-        DTypeError: complex numbers or uint64.
+        DTypeError: the input is complex or uint64.
 
     >>> import torch
     >>> covariance = Covariance()
@@ -125,18 +122,18 @@ class Covariance(Statistic):
 
     def __post_init__(self) -> None:
         validate_features(self.pattern)
-        _check_correction(self.correction, "Covariance")
+        check_correction(self.correction, "Covariance")
 
     @property
     def divisible(self) -> bool:
-        return False  # joining costs d * d, so big tensors go through in blocks of rows, and are joined once
+        return False  # a join costs d * d, so `centred_sums` splits big tensors, and they are joined once
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        state, (mean,) = centred_sums([rows(x, axes)], "Covariance", lambda rest: {"m2": rest.T @ rest})
+        state, (mean,) = centred_sums([rows(x, axes)], "Covariance", lambda block: {"m2": block.T @ block})
         return {**state, "mean": mean}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
-        state = super().lift_masked(x, mask, axes)  # leaves out each row that is masked anywhere
+        state = super().lift_masked(x, mask, axes)  # excludes every row that is masked anywhere
         return {**state, "nonfinite": state["nonfinite"] - (~rows(mask, axes)).any(dim=1).sum()}
 
     def join(self, a: State, b: State) -> State:
@@ -153,7 +150,7 @@ class Covariance(Statistic):
     def read(self, state: State) -> Result:
         count = state["count"]
         freedom = real(count) - self.correction
-        symmetric = (state["m2"] + state["m2"].T) / 2  # matrix products are symmetric but for rounding
+        symmetric = (state["m2"] + state["m2"].T) / 2  # the matrix product is symmetric only up to rounding
         return {
             "count": count,
             "mean": torch.where(count > 0, state["mean"], torch.nan),
@@ -164,11 +161,11 @@ class Covariance(Statistic):
 
 @dataclass(frozen=True)
 class PairStatistic(Reducer):
-    """Base of reducers over the rows of two tensors that belong together. Authors write `lift`, `join` and `read`.
+    """Base class of reducers over the paired rows of two tensors. Subclasses implement `lift`, `join` and `read`.
 
     Args:
-        pattern_x: einops pattern of the first tensor, which keeps one axis, its features.
-        pattern_y: the same of the second. Rows are pairs in order of the reduced axes, whose sizes multiply to the same number.
+        pattern_x: einops pattern of the first tensor; keeps one axis, its features.
+        pattern_y: the same for the second tensor. Rows are paired in the order of the reduced axes, so both have as many rows.
     """
 
     pattern_x: str = "b ... d -> d"
@@ -179,15 +176,15 @@ class PairStatistic(Reducer):
 
     @abstractmethod
     def lift(self, x: Tensor, y: Tensor) -> State:
-        """The state of two matrices [n, p] and [n, q], n not zero."""
+        """Return the state of two matrices [n, p] and [n, q], n > 0."""
 
     @abstractmethod
     def join(self, a: State, b: State) -> State:
-        """The state of both; neither is empty."""
+        """Return the merged state; neither argument is empty."""
 
     @abstractmethod
     def read(self, state: State) -> Result:
-        """The statistic of a state that is not empty."""
+        """Return the statistic of a non-empty state."""
 
     def update(self, state: State, *xs: Tensor) -> State:
         if len(xs) != 2 or not all(isinstance(x, Tensor) for x in xs):
@@ -202,7 +199,7 @@ class PairStatistic(Reducer):
                 f"{right.shape[0]}: reduce axes of the same sizes in both patterns"
             )
         lifted = self.lift(left, right.to(left.device))
-        if torch.compiler.is_compiling():  # as in Statistic: compiled, strides are not known
+        if torch.compiler.is_compiling():  # as in Statistic: strides are unknown while compiling
             lifted = {key: value.contiguous() for key, value in lifted.items()}
         return self.merge(to_device(state, x.device), lifted)
 
@@ -221,23 +218,24 @@ class PairStatistic(Reducer):
 class CrossCovariance(PairStatistic):
     """Covariance of each feature of one tensor with each of another: `sum (x - mean_x)(y - mean_y)^T / (count - correction)`.
 
-    As `Covariance`, for two tensors whose rows belong together, such as the input and the output of a layer
-    (`map_=lambda output, inputs: (inputs, output)` on a monitor) or two layers (`Cell(CrossCovariance()).push(x, y)`). A row with a
-    NaN or infinite entry in either is left out of both. `.postmap(correlation)` gives the correlations. Costs n p q.
+    Like `Covariance`, for two tensors with paired rows, such as the input and the output of a layer
+    (`map_=lambda output, inputs: (inputs, output)` on a monitor) or two layers (`Cell(CrossCovariance()).push(x, y)`). A pair is
+    excluded if either row has a NaN or infinite entry. `.postmap(correlation)` gives correlations. Costs n p q multiplications.
 
     Args:
         pattern_x: keeps one axis of the first tensor, its p features.
-        pattern_y: keeps one axis of the second, its q features.
-        correction: 1 for the covariance of the population a sample was drawn from, 0 for that of the rows themselves.
+        pattern_y: keeps one axis of the second tensor, its q features.
+        correction: 1 for the sample covariance, 0 for the population covariance.
 
     Returns:
-        `count` int64, how many pairs of rows; `mean_x` and `var_x` float64 [p], `mean_y` and `var_y` [q]; `covariance` float64
-        [p, q]; NaN where `count` is 0 (means) or not above `correction`; `nonfinite` int64, how many pairs were left out.
+        `count` int64, number of pairs of rows; `mean_x` and `var_x` float64 [p], `mean_y` and `var_y` [q]; `covariance` float64
+        [p, q]; means are NaN if `count` is 0, the others if it is not above `correction`; `nonfinite` int64, number of excluded
+        pairs.
 
     Raises:
-        PatternError: a pattern keeps no axis or several, or the tensors have different numbers of rows.
+        PatternError: a pattern does not keep exactly one axis, or the tensors have different numbers of rows.
         ArgumentError: `correction` is not a finite number from 0 up.
-        DTypeError: complex numbers or uint64.
+        DTypeError: the input is complex or uint64.
 
     >>> import torch
     >>> cross = CrossCovariance()
@@ -250,7 +248,7 @@ class CrossCovariance(PairStatistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_correction(self.correction, "CrossCovariance")
+        check_correction(self.correction, "CrossCovariance")
 
     def lift(self, x: Tensor, y: Tensor) -> State:
         def sums(x: Tensor, y: Tensor) -> State:

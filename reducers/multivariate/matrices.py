@@ -1,4 +1,4 @@
-"""What a weight does to lengths: singular values and what follows from them, as functions for `op_`, `map_` and `premap`."""
+"""Singular values, norms and ranks of weight matrices, as functions for `op_`, `map_` and `premap`."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ __all__ = ["condition_number", "singular_values", "spectral_norm", "stable_rank"
 
 
 def singular_values(weight: Tensor) -> Tensor:
-    """Singular values of a weight, largest first.
+    """Return the singular values of a weight, largest first.
 
-    All axes after the first are joined, so that a convolution [out, in, k, k] is the matrix [out, in * k * k]; a vector is a matrix
-    of one column. Costs m n min(m, n), and on a GPU waits for the device, as every decomposition of torch does: use
+    All axes after the first are flattened, so a convolution weight [out, in, k, k] is the matrix [out, in * k * k]; a vector is
+    a matrix with one column. Costs m n min(m, n) operations and synchronises a GPU, as every torch decomposition does: use
     `every=` in training.
 
     Args:
         weight: a tensor of any shape and dtype.
 
     Returns:
-        float64 [min(m, n)] for a matrix [m, n], not negative; all NaN where an entry is not finite.
+        float64 [min(m, n)] for a matrix [m, n], not negative; all NaN if an entry is not finite.
 
     >>> import torch
     >>> singular_values(torch.tensor([[0.0, 3.0], [-4.0, 0.0]]))
     tensor([4., 3.], dtype=torch.float64)
     """
-    matrix, whole = _matrix(weight)
-    return torch.where(whole, torch.linalg.svdvals(matrix), torch.nan)
+    matrix, is_finite = _matrix(weight)
+    return torch.where(is_finite, torch.linalg.svdvals(matrix), torch.nan)
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """Largest singular value: the most by which the weight stretches a vector.
+    """Return the largest singular value, the operator norm of the weight.
 
     Args:
         weight: as for `singular_values`.
 
     Returns:
-        float64, 0-d; 0 for an empty weight, NaN where an entry is not finite.
+        float64, 0-d; 0 for an empty weight, NaN if an entry is not finite.
 
     >>> import torch
     >>> spectral_norm(torch.tensor([[0.0, 3.0], [-4.0, 0.0]]))
@@ -52,14 +52,15 @@ def spectral_norm(weight: Tensor) -> Tensor:
 
 
 def stable_rank(weight: Tensor) -> Tensor:
-    """Stable rank: `|W|_F^2 / |W|_2^2`, the sum of squared singular values over the largest; never above the rank.
+    """Return the stable rank `|W|_F^2 / |W|_2^2`: the sum of squared singular values over the largest square.
+
+    It is never above the rank (Rudelson and Vershynin 2007, "Sampling from large matrices").
 
     Args:
         weight: as for `singular_values`.
 
     Returns:
-        float64, 0-d, in [1, min(m, n)]; NaN where all entries are zero or one is not finite (Rudelson and Vershynin 2007,
-        "Sampling from large matrices").
+        float64, 0-d, in [1, min(m, n)]; NaN if all entries are zero or one is not finite.
 
     >>> import torch
     >>> stable_rank(torch.diag(torch.tensor([2.0, 1.0, 0.0])))
@@ -69,20 +70,20 @@ def stable_rank(weight: Tensor) -> Tensor:
 
 
 def condition_number(weight: Tensor, p: float | str = 2) -> Tensor:
-    """Condition number: `|W|_p |W^-1|_p`; for p=2 the largest singular value over the smallest, of a matrix of any shape.
+    """Return the condition number `|W|_p |W^-1|_p`; for p=2, of any matrix, the largest singular value over the smallest.
 
-    It is 1 for a rotation, and infinite or, by rounding, beyond 1e15 for a matrix without full rank. The negative orders of
-    `torch.linalg.cond` are refused: with p=-2 it gives the smallest singular value over the largest, 0.1 for diag(10, 1).
+    It is 1 for a rotation. For a rank-deficient matrix it is infinite or, after rounding, above 1e15. Negative orders, which
+    `torch.linalg.cond` accepts, are rejected: p=-2 would return the smallest singular value over the largest, 0.1 for diag(10, 1).
 
     Args:
         weight: as for `singular_values`.
-        p: 2; or 1, infinity, "fro" or "nuc" for a square matrix, the norm as in `torch.linalg.matrix_norm`.
+        p: 2; or, for a square matrix, 1, infinity, "fro" or "nuc": the norm, as in `torch.linalg.matrix_norm`.
 
     Returns:
-        float64, 0-d, from 1 up; infinity where the matrix is singular, NaN where an entry is not finite.
+        float64, 0-d, from 1 up; infinity if the matrix is singular, NaN if an entry is not finite.
 
     Raises:
-        ArgumentError: p is none of these, or the matrix is not square and p is not 2.
+        ArgumentError: `p` is not one of these, or the matrix is not square and `p` is not 2.
 
     >>> import torch
     >>> condition_number(torch.diag(torch.tensor([10.0, 1.0])))
@@ -96,18 +97,18 @@ def condition_number(weight: Tensor, p: float | str = 2) -> Tensor:
             return values.new_full((), torch.nan)
         largest, smallest = values[0], values[-1]
         return torch.where(smallest == 0, torch.inf, largest / smallest)
-    matrix, whole = _matrix(weight)
+    matrix, is_finite = _matrix(weight)
     if matrix.shape[0] != matrix.shape[1]:
         raise ArgumentError(f"condition_number with p={p!r} needs a square matrix and got {tuple(matrix.shape)}; p=2 takes any")
     inverse, failed = torch.linalg.inv_ex(matrix)
     product = torch.linalg.matrix_norm(matrix, p) * torch.linalg.matrix_norm(torch.where(failed == 0, inverse, 0.0), p)
-    return torch.where(whole, torch.where(failed == 0, product, torch.inf), torch.nan)
+    return torch.where(is_finite, torch.where(failed == 0, product, torch.inf), torch.nan)
 
 
 def _matrix(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight as a matrix, zeros where not all of it is finite, for LAPACK raises on NaN; and whether all is."""
+    """Return the weight as a matrix, and whether it is finite; if not, the matrix is zero, because LAPACK raises on NaN."""
     weight = weight.detach()
     wide = weight.to(torch.complex128) if weight.is_complex() else real(weight)
     matrix = wide.reshape(-1, 1) if wide.ndim < 2 else wide.flatten(1)
-    whole = torch.isfinite(matrix).all()
-    return torch.where(whole, matrix, 0.0), whole
+    is_finite = torch.isfinite(matrix).all()
+    return torch.where(is_finite, matrix, 0.0), is_finite

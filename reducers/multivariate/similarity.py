@@ -1,4 +1,4 @@
-"""Similarity of two representations of the same examples: centred kernel alignment with linear kernels, while they stream."""
+"""Linear centred kernel alignment (CKA): the similarity of two representations of the same examples."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from torch import Tensor
 
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
-from reducers.kernels.precision import negligible, real
+from reducers.kernels.precision import is_rounding_error, real
 from reducers.multivariate.covariance import PairStatistic, centred, centred_sums, finite_rows
 from reducers.state import Result, State
 
 __all__ = ["CKA", "MinibatchCKA"]
 
 _PAIRS = (("x", "x"), ("x", "y"), ("y", "y"))
-_UNBIASED_ROWS = 4  # fewer have no unbiased estimate
+_UNBIASED_ROWS = 4  # the unbiased estimator needs at least as many
 
 
 @dataclass(frozen=True)
 class CKA(PairStatistic):
-    """Linear centred kernel alignment of all rows seen, exactly, however they were cut into batches.
+    """Linear centred kernel alignment of all rows, exact for any split into batches.
 
     With X [n, p] and Y [n, q] centred, `CKA = |X^T Y|^2 / (|X^T X| |Y^T Y|)` in Frobenius norms (Kornblith, Norouzi, Lee and Hinton
     2019, "Similarity of neural network representations revisited"). It is 1 for representations equal up to rotation and scale,
-    and 0 for uncorrelated ones. With few rows for their width it is biased towards 1: `unbiased=True` takes for each of the three
-    terms the unbiased estimator of the Hilbert-Schmidt independence criterion over all rows (Song, Smola, Gretton, Bedo and
-    Borgwardt 2012, "Feature selection via dependence maximization", eq. 5), for which sums of third and fourth powers are kept
-    besides; it may come out below 0, and above 1.
+    and 0 for uncorrelated ones. If there are few rows for the width, it is biased towards 1. `unbiased=True` uses, for each of
+    the three terms, the unbiased estimator of the Hilbert-Schmidt independence criterion over all rows (Song, Smola, Gretton, Bedo
+    and Borgwardt 2012, "Feature selection via dependence maximization", eq. 5). It also stores sums of third and fourth powers,
+    and its result may be below 0 or above 1.
 
-    The state holds p^2 + p q + q^2 numbers, and a batch of n rows costs as many multiplications n times over. Where p or q is too
-    large for that, such as whole feature maps, use `MinibatchCKA`, whose state is a handful of numbers and which is an estimate.
-    Two layers are compared by `Cell(CKA()).push(x, y)`; the operands of one monitor by its `map_`.
+    The state holds p^2 + p q + q^2 numbers, and a batch of n rows costs n times as many multiplications. If p or q is too large
+    for that, for example whole feature maps, use `MinibatchCKA`, an estimate with a state of eight numbers. Compare two layers by
+    `Cell(CKA()).push(x, y)`, and the operands of one monitor by its `map_`.
 
     Args:
-        pattern_x: keeps one axis of the first tensor, its p features; all others make the rows.
-        pattern_y: keeps one axis of the second, its q features. Rows are pairs, so the reduced axes have the same sizes.
-        unbiased: take the unbiased estimator; it needs 4 rows.
+        pattern_x: keeps one axis of the first tensor, its p features; all others form the rows.
+        pattern_y: keeps one axis of the second tensor, its q features. Rows are paired, so the reduced axes have the same sizes.
+        unbiased: use the unbiased estimator; it needs 4 rows.
 
     Returns:
-        `cka`: float64, 0-d, NaN where one of the two does not vary or, unbiased, its own estimate is not above rounding;
-        `count` int64, how many pairs of rows; `nonfinite` int64, how many were left out for a NaN or infinite entry in either.
+        `cka`: float64, 0-d, NaN if one tensor is constant or, with `unbiased`, the estimate of a tensor with itself is not above
+        rounding error; `count` int64, number of pairs of rows; `nonfinite` int64, number of pairs that were excluded because
+        either row has a NaN or infinite entry.
 
     Raises:
-        PatternError: a pattern keeps no axis or several, or the tensors have different numbers of rows.
-        ArgumentError: `unbiased` is no bool.
-        DTypeError: complex numbers or uint64.
+        PatternError: a pattern does not keep exactly one axis, or the tensors have different numbers of rows.
+        ArgumentError: `unbiased` is not a bool.
+        DTypeError: the input is complex or uint64.
 
     >>> import torch
     >>> cka = CKA()
@@ -86,9 +87,9 @@ class CKA(PairStatistic):
         count = a["count"] + b["count"]
         share = b["count"] / real(count.clamp(min=1))
         deltas = {name: b[f"mean_{name}"] - a[f"mean_{name}"] for name in "xy"}
-        # both about the common mean, from which the mean of a lies by -share * delta and that of b by the rest of delta
-        left = self._moved(a, {name: -share * delta for name, delta in deltas.items()})
-        right = self._moved(b, {name: delta * (a["count"] / real(count.clamp(min=1))) for name, delta in deltas.items()})
+        # recentre both on the common mean: the mean of a is at -share * delta from it, that of b at (1 - share) * delta
+        left = self._recentred(a, {name: -share * delta for name, delta in deltas.items()})
+        right = self._recentred(b, {name: delta * (a["count"] / real(count.clamp(min=1))) for name, delta in deltas.items()})
         means = {f"mean_{name}": torch.addcmul(a[f"mean_{name}"], delta, share) for name, delta in deltas.items()}
         return {
             "count": count,
@@ -97,17 +98,17 @@ class CKA(PairStatistic):
             **means,
         }
 
-    def _moved(self, state: State, by: Mapping[str, Tensor]) -> State:
-        """The sums about another centre, from which the mean lies by these vectors d: `sum f(x + d)`, where the x sum to 0."""
+    def _recentred(self, state: State, by: Mapping[str, Tensor]) -> State:
+        """Return the sums about another centre, `sum f(x + d)`, for deviations x that sum to 0 and d = mean - centre."""
         count = real(state["count"])
-        moved = {a + b: torch.addr(state[a + b], by[a], by[b] * count) for a, b in _PAIRS}
+        sums = {a + b: torch.addr(state[a + b], by[a], by[b] * count) for a, b in _PAIRS}
         if not self.unbiased:
-            return moved
+            return sums
         squares = {name: by[name].square().sum() for name in "xy"}
         traces = {name: state[f"trace_{name}"] for name in "xy"}
-        moved.update({f"trace_{name}": trace + count * squares[name] for name, trace in traces.items()})
+        sums.update({f"trace_{name}": trace + count * squares[name] for name, trace in traces.items()})
         for a, b in _PAIRS:
-            moved[f"quartic_{a}{b}"] = (
+            sums[f"quartic_{a}{b}"] = (
                 state[f"quartic_{a}{b}"]
                 + 2 * (by[b] @ state[f"cubic_{b}{a}"] + by[a] @ state[f"cubic_{a}{b}"])
                 + traces[a] * squares[b]
@@ -118,8 +119,8 @@ class CKA(PairStatistic):
         for a, b in product("xy", repeat=2):
             products = state["xy"].T if a + b == "yx" else state[a + b]
             cubic = state[f"cubic_{a}{b}"] + 2 * (products @ by[b])
-            moved[f"cubic_{a}{b}"] = cubic + by[a] * (traces[b] + count * squares[b])
-        return moved
+            sums[f"cubic_{a}{b}"] = cubic + by[a] * (traces[b] + count * squares[b])
+        return sums
 
     def read(self, state: State) -> Result:
         count = state["count"]
@@ -127,7 +128,7 @@ class CKA(PairStatistic):
         traces = {name: state[name * 2].diagonal().sum() for name in "xy"}
         varies = torch.ones_like(count, dtype=torch.bool)
         for name, trace in traces.items():
-            varies = varies & ~negligible(trace, count, state[f"mean_{name}"].norm())
+            varies = varies & ~is_rounding_error(trace, count, state[f"mean_{name}"].norm())
         if self.unbiased:
             varies = varies & (count >= _UNBIASED_ROWS)
             for a, b in _PAIRS:
@@ -143,26 +144,26 @@ class CKA(PairStatistic):
 
 @dataclass(frozen=True)
 class MinibatchCKA(PairStatistic):
-    """Linear centred kernel alignment estimated batch by batch, for representations of any width.
+    """Linear centred kernel alignment, estimated per batch, for representations of any width.
 
     Each batch gives three unbiased estimates of the Hilbert-Schmidt independence criterion: of X with Y, X with X and Y with Y
-    (Song, Smola, Gretton, Bedo and Borgwardt 2012, eq. 5). Their means over batches, each batch weighing the same, make
+    (Song, Smola, Gretton, Bedo and Borgwardt 2012, eq. 5). Their means over batches, all with the same weight, give
     `CKA = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y))` (Nguyen, Raghu and Kornblith 2021, "Do wide and deep networks learn the same
-    things?"). The result depends on how the data were cut into batches; what it estimates does not. A batch of n rows costs
-    n^2 (p + q) multiplications and n^2 numbers of memory while it lasts; the state is eight numbers, whatever the width.
+    things?"). The result depends on the split into batches, but its expectation does not. A batch of n rows costs n^2 (p + q)
+    multiplications and n^2 numbers of temporary memory; the state holds eight numbers for any width.
 
     Args:
-        pattern_x: keeps one axis of the first tensor, its features; the default takes each example with all its features as a row.
-        pattern_y: the same of the second. Rows are pairs, so the reduced axes have the same sizes.
+        pattern_x: keeps one axis of the first tensor, its features; by default one row is all features of an example.
+        pattern_y: the same for the second tensor. Rows are paired, so the reduced axes have the same sizes.
 
     Returns:
-        `cka`: float64, 0-d, NaN where either mean of a tensor with itself is not above rounding; `observations` int64, how many
-        batches count; `skipped` int64, how many had fewer than the 4 finite rows that the estimator needs; `nonfinite` int64, how
-        many pairs of rows were left out for a NaN or infinite entry in either.
+        `cka`: float64, 0-d, NaN if the mean estimate of either tensor with itself is not above rounding error; `observations`
+        int64, number of batches used; `skipped` int64, number of batches with fewer than the 4 finite rows that the estimator
+        needs; `nonfinite` int64, number of pairs that were excluded because either row has a NaN or infinite entry.
 
     Raises:
-        PatternError: a pattern keeps no axis or several, or the tensors have different numbers of rows.
-        DTypeError: complex numbers or uint64.
+        PatternError: a pattern does not keep exactly one axis, or the tensors have different numbers of rows.
+        DTypeError: the input is complex or uint64.
 
     >>> import torch
     >>> cka = MinibatchCKA()
@@ -207,20 +208,20 @@ class MinibatchCKA(PairStatistic):
 
 
 def hsic(inner: Tensor, quartic: Tensor, traces: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The unbiased estimator of the Hilbert-Schmidt independence criterion, of linear kernels K and L whose rows sum to 0.
+    """Return the unbiased estimate of the Hilbert-Schmidt independence criterion, for linear kernels K and L of centred data.
 
     Song et al. 2012, eq. 5: `(tr(AB) + sum(A) sum(B) / ((n - 1)(n - 2)) - 2 / (n - 2) sum(AB)) / (n (n - 3))`, where A and B are K
-    and L with zeros on their diagonals. Moving the data does not change it, so they may be centred; then the rows of A sum to minus
-    the diagonal of K, and all comes down to three sums.
+    and L with zero diagonals. Translation does not change the estimate, so the data may be centred. Then the rows of A sum to
+    minus the diagonal of K, and three sums are sufficient.
 
     Args:
-        inner: sum of K * L over all pairs of rows, 0-d; in features `|X^T Y|^2`.
-        quartic: sum of the product of their diagonals.
-        traces: product of their traces.
-        count: how many rows, of which 4 are needed.
+        inner: sum of K * L over all pairs of rows, 0-d; for features, `|X^T Y|^2`.
+        quartic: sum of the product of the diagonals.
+        traces: product of the traces.
+        count: number of rows; 4 are needed.
 
     Returns:
-        the estimate, and the size of the terms it is the difference of.
+        The estimate, and the sum of the magnitudes of its terms, which its rounding error is relative to.
     """
     n = real(count.clamp(min=_UNBIASED_ROWS))
     between, within = traces / ((n - 1) * (n - 2)), quartic * (n / (n - 2))
@@ -229,16 +230,16 @@ def hsic(inner: Tensor, quartic: Tensor, traces: Tensor, count: Tensor) -> tuple
 
 
 def _gram(x: Tensor, keep: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner products [n, n] of the centred rows and their diagonal [n], in blocks of features; zeros for rows that are not kept."""
+    """Return the Gram matrix [n, n] of the centred rows and its diagonal [n], in blocks of features; 0 for rows not kept."""
     divisor = real(count.clamp(min=1))
     products: Tensor | None = None
     squares = []
     for block in pieces(x, (1,)):
         mean = block.sum(dim=0, dtype=divisor.dtype) / divisor
-        rest = centred(block, mean, keep)
-        # features that do not vary are exactly zero, so that what is left is not their rounding
-        rest = torch.where(negligible(rest.square().sum(dim=0), count, mean), 0.0, rest)
-        products = rest @ rest.T if products is None else products.addmm_(rest, rest.T)
-        squares.append(rest.square().sum(dim=1))
-    assert products is not None  # there is a block, for there are features
+        deviation = centred(block, mean, keep)
+        # constant features become exactly zero, so that their rounding errors do not add up
+        deviation = torch.where(is_rounding_error(deviation.square().sum(dim=0), count, mean), 0.0, deviation)
+        products = deviation @ deviation.T if products is None else products.addmm_(deviation, deviation.T)
+        squares.append(deviation.square().sum(dim=1))
+    assert products is not None  # there is at least one feature, so at least one block
     return products, torch.stack(squares).sum(dim=0)

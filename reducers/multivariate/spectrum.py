@@ -1,4 +1,4 @@
-"""What is read off a covariance matrix: correlations, the spectrum, and how many dimensions the data fill."""
+"""Functions of a covariance matrix: correlations, eigenvalues, and measures of dimension."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Covariances: TypeAlias = Union[Tensor, Mapping[str, Tensor]]
 
 
 def correlation(covariance: Covariances) -> Tensor:
-    """Pearson correlations, `C_ij / sqrt(C_ii C_jj)`.
+    """Return the Pearson correlations `C_ij / sqrt(C_ii C_jj)`.
 
     Args:
         covariance: the result of `Covariance` or `CrossCovariance`, or a covariance matrix [d, d].
 
     Returns:
-        float64 [d, d] (of two tensors [p, q]), in [-1, 1]; NaN where one of the two features is constant.
+        float64 [d, d] (for two tensors [p, q]), in [-1, 1]; NaN if one of the two features is constant.
 
     Raises:
-        ArgumentError: no square matrix.
+        ArgumentError: the input is not a square matrix.
 
     >>> import torch
     >>> correlation(torch.tensor([[4.0, 3.0], [3.0, 9.0]]))
@@ -42,48 +42,48 @@ def correlation(covariance: Covariances) -> Tensor:
             [0.5000, 1.0000]], dtype=torch.float64)
     """
     if isinstance(covariance, Mapping) and "var_x" in covariance:
-        down, across = (_scale(_rounded(covariance[f"var_{name}"], covariance[f"mean_{name}"])) for name in "xy")
-        return (covariance["covariance"] / down.unsqueeze(1) / across).clamp(-1.0, 1.0)
+        scale_x, scale_y = (_scale(_without_rounding_error(covariance[f"var_{name}"], covariance[f"mean_{name}"])) for name in "xy")
+        return (covariance["covariance"] / scale_x.unsqueeze(1) / scale_y).clamp(-1.0, 1.0)
     matrix = _matrix(covariance)
     scale = _scale(matrix.diagonal())
     coefficients = (matrix / scale.unsqueeze(1) / scale).clamp(-1.0, 1.0)
-    itself = torch.eye(len(scale), dtype=torch.bool, device=scale.device)
-    return torch.where(itself & torch.isfinite(coefficients), 1.0, coefficients)
+    diagonal = torch.eye(len(scale), dtype=torch.bool, device=scale.device)
+    return torch.where(diagonal & torch.isfinite(coefficients), 1.0, coefficients)
 
 
 def eigenvalues(covariance: Covariances) -> Tensor:
-    """Eigenvalues of a covariance matrix, largest first: the variances along its principal axes.
+    """Return the eigenvalues of a covariance matrix, largest first: the variances along its principal axes.
 
     Args:
         covariance: the result of `Covariance`, or a symmetric matrix [d, d] without negative eigenvalues.
 
     Returns:
-        float64 [d]; what rounding made negative is 0; all NaN where an entry is not finite.
+        float64 [d]; values that rounding made negative are 0; all NaN if an entry is not finite.
 
     Raises:
-        ArgumentError: no square matrix.
+        ArgumentError: the input is not a square matrix.
 
     >>> import torch
     >>> eigenvalues(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
     tensor([3., 1.], dtype=torch.float64)
     """
     matrix = _matrix(covariance)
-    whole = torch.isfinite(matrix).all()
-    values = torch.linalg.eigvalsh(torch.where(whole, matrix, 0.0))  # LAPACK raises on NaN
-    return torch.where(whole, values.flip(0).clamp(min=0.0), torch.nan)
+    is_finite = torch.isfinite(matrix).all()
+    values = torch.linalg.eigvalsh(torch.where(is_finite, matrix, 0.0))  # LAPACK raises on NaN
+    return torch.where(is_finite, values.flip(0).clamp(min=0.0), torch.nan)
 
 
 def explained_variance_ratio(covariance: Covariances) -> Tensor:
-    """Share of the variance along each principal axis, largest first: `l_i / sum l`.
+    """Return the share of the variance along each principal axis, largest first: `l_i / sum l`.
 
     Args:
         covariance: the result of `Covariance`, or a covariance matrix [d, d].
 
     Returns:
-        float64 [d], with sum 1; NaN where nothing varies or an entry is not finite.
+        float64 [d], with sum 1; NaN if all features are constant or an entry is not finite.
 
     Raises:
-        ArgumentError: no square matrix.
+        ArgumentError: the input is not a square matrix.
 
     >>> import torch
     >>> explained_variance_ratio(torch.diag(torch.tensor([1.0, 3.0])))
@@ -94,20 +94,20 @@ def explained_variance_ratio(covariance: Covariances) -> Tensor:
 
 
 def effective_rank(covariance: Covariances) -> Tensor:
-    """Effective rank: `exp(-sum p_i log p_i)` of the shares p of the eigenvalues.
+    """Return the effective rank `exp(-sum p_i log p_i)`, for the shares p of the eigenvalues.
 
-    It is d where all eigenvalues are equal and 1 where all but one are zero. The shares are those of the singular values of the
-    covariance matrix, which are its eigenvalues; of the data matrix they would be the shares of their square roots
-    (Roy and Vetterli 2007, "The effective rank: a measure of effective dimensionality").
+    It is d if all eigenvalues are equal, and 1 if all but one are zero (Roy and Vetterli 2007, "The effective rank: a measure of
+    effective dimensionality"). The shares are those of the singular values of the covariance matrix, not of the data matrix,
+    whose singular values are proportional to their square roots.
 
     Args:
         covariance: the result of `Covariance`, or a covariance matrix [d, d].
 
     Returns:
-        float64, 0-d, in [1, d]; NaN where nothing varies or an entry is not finite.
+        float64, 0-d, in [1, d]; NaN if all features are constant or an entry is not finite.
 
     Raises:
-        ArgumentError: no square matrix.
+        ArgumentError: the input is not a square matrix.
 
     >>> import torch
     >>> round(effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0]))).item(), 9)
@@ -118,44 +118,44 @@ def effective_rank(covariance: Covariances) -> Tensor:
 
 
 def participation_ratio(covariance: Covariances) -> Tensor:
-    """Participation ratio, `(sum l_i)^2 / sum l_i^2` = `tr(C)^2 / tr(C^2)`, without any decomposition.
+    """Return the participation ratio `(sum l_i)^2 / sum l_i^2` = `tr(C)^2 / tr(C^2)`, without a decomposition.
 
-    It is d where all eigenvalues l are equal and 1 where all but one are zero (Gao et al. 2017, "A theory of multineuronal
+    It is d if all eigenvalues l are equal, and 1 if all but one are zero (Gao et al. 2017, "A theory of multineuronal
     dimensionality, dynamics and measurement").
 
     Args:
         covariance: the result of `Covariance`, or a covariance matrix [d, d].
 
     Returns:
-        float64, 0-d, in [1, d]; NaN where nothing varies or an entry is not finite.
+        float64, 0-d, in [1, d]; NaN if all features are constant or an entry is not finite.
 
     Raises:
-        ArgumentError: no square matrix.
+        ArgumentError: the input is not a square matrix.
 
     >>> import torch
     >>> participation_ratio(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
     tensor(2., dtype=torch.float64)
     """
     matrix = _matrix(covariance)
-    shares = matrix / matrix.diagonal().sum()  # so that no square overflows
+    shares = matrix / matrix.diagonal().sum()  # avoids overflow of the squares
     return 1 / shares.square().sum()
 
 
 @dataclass(frozen=True)
-class intrinsic_dimension:  # called like the functions beside it; a class, so that it is equal to itself after pickling
-    """A function: how many principal axes it takes to reach a share of the variance, the one that reaches it included.
+class intrinsic_dimension:  # named like the functions of this module; a class, so that it equals itself after pickling
+    """Function that returns the smallest number of principal axes that together reach a share of the variance.
 
-    Shares within 1e-12 of the threshold have reached it, so that rounding does not decide.
+    A share within 1e-12 of the threshold counts as reached, so that rounding does not matter.
 
     Args:
         threshold: share of the variance, above 0 and at most 1.
 
     Returns:
-        of the result of `Covariance`, or a covariance matrix [d, d]: int64, 0-d, from 1 to d; 0 where nothing varies or an entry
-        is not finite.
+        A function of the result of `Covariance`, or of a covariance matrix [d, d]. It returns int64, 0-d, from 1 to d; 0 if all
+        features are constant or an entry is not finite.
 
     Raises:
-        ArgumentError: `threshold` is not in (0, 1]; when called: no square matrix.
+        ArgumentError: `threshold` is not in (0, 1], or the function is called without a square matrix.
 
     >>> import torch
     >>> intrinsic_dimension(0.8)(torch.diag(torch.tensor([6.0, 3.0, 1.0])))
@@ -177,17 +177,17 @@ class intrinsic_dimension:  # called like the functions beside it; a class, so t
 def _matrix(covariance: Covariances) -> Tensor:
     matrix = covariance["covariance"] if isinstance(covariance, Mapping) and "covariance" in covariance else covariance
     if not isinstance(matrix, Tensor) or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        shown = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
-        raise ArgumentError(f"a covariance matrix [d, d], or the result of Covariance, is needed; got {shown}")
+        got = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise ArgumentError(f"a covariance matrix [d, d], or the result of Covariance, is needed; got {got}")
     matrix = real(matrix)
     if not isinstance(covariance, Mapping):
         return matrix
-    varies = _rounded(matrix.diagonal(), covariance["mean"]) != 0
+    varies = _without_rounding_error(matrix.diagonal(), covariance["mean"]) != 0
     return torch.where(varies & varies.unsqueeze(1), matrix, 0.0)
 
 
-def _rounded(variance: Tensor, mean: Tensor) -> Tensor:
-    """Variances, 0 where they are no more than what rounding makes of a constant feature."""
+def _without_rounding_error(variance: Tensor, mean: Tensor) -> Tensor:
+    """Return the variances with 0 for those that are no more than the rounding error of a constant feature."""
     return torch.where(variance <= (8 * torch.finfo(variance.dtype).eps * mean).square(), 0.0, variance)
 
 

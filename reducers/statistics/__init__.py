@@ -1,1 +1,1 @@
-"""Statistics of elements."""
+"""Statistics over the elements of a tensor."""

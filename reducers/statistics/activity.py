@@ -1,4 +1,4 @@
-"""How often units are active, which never are, and how much of a tensor is zero."""
+"""Activity of units, dead units, and sparsity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
-from reducers.kernels.cpu import count_beyond
+from reducers.kernels.cpu import count_above
 from reducers.kernels.precision import count_of, finite, real
 from reducers.state import Result, State
 
@@ -20,19 +20,19 @@ __all__ = ["Activity", "Sparsity"]
 
 @dataclass(frozen=True)
 class Activity(Statistic):
-    """How often each unit is active (`|x| > eps`), and which units never were.
+    """Share of active elements (`|x| > eps`) of each unit, and which units were never active.
 
-    A unit is one position of the kept axes: with the default pattern a channel of a batch-first tensor. NaN and infinite elements
-    are left out. Two things are called death: here a unit is *dead* when it was seen and never active in all that was reduced;
-    the *death rate* looks at each observation by itself, so a unit that fires once in ten batches is dead in nine of them.
+    A unit is one position of the kept axes: with the default pattern, a channel of a batch-first tensor. NaN and infinite
+    elements are excluded. A unit is *dead* if it was observed but never active in any observation. The *death rate* treats each
+    observation separately: a unit that is active in one of ten batches is dead in the other nine.
 
     Args:
         eps: largest magnitude that still counts as zero, in the unit of the data.
-        death: also give the death rate. It depends on how the data were cut into observations.
+        death: also return the death rate. It depends on how the data are split into observations.
 
     Returns:
-        `rate`: float64, active share of the finite elements of each unit, NaN where there were none; `dead`: bool per unit; and
-        with `death=True` also `death`: float64, 0-d, mean over observations of the share of units dead in that observation.
+        `rate`: float64, active share of the finite elements of each unit, NaN if there are none; `dead`: bool per unit; with
+        `death=True` also `death`: float64, 0-d, mean over observations of the share of units that are dead in one observation.
 
     Raises:
         ArgumentError: `eps` is negative or not a number.
@@ -60,15 +60,15 @@ class Activity(Statistic):
         return not self.death
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._with_deaths(_observe_active(x, axes, self.eps))
+        return self._with_deaths(_observe_counts(x, axes, self.eps))
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._with_deaths(_lift_active(x, axes, self.eps))
+        return self._with_deaths(_lift_counts(x, axes, self.eps))
 
     def _with_deaths(self, state: State) -> State:
         if self.death:
-            seen, dead = _seen_and_dead(state)
-            units = seen.sum()
+            observed, dead = _observed_and_dead(state)
+            units = observed.sum()
             state["deaths"] = real(dead.sum()) / real(units.clamp(min=1))
             state["observations"] = (units > 0).to(torch.int64)
         return state
@@ -77,16 +77,16 @@ class Activity(Statistic):
         return {key: value + b[key] for key, value in a.items()}
 
     def read(self, state: State) -> Result:
-        seen, dead = _seen_and_dead(state)
-        result = {"rate": torch.where(seen, real(state["active"]) / real(state["count"]), torch.nan), "dead": dead}
+        observed, dead = _observed_and_dead(state)
+        result = {"rate": torch.where(observed, real(state["active"]) / real(state["count"]), torch.nan), "dead": dead}
         if self.death:
             result["death"] = state["deaths"] / real(state["observations"])
         return result
 
 
-def _seen_and_dead(state: State) -> tuple[Tensor, Tensor]:
-    seen = state["count"] > 0
-    return seen, seen & (state["active"] == 0)
+def _observed_and_dead(state: State) -> tuple[Tensor, Tensor]:
+    observed = state["count"] > 0
+    return observed, observed & (state["active"] == 0)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Sparsity(Statistic):
         eps: largest magnitude that still counts as zero, in the unit of the data.
 
     Returns:
-        float64 in [0, 1], in the shape of the kept axes; NaN where nothing finite was seen.
+        float64 in [0, 1], in the shape of the kept axes; NaN if there are no finite elements.
 
     Raises:
         ArgumentError: `eps` is negative or not a number.
@@ -117,10 +117,10 @@ class Sparsity(Statistic):
         _check_eps(self.eps, "Sparsity")
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return _observe_active(x, axes, self.eps)
+        return _observe_counts(x, axes, self.eps)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return _lift_active(x, axes, self.eps)
+        return _lift_counts(x, axes, self.eps)
 
     def join(self, a: State, b: State) -> State:
         return {key: value + b[key] for key, value in a.items()}
@@ -130,23 +130,23 @@ class Sparsity(Statistic):
         return torch.where(count > 0, real(count - state["active"]) / real(count), torch.nan)
 
 
-def _check_eps(eps: float, who: str) -> None:
+def _check_eps(eps: float, caller: str) -> None:
     if not isinstance(eps, (int, float)) or not eps >= 0:
-        raise ArgumentError(f"{who} takes eps from 0 up and got {eps!r}")
+        raise ArgumentError(f"{caller} takes eps from 0 up and got {eps!r}")
 
 
-def _observe_active(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
-    """The same of an observation however big, without temporaries of its size."""
-    active = count_beyond(x, axes, eps)
+def _observe_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
+    """Return the counts of an observation of any size, without temporaries as big as it."""
+    active = count_above(x, axes, eps)
     if active is not None:
         return {"count": count_of(x, None, axes), "active": active}
-    first, *others = (_lift_active(part, axes, eps) for part in pieces(x, axes))
+    first, *others = (_lift_counts(part, axes, eps) for part in pieces(x, axes))
     for other in others:
         first = {key: value.add_(other[key]) for key, value in first.items()}
     return {key: value.contiguous() for key, value in first.items()}
 
 
-def _lift_active(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
-    exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # an int8 has no magnitude 128
+def _lift_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
+    exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # the magnitude of int8 -128 overflows
     x, mask = finite(x if exact else real(x))
     return {"count": count_of(x, mask, axes), "active": (x.abs() > eps).sum(dim=axes)}

@@ -1,4 +1,4 @@
-"""Moments to the fourth, alone or beside the other numbers one wants of a tensor, by merging about centres."""
+"""Mean, variance, skewness and kurtosis, merged by the formulas of Chan and Pebay; and Summary, nine common statistics."""
 
 from __future__ import annotations
 
@@ -12,29 +12,35 @@ from torch import Tensor
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.cpu import sweep
-from reducers.kernels.inductor import one_loop
+from reducers.kernels.inductor import fused_moments
 from reducers.kernels.precision import (
+    abs_squared,
     comparable,
     count_of,
     extremes,
-    magnitude,
-    nan_where_infinite,
-    negligible,
+    infinite_to_nan,
+    is_rounding_error,
     real,
     square_sum,
     total,
 )
 from reducers.state import Result, State
 
-__all__ = ["Moments", "Summary", "join_moments", "lift_moments", "read_moments"]
+__all__ = ["Moments", "Summary", "check_correction", "join_moments", "lift_moments", "read_moments"]
 
 
-def lift_moments(x: Tensor, axes: tuple[int, ...], who: str, order: int = 2) -> tuple[State, Tensor | None]:
-    """Count, mean and sums of distances from it, squared and to the powers up to `order`, of the finite elements; their mask."""
-    filled, mask, added = total(x, axes, who)
+def check_correction(correction: float, caller: str) -> None:
+    """Raise `ArgumentError` if `correction` is not a finite number from 0 up."""
+    if not isinstance(correction, (int, float)) or not 0 <= correction < math.inf:
+        raise ArgumentError(f"{caller} takes a finite correction from 0 up and got {correction!r}")
+
+
+def lift_moments(x: Tensor, axes: tuple[int, ...], caller: str, order: int = 2) -> tuple[State, Tensor | None]:
+    """Return count, mean and central power sums up to `order` of the finite elements, and their mask (None if all are finite)."""
+    filled, mask, added = total(x, axes, caller)
     count = count_of(x, mask, axes)
     mean = added / real(count.clamp(min=1)).reshape(added.shape)
-    distance = filled + -mean  # tensors of bool can be added to, and not subtracted from
+    distance = filled + -mean  # torch does not subtract bool tensors
     if mask is not None:
         distance = torch.where(mask, distance, 0.0)
     state = {"count": count, "mean": mean.squeeze(axes)}
@@ -49,29 +55,31 @@ def lift_moments(x: Tensor, axes: tuple[int, ...], who: str, order: int = 2) -> 
 
 
 def join_moments(a: State, b: State) -> State:
-    """Moments of both (Chan, Golub and LeVeque 1983, eqs. 1.5a and 1.5b; Pebay 2008 for the third and fourth power)."""
+    """Return the merged moments (Chan, Golub and LeVeque 1983, eqs. 1.5a and 1.5b; Pebay 2008 for the third and fourth power)."""
     count = a["count"] + b["count"]
-    share = b["count"] / real(count.clamp(min=1))
+    share_b = b["count"] / real(count.clamp(min=1))
     delta = b["mean"] - a["mean"]
     joined = {
         "count": count,
-        "mean": torch.addcmul(a["mean"], delta, share),
-        "m2": torch.addcmul(a["m2"] + b["m2"], magnitude(delta), share * a["count"]),
+        "mean": torch.addcmul(a["mean"], delta, share_b),
+        "m2": torch.addcmul(a["m2"] + b["m2"], abs_squared(delta), share_b * a["count"]),
     }
     if "m3" in a:
-        other = a["count"] / real(count.clamp(min=1))
-        both, square = share * other, delta * delta
+        share_a = a["count"] / real(count.clamp(min=1))
+        product, square = share_b * share_a, delta * delta
         joined["m3"] = (
-            a["m3"] + b["m3"] + delta * (3 * (other * b["m2"] - share * a["m2"]) + square * count * both * (other - share))
+            a["m3"]
+            + b["m3"]
+            + delta * (3 * (share_a * b["m2"] - share_b * a["m2"]) + square * count * product * (share_a - share_b))
         )
     if "m4" in a:
-        spread = 6 * (other * other * b["m2"] + share * share * a["m2"]) + square * count * both * (1 - 3 * both)
-        joined["m4"] = a["m4"] + b["m4"] + delta * (4 * (other * b["m3"] - share * a["m3"]) + delta * spread)
+        spread = 6 * (share_a * share_a * b["m2"] + share_b * share_b * a["m2"]) + square * count * product * (1 - 3 * product)
+        joined["m4"] = a["m4"] + b["m4"] + delta * (4 * (share_a * b["m3"] - share_b * a["m3"]) + delta * spread)
     return joined
 
 
 def read_moments(state: State, correction: float) -> dict[str, Tensor]:
-    """Count, mean and variance."""
+    """Return count, mean and variance."""
     count = state["count"]
     freedom = real(count) - correction
     return {
@@ -82,43 +90,43 @@ def read_moments(state: State, correction: float) -> dict[str, Tensor]:
 
 
 def read_shape(state: State) -> dict[str, Tensor]:
-    """Skewness, and kurtosis where the fourth power is there; NaN where all is equal."""
+    """Return the skewness, and the kurtosis if the state has fourth powers; NaN if all elements are equal."""
     count = real(state["count"])
     var = state["m2"] / count
-    flat = negligible(state["m2"], state["count"], state["mean"])
-    shape = {"skewness": torch.where(flat, torch.nan, state["m3"] / count / var.pow(1.5))}
+    constant = is_rounding_error(state["m2"], state["count"], state["mean"])
+    shape = {"skewness": torch.where(constant, torch.nan, state["m3"] / count / var.pow(1.5))}
     if "m4" in state:
-        shape["kurtosis"] = torch.where(flat, torch.nan, state["m4"] / count / var.square() - 3)
+        shape["kurtosis"] = torch.where(constant, torch.nan, state["m4"] / count / var.square() - 3)
     return shape
 
 
 @dataclass(frozen=True)
 class Moments(Statistic):
-    """Count, mean, variance and standard deviation of the finite elements; on request also skewness and excess kurtosis.
+    """Count, mean, variance and standard deviation of the finite elements; optionally skewness and excess kurtosis.
 
     The variance is `sum |x - mean|^2 / (count - correction)`. With m_p the mean of `(x - mean)^p`, the skewness is
     `m_3 / m_2^1.5` and the excess kurtosis `m_4 / m_2^2 - 3`, as in `scipy.stats.skew` and `scipy.stats.kurtosis` with their
-    default `bias=True`; `correction` does not touch them. Every batch is centred on its own mean before its powers are taken, and
-    batches merge about their centres (Chan, Golub and LeVeque 1983 for the second, Pebay 2008, "Formulas for robust, one-pass
-    parallel computation of covariances and arbitrary-order statistical moments", for the third and fourth power), all in float64,
-    so that in any merge tree relative errors stay within `1e-12 + 10 eps |mean| / std`, eps = 2.2e-16 (of shapes below 1, absolute
-    errors). On the CPU, observations of more than 8,192 elements in float32 or less are summed in float32 about their centre, five
-    times as fast: the variance is good to 1e-6 of itself then, the mean to 1e-6 of the standard deviation, whatever the mean is;
-    `Moments().premap(torch.Tensor.double)` has all digits.
+    default `bias=True`; `correction` does not affect them.
+
+    Each batch is centred on its own mean, and batches are merged about their means in float64: Chan, Golub and LeVeque 1983 for
+    the second power, Pebay 2008, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
+    statistical moments", for the third and fourth. For any merge order, relative errors are below `1e-12 + 10 eps |mean| / std`,
+    eps = 2.2e-16 (absolute errors, for shapes below 1). CPU observations of more than 8,192 elements in float32 or narrower are
+    summed in float32 about their centre, five times as fast: then the relative error of the variance is below 1e-6, and the error
+    of the mean below 1e-6 standard deviations, for any mean. `Moments().premap(torch.Tensor.double)` uses float64 throughout.
 
     Args:
-        correction: 1 for the variance of the population a sample was drawn from, 0 for that of the elements themselves, as in
-            `torch.var`.
+        correction: 1 for the sample variance, 0 for the population variance, as in `torch.var`.
         order: the highest power to keep: 2, 3 (adds skewness) or 4 (adds kurtosis too).
 
     Returns:
-        `count` int64; `mean` float64 or complex128, NaN where nothing finite was seen; `var` and `std` float64, NaN where
-        `count <= correction`; `skewness` and `kurtosis` float64, NaN where all finite elements are equal but for rounding;
-        all in the shape of the kept axes.
+        `count` int64; `mean` float64 or complex128, NaN if there are no finite elements; `var` and `std` float64, NaN if
+        `count <= correction`; `skewness` and `kurtosis` float64, NaN if all finite elements are equal up to rounding; all in
+        the shape of the kept axes.
 
     Raises:
-        ArgumentError: `correction` is not a finite number from 0 up, or `order` is none of 2, 3, 4.
-        DTypeError: complex numbers with an order above 2, or uint64.
+        ArgumentError: `correction` is not a finite number from 0 up, or `order` is not 2, 3 or 4.
+        DTypeError: the input is complex and the order above 2, or the input is uint64.
 
     >>> import torch
     >>> moments = Moments("b c -> c")
@@ -136,8 +144,7 @@ class Moments(Statistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.correction, (int, float)) or not 0 <= self.correction < math.inf:
-            raise ArgumentError(f"Moments takes a finite correction from 0 up, as torch.var does, and got {self.correction!r}")
+        check_correction(self.correction, "Moments")
         if not isinstance(self.order, int) or self.order not in (2, 3, 4):
             raise ArgumentError(f"Moments takes order 2, 3 or 4 and got {self.order!r}")
 
@@ -149,9 +156,9 @@ class Moments(Statistic):
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
-            raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance and no skewness; use order=2")
-        swept = one_loop(x, axes) if self.order == 2 and torch.compiler.is_compiling() else None
-        return lift_moments(x, axes, "Moments", self.order)[0] if swept is None else swept
+            raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance but no skewness; use order=2")
+        fused = fused_moments(x, axes) if self.order == 2 and torch.compiler.is_compiling() else None
+        return lift_moments(x, axes, "Moments", self.order)[0] if fused is None else fused
 
     def join(self, a: State, b: State) -> State:
         return join_moments(a, b)
@@ -164,17 +171,17 @@ class Moments(Statistic):
 
 @dataclass(frozen=True)
 class Summary(Statistic):
-    """Nine numbers in one pass: `count`, `mean`, `var`, `min`, `max`, `absmax`, `zeros`, `nan` and `inf`.
+    """Nine statistics in one pass: `count`, `mean`, `var`, `min`, `max`, `absmax`, `zeros`, `nan` and `inf`.
 
-    All but `nan` and `inf`, which say how many of either were met, are about the finite elements; `var` is the sample variance
-    (`correction=1`). As exact as `Moments`.
+    `nan` and `inf` count the NaN and infinite elements; all others describe the finite elements. `var` is the sample variance
+    (`correction=1`). The accuracy is that of `Moments`.
 
     Returns:
-        `count`, `zeros`, `nan`, `inf` int64; `mean`, `var` float64; `min`, `max` in the dtype of the input, `absmax` too for
-        floats and int64 for integers (an int8 has no +128); all in the shape of the kept axes; NaN where nothing finite was seen.
+        `count`, `zeros`, `nan`, `inf` int64; `mean`, `var` float64; `min`, `max` in the dtype of the input, and so is `absmax` for
+        floats, but int64 for integers (int8 cannot hold 128); all in the shape of the kept axes; NaN if no element is finite.
 
     Raises:
-        DTypeError: complex numbers, which have no order, or uint64.
+        DTypeError: the input is complex, which has no order, or uint64.
 
     >>> import torch
     >>> summary = Summary()
@@ -186,23 +193,22 @@ class Summary(Statistic):
     stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        swept = sweep(x, axes, ends=True)
+        swept = sweep(x, axes, with_extremes=True)
         if swept is None:
             return super().observe(x, axes)
         count = count_of(x, None, axes)
         return {"count": count, **swept, "nan": torch.zeros_like(count), "inf": torch.zeros_like(count)}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        if torch.compiler.is_compiling() and (swept := one_loop(x, axes, ends=True)) is not None:
-            return swept
+        if torch.compiler.is_compiling() and (fused := fused_moments(x, axes, with_extremes=True)) is not None:
+            return fused
         x = comparable(x, "Summary")
         state, mask = lift_moments(x, axes, "Summary")
+        low, high = extremes(x, axes, mask)
         if mask is None:
-            (low, high), nan, inf = extremes(x, axes), torch.zeros_like(state["count"]), torch.zeros_like(state["count"])
+            nan, inf = torch.zeros_like(state["count"]), torch.zeros_like(state["count"])
         else:
-            low, high = (torch.where(mask, x, fill) for fill in (torch.inf, -torch.inf))
-            low, high = low.amin(dim=axes), high.amax(dim=axes)
-            inf = (x.abs() == torch.inf).sum(dim=axes)  # inductor vectorises this and neither isinf nor isnan
+            inf = (x.abs() == torch.inf).sum(dim=axes)  # inductor vectorises this, but neither isinf nor isnan
             nan = count_of(x, None, axes) - state["count"] - inf
         return {**state, "min": low, "max": high, "zeros": _zeros(x, axes), "nan": nan, "inf": inf}
 
@@ -219,13 +225,13 @@ class Summary(Statistic):
         }
 
     def read(self, state: State) -> Result:
-        low, high = nan_where_infinite(state["min"]), nan_where_infinite(state["max"])
-        ends = (low, high) if low.is_floating_point() else (low.to(torch.int64), high.to(torch.int64))
+        low, high = infinite_to_nan(state["min"]), infinite_to_nan(state["max"])
+        wide_low, wide_high = (low, high) if low.is_floating_point() else (low.to(torch.int64), high.to(torch.int64))
         return {
             **read_moments(state, correction=1),
             "min": low,
             "max": high,
-            "absmax": torch.maximum(-ends[0], ends[1]),
+            "absmax": torch.maximum(-wide_low, wide_high),
             "zeros": state["zeros"],
             "nan": state["nan"],
             "inf": state["inf"],
@@ -233,6 +239,6 @@ class Summary(Statistic):
 
 
 def _zeros(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    if len(axes) == x.ndim:  # over all axes there is a fast kernel for what is not zero
+    if len(axes) == x.ndim:  # count_nonzero is fast over all axes only
         return x.numel() - torch.count_nonzero(x)
     return (x == 0).sum(dim=axes)

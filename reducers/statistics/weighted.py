@@ -1,8 +1,7 @@
-"""Mean and variance of elements that do not weigh the same."""
+"""Weighted mean and variance."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -13,10 +12,10 @@ from reducers.core.inputs import observation_with
 from reducers.core.patterns import arrange, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
-from reducers.errors import ArgumentError
-from reducers.kernels.chunks import pieces_beside
-from reducers.kernels.precision import able_to_hold_nan, magnitude, real, wide_float
+from reducers.kernels.chunks import paired_pieces
+from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
 from reducers.state import Result, State
+from reducers.statistics.moments import check_correction
 
 __all__ = ["WeightedMean", "WeightedMoments"]
 
@@ -30,11 +29,11 @@ class _Weighted(Reducer):
 
     @abstractmethod
     def lift(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State:
-        """The state of one observation, of which nothing is missing: what was has weight 0."""
+        """Return the state of one observation; all elements are finite, and excluded ones have weight 0."""
 
     @abstractmethod
     def join(self, a: State, b: State) -> State:
-        """The state of both; neither is empty."""
+        """Return the merged state; neither argument is empty."""
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, weights = observation_with(self, xs, "weights")
@@ -44,11 +43,11 @@ class _Weighted(Reducer):
         weights = torch.where(torch.isfinite(weights), weights, 0.0).expand(x.shape)
         (x, axes), (weights, _) = arrange(x, self.pattern), arrange(weights, self.pattern)
         state = to_device(state, x.device)
-        for part, weighing in pieces_beside(x, weights, axes):
-            piece = able_to_hold_nan(part)
-            there = torch.isfinite(piece)
-            wide = wide_float(torch.where(there, piece, torch.zeros_like(piece)))
-            lifted = self.lift(wide, torch.where(there, weighing, 0.0), axes)
+        for part, part_weights in paired_pieces(x, weights, axes):
+            piece = nan_capable(part)
+            finite = torch.isfinite(piece)
+            wide = wide_float(torch.where(finite, piece, torch.zeros_like(piece)))
+            lifted = self.lift(wide, torch.where(finite, part_weights, 0.0), axes)
             state = self.merge(state, {key: value.contiguous() for key, value in lifted.items()})
         return state
 
@@ -63,17 +62,17 @@ class _Weighted(Reducer):
 class WeightedMean(_Weighted):
     """Weighted mean of the finite elements, `sum(w x) / sum(w)`.
 
-    `update(state, x, weights)`: real numbers from 0 up, whose axes are the first ones of x, and repeated where it lacks them:
-    sample weights `[batch]` beside `[batch, channels]`. An element whose weight is not finite is left out.
+    `update(state, x, weights)`: weights are real numbers from 0 up. Their axes are the leading axes of `x`, and they broadcast
+    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded.
 
     Args:
         pattern: see `Statistic`.
 
     Returns:
-        float64 or complex128, in the shape of the kept axes; NaN where nothing has weight.
+        float64 or complex128, in the shape of the kept axes; NaN if the total weight is 0.
 
     Raises:
-        ArgumentError: the shape of the weights does not fit.
+        ArgumentError: the weights do not broadcast to the observation.
 
     >>> import torch
     >>> mean = WeightedMean()
@@ -96,24 +95,24 @@ class WeightedMean(_Weighted):
 class WeightedMoments(_Weighted):
     """Weighted mean, variance and standard deviation of the finite elements.
 
-    With W the sum of the weights, `var = sum(w |x - mean|^2) / (W - correction sum(w^2) / W)`: of weights that say how reliable
-    elements are, unbiased for `correction=1`, and with equal weights what `Moments` gives; `numpy.cov(x, aweights=w)` likewise.
-    Parts are merged about their means: West 1979, "Updating mean and variance estimates: an improved method", and Chan, Golub and
-    LeVeque 1983, with weights for counts.
+    With W the sum of the weights, `var = sum(w |x - mean|^2) / (W - correction sum(w^2) / W)`, as in `numpy.cov(x, aweights=w)`.
+    It is unbiased for reliability weights and `correction=1`, and equal to that of `Moments` if all weights are equal. States
+    merge about their means: West 1979, "Updating mean and variance estimates: an improved method", and Chan, Golub and LeVeque
+    1983, with weights in place of counts.
 
-    `update(state, x, weights)`: real numbers from 0 up, whose axes are the first ones of x, and repeated where it lacks them:
-    sample weights `[batch]` beside `[batch, channels]`. An element whose weight is not finite is left out.
+    `update(state, x, weights)`: weights are real numbers from 0 up. Their axes are the leading axes of `x`, and they broadcast
+    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded.
 
     Args:
         pattern: see `Statistic`.
-        correction: 0 for the variance of the elements themselves.
+        correction: 1 for the sample variance, 0 for the population variance.
 
     Returns:
-        `weight`, the sum of the weights, `var` and `std` float64, `mean` float64 or complex128, in the shape of the kept axes; NaN
-        where weight is missing.
+        `weight` (the sum of the weights), `var` and `std` float64, `mean` float64 or complex128, in the shape of the kept axes;
+        NaN if the weight is not sufficient.
 
     Raises:
-        ArgumentError: `correction` is not a finite number from 0 up, or the shape of the weights does not fit.
+        ArgumentError: `correction` is not a finite number from 0 up, or the weights do not broadcast to the observation.
 
     >>> import torch
     >>> moments = WeightedMoments(correction=0)
@@ -126,8 +125,7 @@ class WeightedMoments(_Weighted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.correction, (int, float)) or not 0 <= self.correction < math.inf:
-            raise ArgumentError(f"WeightedMoments takes a finite correction from 0 up and got {self.correction!r}")
+        check_correction(self.correction, "WeightedMoments")
 
     def lift(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State:
         weight = weights.sum(dim=axes, keepdim=True)
@@ -136,7 +134,7 @@ class WeightedMoments(_Weighted):
             "weight": weight.squeeze(axes),
             "squares": weights.square().sum(dim=axes),
             "mean": mean.squeeze(axes),
-            "m2": (weights * magnitude(x - mean)).sum(dim=axes),
+            "m2": (weights * abs_squared(x - mean)).sum(dim=axes),
         }
 
     def join(self, a: State, b: State) -> State:
@@ -147,14 +145,14 @@ class WeightedMoments(_Weighted):
             "weight": weight,
             "squares": a["squares"] + b["squares"],
             "mean": a["mean"] + delta * share,
-            "m2": a["m2"] + b["m2"] + magnitude(delta) * share * a["weight"],
+            "m2": a["m2"] + b["m2"] + abs_squared(delta) * share * a["weight"],
         }
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
         weight = state["weight"]
         freedom = weight - self.correction * state["squares"] / weight
-        # of a lone element they differ by rounding at most
+        # for a single element the difference is 0 up to rounding
         var = torch.where(freedom > 1e-12 * weight, state["m2"] / freedom, torch.nan)
         return {
             "weight": weight.clone(),

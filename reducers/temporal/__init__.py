@@ -1,1 +1,1 @@
-"""Statistics in which time matters."""
+"""Statistics that depend on the order of the observations."""

@@ -1,4 +1,4 @@
-"""Maps `value -> decay * value + gain`, element by element: the one monoid beneath averages and traces that fade with time."""
+"""Element-wise affine maps `value -> decay * value + gain`: the monoid behind moving averages and decaying traces."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Affine", "apply", "compose"]
 
 
 def compose(a: State, b: State) -> State:
-    """The map that does first `a` and then `b`; a decay that is the same for all elements may be kept once (0-d)."""
+    """Return the map that applies `a`, then `b`; a decay that all elements share may be 0-d."""
     return {"decay": a["decay"] * b["decay"], "gain": torch.addcmul(b["gain"], b["decay"], a["gain"])}
 
 
 def apply(state: State, start: Tensor | float) -> Tensor:
-    """What the map makes of `start`; where it forgets it altogether, even an infinite or missing one."""
+    """Return the map applied to `start`; a decay of 0 discards `start` even if it is infinite or NaN."""
     return torch.where(state["decay"] == 0, state["gain"], state["decay"] * start + state["gain"])
 
 
 @dataclass(frozen=True)
 class Affine(Reducer):
-    """Base of reducers that take each observation as one map, and give what all of them, in order of time, make of `start`.
+    """Base class of reducers that turn each observation into an affine map; the result is their composition applied to `start`.
 
-    Associative because composing maps is, and `{}` is the map that leaves everything as it is.
+    Merging is associative because composition is; `{}` is the identity map.
     """
 
     ordered: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class Affine(Reducer):
 
     @abstractmethod
     def step(self, *xs: Tensor) -> State:
-        """The map that one observation stands for: `decay` and `gain`."""
+        """Return the map of one observation: `decay` and `gain`."""
 
     def update(self, state: State, *xs: Tensor) -> State:
         new = self.step(*xs)

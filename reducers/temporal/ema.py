@@ -1,4 +1,4 @@
-"""Observations in order of time: averages that fade, time since an event, differences, and when something went wrong."""
+"""Moving averages, time since an event, differences of consecutive observations, and the first non-finite observation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
-from reducers.core.states import check_states, require_state, to_device
+from reducers.core.states import check_states, prefixed, require_state, substate, to_device
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.exemplars.collect import keep
@@ -23,7 +23,7 @@ __all__ = ["EMA", "Difference", "FirstNonfinite", "TimeSince", "check_positive"]
 
 
 def check_positive(reducer: Reducer, name: str) -> None:
-    """Raises `ArgumentError` where the field `name` of `reducer` is not a finite number above 0."""
+    """Raise `ArgumentError` if the field `name` of `reducer` is not a finite number above 0."""
     value = getattr(reducer, name)
     if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ArgumentError(f"{type(reducer).__name__} takes a finite {name} above 0 and got {value!r}")
@@ -31,26 +31,26 @@ def check_positive(reducer: Reducer, name: str) -> None:
 
 @dataclass(frozen=True)
 class EMA(Statistic):
-    """Exponential moving average over observations: `s = x` at the first, then `s = alpha x + (1 - alpha) s`.
+    """Exponential moving average: `s = x` for the first observation, then `s = alpha x + (1 - alpha) s`.
 
-    Axes that the pattern reduces are averaged first, each observation weighing the same whatever its size: `"b c -> c"` follows
-    the batch mean of each channel. By default every element is followed by itself. Elements that are not finite are left out:
-    where an observation has none that is, the average stays as it was.
+    Reduced axes are averaged first, so each observation has the same weight for any size: `"b c -> c"` averages the batch means
+    of each channel. By default, each element has its own average. Non-finite elements are excluded; if there is no finite
+    element, the average does not change.
 
-    The state keeps the first value and the map that all observations make of it: the map of the first leaves it where it is,
-    `alpha x + (1 - alpha) x = x`, so the first needs no special case and parts merge exactly. In it, a part that comes later
-    forgets its own first value, and weighs it `alpha` as any other.
+    The state stores the first value and the composed affine map of all observations. Applied to the first value x, the map of
+    the first observation returns it unchanged, `alpha x + (1 - alpha) x = x`, so states merge exactly without a special case:
+    the later state drops its first value, which then has the weight `alpha`, like any other.
 
     Args:
         pattern: see `Statistic`.
-        alpha: weight of the newest observation, from 0 (the first stays) to 1 (the last counts). For a time constant tau and
+        alpha: weight of the newest observation, from 0 (keeps the first) to 1 (keeps the last). For a time constant tau and
             steps of length dt, `alpha = 1 - exp(-dt / tau)`.
 
     Returns:
-        float64 or complex128, in the shape of the kept axes; NaN where nothing finite was seen.
+        float64 or complex128, in the shape of the kept axes; NaN if there are no finite elements.
 
     Raises:
-        ArgumentError: `alpha` is no number from 0 to 1.
+        ArgumentError: `alpha` is not a number from 0 to 1.
 
     >>> import torch
     >>> average = EMA(alpha=0.5)
@@ -80,11 +80,11 @@ class EMA(Statistic):
         value = added.squeeze(axes) / real(count.clamp(min=1))
         if mask is None:
             return {"first": value, "decay": torch.full_like(value.real, 1 - self.alpha), "gain": self.alpha * value}
-        there = count > 0
+        any_finite = count > 0
         return {
-            "first": torch.where(there, value, torch.nan),
-            "decay": 1 - self.alpha * real(there),
-            "gain": torch.where(there, self.alpha * value, 0.0),
+            "first": torch.where(any_finite, value, torch.nan),
+            "decay": 1 - self.alpha * real(any_finite),
+            "gain": torch.where(any_finite, self.alpha * value, 0.0),
         }
 
     def join(self, a: State, b: State) -> State:
@@ -96,21 +96,21 @@ class EMA(Statistic):
 
 @dataclass(frozen=True)
 class TimeSince(Affine):
-    """How long ago each element last met a criterion: 0 in the observation where it does, one `step_time` more in each after.
+    """Time since each element last met a criterion: 0 in that observation, and `step_time` more in each later one.
 
-    The state counts steps, so that times do not gather rounding errors.
+    The state counts steps, so that times do not accumulate rounding errors.
 
     Args:
-        criterion: takes an observation and returns where it is met, a bool tensor of the same shape.
-        step_time: time between observations; times come in its unit.
-        initial: what elements that never met the criterion show: "inf", "nan", or "zero", the time since the first observation.
+        criterion: maps an observation to a bool tensor of the same shape, True where the criterion is met.
+        step_time: time between observations; the result has the same unit.
+        initial: result of elements that never met the criterion: "inf", "nan", or "zero" for the time since the first observation.
 
     Returns:
         float64, in the shape of the observations.
 
     Raises:
-        ArgumentError: `step_time` is not above 0, or `initial` is none of the three.
-        ReducerTypeError: `criterion` cannot be called, or returns something else.
+        ArgumentError: `step_time` is not above 0, or `initial` is not one of the three.
+        ReducerTypeError: `criterion` is not callable, or does not return such a tensor.
 
     >>> import torch
     >>> since = TimeSince(torch.signbit, step_time=0.5)
@@ -134,43 +134,45 @@ class TimeSince(Affine):
 
     def step(self, *xs: Tensor) -> State:
         x = observation(self, xs)
-        later = real(~matches(self, self.criterion, x))
-        return {"decay": later, "gain": later.clone()}
+        not_met = real(~matches(self, self.criterion, x))
+        return {"decay": not_met, "gain": not_met.clone()}
 
     def compute(self, state: State) -> Tensor:
         require_state(self, state)
-        # a step before the first observation, so that this one shows what was asked for
+        # start one step before the first observation, whose result is then `initial`
         return self.step_time * apply(state, -1.0 if self.initial == "zero" else float(self.initial))
 
 
 def matches(reducer: Reducer, criterion: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Where `x` meets `criterion`.
+    """Return the bool tensor `criterion(x)`.
 
     Raises:
-        ReducerTypeError: the criterion returned something other than a bool tensor of the shape of `x`.
+        ReducerTypeError: the criterion did not return a bool tensor of the shape of `x`.
     """
     match = criterion(x)
     if not isinstance(match, Tensor) or match.dtype is not torch.bool or match.shape != x.shape:
         got = f"{match.dtype} of shape {tuple(match.shape)}" if isinstance(match, Tensor) else type(match).__name__
-        raise ReducerTypeError(f"the criterion of {reducer!r} must return a bool tensor of shape {tuple(x.shape)}; it gave {got}")
+        raise ReducerTypeError(
+            f"the criterion of {reducer!r} must return a bool tensor of shape {tuple(x.shape)}; it returned {got}"
+        )
     return match.detach()
 
 
 @dataclass(frozen=True)
 class Difference(Reducer):
-    """Differences of consecutive observations, `x[t] - x[t-1]`, reduced by an inner reducer, which gets them in float64.
+    """An inner reducer applied to the differences of consecutive observations, `x[t] - x[t-1]`, in float64.
 
-    An observation whose shape is not that of the one before (a smaller last batch) makes no difference with it. The state
-    keeps the first and the last observation, so that merging adds the difference across the seam.
+    If two consecutive observations differ in shape (a smaller last batch), their difference is skipped. The state stores the
+    first and the last observation, so that merging adds the difference between the two parts.
 
     Args:
-        reducer: what reduces the differences.
+        reducer: the inner reducer.
 
     Returns:
-        What the inner reducer computes; an empty mapping before there was any difference.
+        The result of the inner reducer; an empty mapping if there is no difference yet.
 
     Raises:
-        ReducerTypeError: `reducer` is none.
+        ReducerTypeError: `reducer` is not a reducer instance.
 
     >>> import torch
     >>> from reducers import Mean
@@ -200,32 +202,28 @@ class Difference(Reducer):
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        inner = _inner(state)
+        inner = substate(state, "difference")
         return self.reducer.compute(inner) if inner else {}
 
     def _append(self, a: State, b: State) -> State:
         if not a:
             return b
         check_states(self, {"last": a["last"]}, {"last": b["last"]}, shapes=False)
-        inner, before, after = _inner(a), a["last"], b["first"]
-        if before.shape == after.shape:
-            inner = self.reducer.update(inner, wide_float(after) - wide_float(before))
-        inner = self.reducer.merge(inner, _inner(b))
-        return {**{f"difference/{key}": value for key, value in inner.items()}, "first": a["first"], "last": b["last"]}
-
-
-def _inner(state: State) -> State:
-    return {key.partition("/")[2]: value for key, value in state.items() if key.startswith("difference/")}
+        inner, earlier, later = substate(a, "difference"), a["last"], b["first"]
+        if earlier.shape == later.shape:
+            inner = self.reducer.update(inner, wide_float(later) - wide_float(earlier))
+        inner = self.reducer.merge(inner, substate(b, "difference"))
+        return {**prefixed("difference", inner), "first": a["first"], "last": b["last"]}
 
 
 @dataclass(frozen=True)
 class FirstNonfinite(Statistic):
-    """In which observation, counted from 0, something was NaN or infinite for the first time.
+    """Index, from 0, of the first observation with a NaN or infinite element.
 
-    Costs one sum per observation while all is well, and no look at a value off the CPU.
+    On the CPU, a finite observation costs one sum; on an accelerator, no value is read.
 
     Returns:
-        int64, in the shape of the kept axes; -1 where everything was finite.
+        int64, in the shape of the kept axes; -1 if all elements are finite.
 
     >>> import torch
     >>> when = FirstNonfinite("b c -> c")

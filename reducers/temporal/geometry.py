@@ -1,4 +1,4 @@
-"""Lengths of observations, and the angles between those that follow one another."""
+"""Norms of observations, and the cosine similarity of consecutive ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
-from reducers.core.states import check_states, require_state, to_device
+from reducers.core.states import check_states, prefixed, require_state, substate, to_device
 from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
 from reducers.kernels.chunks import pieces
@@ -23,27 +23,27 @@ __all__ = ["Geometry"]
 
 @dataclass(frozen=True)
 class Geometry(Reducer):
-    """Length of each observation, and its correlation with the observation before it, each reduced by an inner reducer.
+    """Norm of each observation, and its correlation with the previous observation, each reduced by an inner reducer.
 
-    The length is the L2 norm of the whole tensor; the correlation of x with the previous y is the cosine of the angle between
-    them, `<x, y> / (max(|x|, eps) max(|y|, eps))`, in [-1, 1] and 0 where either is zero. The first observation has none, nor
-    has one whose shape is not that of the one before (a smaller last batch). monitorch counts the first as 0 instead.
-    Integers are taken as real numbers, a complex number as a pair of them. Where an observation is not finite, so are its length
-    and its correlations; inner reducers such as `Summary` count these and keep them out, and what comes after is not touched.
+    The norm is the L2 norm of the whole tensor. The correlation of x with the previous observation y is the cosine similarity
+    `<x, y> / (max(|x|, eps) max(|y|, eps))`, in [-1, 1], and 0 if either is zero. The first observation has no correlation
+    (monitorch counts it as 0), and neither has one whose shape differs from the previous one (a smaller last batch). Integers are
+    converted to real numbers, and complex numbers to pairs of real numbers. The norm and the correlations of a non-finite
+    observation are not finite either; inner reducers such as `Summary` count and exclude them. Later results are not affected.
 
-    The state keeps the first and the last observation, so that merging adds the correlation across the seam.
+    The state stores the first and the last observation, so that merging adds the correlation between the two parts.
 
     Args:
-        reducer: what reduces the lengths and the correlations, which come to it as 0-d float64 tensors.
-        normalize: take the root mean square in place of the norm, so that the size does not matter.
-        correlation: False spares the copies and the second half of the work.
-        eps: norms below it are taken as it in the correlation, in the unit of the data.
+        reducer: the inner reducer; it gets norms and correlations as 0-d float64 tensors.
+        normalize: use the root mean square instead of the norm, so that the result does not depend on the number of elements.
+        correlation: False omits the correlation, which needs copies and half of the time.
+        eps: smallest norm in the denominator of the correlation, in the unit of the data.
 
     Returns:
-        `norm`, and from the second observation on `correlation`: what the inner reducer computes.
+        `norm`, and from the second observation on `correlation`: the results of the inner reducer.
 
     Raises:
-        ReducerTypeError: `reducer` is none.
+        ReducerTypeError: `reducer` is not a reducer instance.
         ArgumentError: `eps` is not a positive number.
 
     >>> import torch
@@ -75,12 +75,12 @@ class Geometry(Reducer):
         state = to_device(state, x.device)
         norm = _norm(x)
         length = norm / math.sqrt(x.numel()) if self.normalize else norm
-        updated = _under("norm", self.reducer.update(_part(state, "norm"), length))
+        updated = prefixed("norm", self.reducer.update(substate(state, "norm"), length))
         if self.correlation:
-            inner = _part(state, "correlation")
+            inner = substate(state, "correlation")
             if state:
                 inner = self._correlate(inner, state["last"], x, norm)
-            updated |= _under("correlation", inner)
+            updated |= prefixed("correlation", inner)
             updated["first"] = state["first"] if state else keep(x)
             updated["last"] = keep(x)
         return updated
@@ -89,35 +89,27 @@ class Geometry(Reducer):
         if not a or not b:
             return a or b
         b = to_device(b, next(iter(a.values())).device)
-        parts = {name: (_part(a, name), _part(b, name)) for name in ("norm", "correlation")}
-        merged = _under("norm", self.reducer.merge(*parts["norm"]))
+        parts = {name: (substate(a, name), substate(b, name)) for name in ("norm", "correlation")}
+        merged = prefixed("norm", self.reducer.merge(*parts["norm"]))
         if self.correlation:
             check_states(self, {"last": a["last"]}, {"last": b["last"]}, shapes=False)
-            before, after = parts["correlation"]
-            across = self._correlate(before, a["last"], b["first"], _norm(b["first"]))
-            merged |= _under("correlation", self.reducer.merge(across, after))
+            earlier, later = parts["correlation"]
+            earlier = self._correlate(earlier, a["last"], b["first"], _norm(b["first"]))
+            merged |= prefixed("correlation", self.reducer.merge(earlier, later))
             merged["first"], merged["last"] = a["first"], b["last"]
         return merged
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        parts = {name: _part(state, name) for name in ("norm", "correlation")}
+        parts = {name: substate(state, name) for name in ("norm", "correlation")}
         return {name: self.reducer.compute(part) for name, part in parts.items() if part}
 
-    def _correlate(self, inner: State, before: Tensor, after: Tensor, norm: Tensor) -> State:
-        """`inner` with one more correlation, where there is one."""
-        if before.shape != after.shape:
+    def _correlate(self, inner: State, previous: Tensor, x: Tensor, norm: Tensor) -> State:
+        """Return `inner` updated with the correlation, if both shapes are equal; `norm` is that of `x`."""
+        if previous.shape != x.shape:
             return inner
-        lengths = _norm(before).clamp(min=self.eps) * norm.clamp(min=self.eps)
-        return self.reducer.update(inner, (_dot(before, after) / lengths).clamp(-1.0, 1.0))
-
-
-def _part(state: State, name: str) -> State:
-    return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}/")}
-
-
-def _under(name: str, state: State) -> State:
-    return {f"{name}/{key}": value for key, value in state.items()}
+        denominator = _norm(previous).clamp(min=self.eps) * norm.clamp(min=self.eps)
+        return self.reducer.update(inner, (_dot(previous, x) / denominator).clamp(-1.0, 1.0))
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -125,7 +117,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """Inner product in float64, piece by piece."""
+    """Return the inner product in float64, computed piece by piece."""
     pairs = zip(pieces(_flat(x), (0,)), pieces(_flat(y), (0,)), strict=True)
     return torch.stack([(real(left) * real(right)).sum() for left, right in pairs]).sum()
 

@@ -1,4 +1,4 @@
-"""What a reducer gave over the last stretch of time, and at any time within it."""
+"""History: past results of a reducer, with interpolation in time."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Interpolate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class History(Reducer):
-    """A reducer whose results of the last `duration` are kept, one per observation, and can be looked at.
+    """A reducer that keeps its results of the last `duration`, one per observation.
 
-    Results are kept at the times 0 (the newest), `step_time`, 2 `step_time` and so on before the newest: `ceil(duration /
-    step_time)` of them, one more if the duration is `inclusive`, and never none.
+    The results are those at 0 (the newest), `step_time`, 2 `step_time` and so on before the newest: `ceil(duration / step_time)`
+    results, one more if `inclusive`, and at least one.
 
-    The state holds the inner states behind these results, `slots` of them, so that a history that comes later is merged as if it
-    had never been apart. An observation copies the ring, so a history a thousand steps long wants a reducer with a small state.
+    The state stores the inner state of each of these results (`slots` of them), so that histories of consecutive parts merge
+    exactly. Each observation copies all slots: for a history of a thousand steps, use a reducer with a small state.
 
     Args:
-        reducer: one whose state keeps its shape: not `Collect`. With `Last()`, a record of the observations themselves.
-        step_time: time between observations; all times come in its unit.
-        duration: how far back results are kept.
-        inclusive: whether the result at exactly `duration` is kept too.
+        reducer: the inner reducer; its state must keep its shape, so not `Collect`. `Last()` records the observations themselves.
+        step_time: time between observations; all times have the same unit.
+        duration: maximum age of the results that are kept.
+        inclusive: whether the result of age exactly `duration` is kept too.
 
     Returns:
-        What the inner reducer computes of all observations, as without history.
+        The result of the inner reducer over all observations, as without a history.
 
     Raises:
-        ReducerTypeError: `reducer` is none.
+        ReducerTypeError: `reducer` is not a reducer instance.
         ArgumentError: a time is out of range, or the inner reducer has another `step_time`.
         StateMismatchError: the inner state changed its shape.
 
@@ -73,45 +73,45 @@ class History(Reducer):
                 raise ArgumentError(f"History takes a finite {name} {'from 0 up' if not low else 'above 0'} and got {value!r}")
         inner = getattr(self.reducer, "step_time", self.step_time)
         if inner != self.step_time:
-            raise ArgumentError(f"History has step_time={self.step_time!r} and its reducer {inner!r}: give both the same")
+            raise ArgumentError(f"History has step_time={self.step_time!r}, and its reducer has {inner!r}: give both the same")
 
     @property
     def slots(self) -> int:
-        """How many results are kept."""
-        # 0.3 / 0.1 may come out a rounding above 3
+        """The number of results that are kept."""
+        # rounding may make 0.3 / 0.1 slightly larger than 3
         return max(math.ceil(self.duration / self.step_time * (1 - 1e-12)) + self.inclusive, 1)
 
     def update(self, state: State, *xs: Tensor) -> State:
         if xs and isinstance(xs[0], Tensor) and xs[0].numel() == 0:
             return state
-        after = self.reducer.update(ring.slot(state, 0) if state else {}, *xs)
-        if not after:
+        updated = self.reducer.update(ring.slot(state, 0) if state else {}, *xs)
+        if not updated:
             return state
-        return ring.push(self, to_device(state, next(iter(after.values())).device), after, self.slots)
+        return ring.push(self, to_device(state, next(iter(updated.values())).device), updated, self.slots)
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
         b = to_device(b, a["observed"].device)
-        before = ring.slot(a, 0)
-        after = [self.reducer.merge(before, ring.slot(b, index)) for index in range(self.slots)]
-        return ring.join(self, a, ring.stack(self, after, b["observed"]), self.slots)
+        newest = ring.slot(a, 0)
+        later = [self.reducer.merge(newest, ring.slot(b, index)) for index in range(self.slots)]
+        return ring.join(self, a, ring.stack(self, later, b["observed"]), self.slots)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
         return self._result(state, 0)
 
     def latest(self, state: State) -> Result:
-        """The newest result, the one at time 0."""
+        """Return the newest result, the one at time 0."""
         return self.compute(state)
 
     def dump(self, state: State) -> Result:
-        """All results there are, newest first, along a new first axis.
+        """Return all results, newest first, stacked along a new first axis.
 
-        Waits for the device, to learn how many there are.
+        Synchronises the device, to read the number of results.
 
         Raises:
-            EmptyStateError: there are none.
+            EmptyStateError: there are no results.
         """
         require_state(self, state)
         results = [self._result(state, index) for index in range(self._kept(state))]
@@ -126,40 +126,41 @@ class History(Reducer):
         tolerance: float = 1e-7,
         time_constant: float | None = None,
     ) -> Result:
-        """The result at a time before the newest; times beyond the oldest result there is are an error.
+        """Return the result at a time before the newest, interpolated between two steps.
 
-        Waits for the device, to learn how many results there are.
+        Synchronises the device, to read the number of results.
 
         Args:
-            time: how long before the newest result, in the unit of `step_time`: one number for all elements; or a tensor of them
-                that broadcasts to the result, to be looked at each element's own time; or one with an axis more, at the end, for
-                several times each.
-            interpolation: what lies between two results, where `e` is the time since the earlier one. "previous": the earlier;
-                "nearest": the later if it is nearer; "linear": on the straight line between them; "expdecay":
-                `earlier * exp(-e / time_constant)`; "elapsed": `earlier + e`. By default what suits the reducer: "linear" for means
-                and `EMA`, "expdecay" for traces, "elapsed" for `TimeSince`, and "previous" otherwise.
-            tolerance: times as near as this to that of a result are at it, and not between.
-            time_constant: of "expdecay"; by default the reducer's own.
+            time: age relative to the newest result, in the unit of `step_time`: a number for all elements; a tensor that
+                broadcasts to the result, with one time per element; or a tensor with one more axis at the end, with several
+                times per element.
+            interpolation: the value between two results, at a time `e` after the earlier one. "previous": the earlier;
+                "nearest": the later if it is nearer, else the earlier; "linear": linear interpolation; "expdecay":
+                `earlier * exp(-e / time_constant)`; "elapsed": `earlier + e`. The default depends on the reducer: "linear" for
+                `Mean` and `EMA`, "expdecay" for traces, "elapsed" for `TimeSince`, "previous" for all others.
+            tolerance: a time within this distance of a result counts as the time of that result.
+            time_constant: for "expdecay"; by default that of the reducer.
 
         Returns:
-            The result in its own shape, or with the axis of times at the end; in its own dtype if "previous" or "nearest", else in
+            The result in its own shape, with a last axis for several times; in its own dtype for "previous" and "nearest", else in
             float64 or complex128.
 
         Raises:
-            EmptyStateError: nothing was reduced.
-            ArgumentError: the time is out of range or of the wrong shape, or the interpolation is unknown or has no time constant.
+            EmptyStateError: `state` is empty.
+            ArgumentError: the time is older than the oldest result, or has the wrong shape; or the interpolation is unknown or
+                has no time constant.
         """
         require_state(self, state)
         interpolate = self._interpolation(interpolation, time_constant)
         kept = self._kept(state)
         times = torch.as_tensor(time, dtype=torch.float64).cpu()
-        latest = (kept - 1) * self.step_time
+        oldest = (kept - 1) * self.step_time
         low, high = times.aminmax() if times.numel() else (times.sum(), times.sum())
-        if not (low >= -tolerance and high <= latest + tolerance):  # NaN is in no range
+        if not (low >= -tolerance and high <= oldest + tolerance):  # rejects NaN too
             span = f"{low.item():g}" if low == high else f"{low.item():g} to {high.item():g}"
             raise ArgumentError(
-                f"{self!r} was asked for time {span}; its {kept} results so far reach from 0 (the newest) to {latest:g}: "
-                "ask for less, or keep a longer duration"
+                f"{self!r} was asked for time {span}; its {kept} results so far reach from 0 (the newest) to {oldest:g}: "
+                "ask for a smaller time, or keep a longer duration"
             )
         steps = times / self.step_time
         nearest = steps.round().clamp(0, kept - 1)
@@ -169,14 +170,14 @@ class History(Reducer):
 
         def read(*results: Tensor) -> Tensor:
             if times.ndim == 0:
-                before, after, e = results[0], results[-1], elapsed.to(results[0].device)
+                first, second, e = results[0], results[-1], elapsed.to(results[0].device)
             else:
-                before, after, e = _gather(torch.stack(results), earlier, later, elapsed)
-            between = interpolate(before, after, e)
-            return torch.where(e == 0, before.to(between.dtype), between)
+                first, second, e = _gather(torch.stack(results), earlier, later, elapsed)
+            interpolated = interpolate(first, second, e)
+            return torch.where(e == 0, first.to(interpolated.dtype), interpolated)
 
-        wanted = (int(earlier), int(later)) if times.ndim == 0 else range(kept)
-        return tree_map(read, *[self._result(state, index) for index in wanted])
+        indices = (int(earlier), int(later)) if times.ndim == 0 else range(kept)
+        return tree_map(read, *[self._result(state, index) for index in indices])
 
     def _result(self, state: State, index: int) -> Result:
         return self.reducer.compute(ring.slot(state, index))
@@ -189,7 +190,7 @@ class History(Reducer):
         step = self.step_time
         tau = float(getattr(self.reducer, "time_constant", math.nan) if time_constant is None else time_constant)
         if name == "expdecay" and not tau > 0:
-            raise ArgumentError(f"{self!r} has no time constant of its own: view(time, 'expdecay', time_constant=...), above 0")
+            raise ArgumentError(f"{self!r} has no time constant above 0; pass one: view(time, 'expdecay', time_constant=...)")
         known: dict[str, Interpolate] = {
             "previous": lambda before, after, e: before,
             "nearest": lambda before, after, e: torch.where(e > step / 2, after, before),
@@ -203,16 +204,16 @@ class History(Reducer):
 
 
 def _gather(results: Tensor, earlier: Tensor, later: Tensor, elapsed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each element the results before and after its own times, and the time since the former."""
+    """Return, per element and time, the earlier and the later result, and the time since the earlier one."""
     shape = results.shape[1:]
     several = earlier.ndim == len(shape) + 1
     try:
-        wanted = (*shape, earlier.shape[-1]) if several else shape
-        earlier, later, elapsed = (part.expand(wanted).to(results.device) for part in (earlier, later, elapsed))
+        expanded = (*shape, earlier.shape[-1]) if several else shape
+        earlier, later, elapsed = (part.expand(expanded).to(results.device) for part in (earlier, later, elapsed))
     except RuntimeError:
         raise ArgumentError(
             f"times of shape {tuple(earlier.shape)} do not fit results of shape {tuple(shape)}: they must broadcast to it, or have "
-            "one axis more, at the end"
+            "one more axis at the end"
         ) from None
     columns = results.movedim(0, -1)
     if several:
@@ -222,10 +223,10 @@ def _gather(results: Tensor, earlier: Tensor, later: Tensor, elapsed: Tensor) ->
 
 
 def history_of(reducer: Reducer) -> History:
-    """The reducer itself, if it keeps a history.
+    """Return `reducer` if it is a `History`.
 
     Raises:
-        NoHistoryError: it keeps none.
+        NoHistoryError: it is not.
     """
     if isinstance(reducer, History):
         return reducer

@@ -1,7 +1,7 @@
-"""The last few states of a reducer, side by side in one tensor per key, newest first: what windows and histories hold.
+"""A ring of the last states of a reducer, newest first, stacked in one tensor per key; used by windows and histories.
 
-A ring is a State: `ring/<key>` has one more axis in front, the slots, and `observed` (int64) says how many states were put in, of
-which the last are there. Slots that were not reached yet hold copies, so that shapes stay the same from the first state on.
+A ring is a State: `ring/<key>` has a new first axis, the slots, and `observed` (int64) counts all states pushed so far. Unused
+slots hold copies, so that the shapes are the same from the first state on.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _PREFIX = "ring/"
 
 
 def check_length(reducer: Reducer, name: str) -> None:
-    """Raises `ArgumentError` where the field `name` of `reducer` is not a whole number above 0."""
+    """Raise `ArgumentError` if the field `name` of `reducer` is not an integer above 0."""
     value = getattr(reducer, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ArgumentError(f"{type(reducer).__name__} takes {name}, a whole number from 1 up, and got {value!r}")
+        raise ArgumentError(f"{type(reducer).__name__} takes {name}, an integer from 1 up, and got {value!r}")
 
 
 def push(owner: Reducer, ring: State, state: State, size: int) -> State:
-    """The ring with `state` as its newest slot; the oldest is dropped.
+    """Return the ring with `state` as its newest slot and without the oldest.
 
     Raises:
-        StateMismatchError: the state has other keys or shapes than those in the ring.
+        StateMismatchError: the keys or shapes of `state` differ from those in the ring.
     """
     if not ring:
         copies = {f"{_PREFIX}{key}": torch.stack([value] * size) for key, value in state.items()}
@@ -43,7 +43,7 @@ def push(owner: Reducer, ring: State, state: State, size: int) -> State:
 
 
 def join(owner: Reducer, a: State, b: State, size: int) -> State:
-    """The newest slots of two rings, of which `b` came later."""
+    """Return a ring with the newest slots of two rings; `b` is the later one."""
     check_states(owner, a, b)
     newer = b["observed"].clamp(max=size)
     index = torch.arange(size, device=newer.device)
@@ -53,20 +53,20 @@ def join(owner: Reducer, a: State, b: State, size: int) -> State:
 
 
 def slot(ring: State, index: int) -> State:
-    """The state in one slot, as views."""
+    """Return the state in one slot, as views."""
     return {key[len(_PREFIX) :]: value[index] for key, value in ring.items() if key != "observed"}
 
 
 def select(ring: State, index: Tensor) -> State:
-    """The ring with its slots in the order of `index`, which stays on the device."""
+    """Return the ring with its slots in the order of `index`, without synchronising the device."""
     return {key: value if key == "observed" else value.index_select(0, index) for key, value in ring.items()}
 
 
 def stack(owner: Reducer, states: Sequence[State], observed: Tensor) -> State:
-    """The ring of these states.
+    """Return the ring of the given states.
 
     Raises:
-        StateMismatchError: keys or shapes differ between them.
+        StateMismatchError: their keys or shapes differ.
     """
     for state in states[1:]:
         check(owner, states[0], state)
@@ -74,15 +74,15 @@ def stack(owner: Reducer, states: Sequence[State], observed: Tensor) -> State:
 
 
 def choose(owner: Reducer, condition: Tensor, a: State, b: State) -> State:
-    """`a` where the condition, 0-d, is True, and `b` elsewhere."""
+    """Return `a` if the condition, a 0-d bool tensor, is True, else `b`, without synchronising the device."""
     check(owner, a, b)
     return {key: torch.where(condition, a[key], b[key]) for key in a}
 
 
 def check(owner: Reducer, a: State, b: State) -> None:
-    """Raises `StateMismatchError` where two states do not fit into one ring."""
+    """Raise `StateMismatchError` if two states cannot be slots of one ring."""
     try:
         check_states(owner, a, b)
     except StateMismatchError as error:
-        who = type(owner).__name__
-        raise StateMismatchError(f"{error} ({who} holds states of one shape; a reducer that grows has none)") from None
+        name = type(owner).__name__
+        raise StateMismatchError(f"{error} ({name} needs states of one shape; a reducer that grows has none)") from None

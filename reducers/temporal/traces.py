@@ -1,4 +1,4 @@
-"""Traces of events that fade exponentially with time, element by element."""
+"""Element-wise traces of events, which decay exponentially with time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace(Affine):
-    """`exp(-step_time / time_constant)` of itself from step to step; an event sets it, or adds to it."""
+    """Base class: each step multiplies the trace by `exp(-step_time / time_constant)`; an event then sets it or adds to it."""
 
     time_constant: float
     step_time: float = 1.0
@@ -51,12 +51,12 @@ class _Trace(Affine):
 
     @abstractmethod
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
-        """Where there is an event, and what it contributes."""
+        """Return the mask of the events, and their contributions."""
 
     def step(self, *xs: Tensor) -> State:
         match, value = self.event(*xs)
-        fading = torch.full((), math.exp(-self.step_time / self.time_constant), dtype=value.real.dtype, device=match.device)
-        decay = torch.where(match, torch.zeros_like(fading), fading) if self.nearest else fading
+        factor = torch.full((), math.exp(-self.step_time / self.time_constant), dtype=value.real.dtype, device=match.device)
+        decay = torch.where(match, torch.zeros_like(factor), factor) if self.nearest else factor
         return {"decay": decay, "gain": torch.where(match, value, torch.zeros_like(value))}
 
 
@@ -73,7 +73,7 @@ class _MatchTrace(_Trace):
 
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
         x = wide_float(observation(self, xs))
-        # without tolerance the difference is spared, and so is its rounding
+        # equality needs no difference, which could round to 0
         match = (x - self.target).abs() <= self.tolerance if self.tolerance else x == self.target
         return match, torch.full((), self.amplitude, dtype=x.real.dtype, device=x.device)
 
@@ -111,16 +111,16 @@ class _ConditionalTrace(_Trace):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestTrace(_MatchTrace):
-    """Trace of the latest match: `s = A` where `|h - target| <= tolerance`, else `s exp(-step_time / time_constant)`.
+    """Trace of the latest match: `s = A` if `|h - target| <= tolerance`, else `s exp(-step_time / time_constant)`.
 
-    Starts from 0. An element that is not finite matches nothing.
+    The trace starts at 0. Non-finite elements never match.
 
     Args:
-        time_constant: time in which the trace falls to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
         step_time: time between observations.
-        amplitude: A, what a match sets the trace to.
+        amplitude: A, the value that a match sets the trace to.
         target: the value that matches, in the unit of the data.
-        tolerance: largest distance from it that still does.
+        tolerance: largest distance from the target that still matches.
 
     Returns:
         float64, in the shape of the observations.
@@ -142,14 +142,14 @@ class NearestTrace(_MatchTrace):
 class CumulativeTrace(_MatchTrace):
     """Trace of all matches: `s = s exp(-step_time / time_constant) + A [|h - target| <= tolerance]`.
 
-    Starts from 0. An element that is not finite matches nothing.
+    The trace starts at 0. Non-finite elements never match.
 
     Args:
-        time_constant: time in which the trace falls to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
         step_time: time between observations.
-        amplitude: A, what a match adds to the trace.
+        amplitude: A, the value that a match adds to the trace.
         target: the value that matches, in the unit of the data.
-        tolerance: largest distance from it that still does.
+        tolerance: largest distance from the target that still matches.
 
     Returns:
         float64, in the shape of the observations.
@@ -169,23 +169,23 @@ class CumulativeTrace(_MatchTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledNearestTrace(_ScaledTrace):
-    """Trace of the latest match, as large as the input: `s = scale h + A` where the criterion is met, else as `NearestTrace`.
+    """Trace of the latest event, scaled by the input: `s = scale h + A` if the criterion is met, else as `NearestTrace`.
 
-    An event whose contribution is not finite is left out.
+    Events with a non-finite contribution are ignored.
 
     Args:
-        time_constant: time in which the trace falls to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
         step_time: time between observations.
-        amplitude: A, added to what the input contributes.
-        criterion: takes an observation and returns where there is an event, a bool tensor of the same shape.
-        scale: factor of the input.
+        amplitude: A, a constant added to the scaled input.
+        criterion: maps an observation to a bool tensor of the same shape, True where there is an event.
+        scale: factor applied to the input.
 
     Returns:
         float64, or complex128 for complex input, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, or a number is not finite.
-        ReducerTypeError: the criterion cannot be called, or returns something else.
+        ReducerTypeError: the criterion is not callable, or does not return such a tensor.
 
     >>> import torch
     >>> trace = ScaledNearestTrace(time_constant=2.0, amplitude=0.0, criterion=torch.signbit)
@@ -199,23 +199,23 @@ class ScaledNearestTrace(_ScaledTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledCumulativeTrace(_ScaledTrace):
-    """Trace of all matches, as large as the input: `scale h + A` is added where the criterion is met; see `CumulativeTrace`.
+    """Trace of all events, scaled by the input: adds `scale h + A` if the criterion is met; else as `CumulativeTrace`.
 
-    An event whose contribution is not finite is left out.
+    Events with a non-finite contribution are ignored.
 
     Args:
-        time_constant: time in which the trace falls to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
         step_time: time between observations.
-        amplitude: A, added to what the input contributes.
-        criterion: takes an observation and returns where there is an event, a bool tensor of the same shape.
-        scale: factor of the input.
+        amplitude: A, a constant added to the scaled input.
+        criterion: maps an observation to a bool tensor of the same shape, True where there is an event.
+        scale: factor applied to the input.
 
     Returns:
         float64, or complex128 for complex input, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, or a number is not finite.
-        ReducerTypeError: the criterion cannot be called, or returns something else.
+        ReducerTypeError: the criterion is not callable, or does not return such a tensor.
 
     >>> import torch
     >>> trace = ScaledCumulativeTrace(time_constant=2.0, amplitude=0.0, criterion=torch.signbit)
@@ -229,22 +229,22 @@ class ScaledCumulativeTrace(_ScaledTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionalNearestTrace(_ConditionalTrace):
-    """`ScaledNearestTrace` whose events are a second input: `s = scale h + A` where the condition holds.
+    """`ScaledNearestTrace` with a condition as second input in place of the criterion: `s = scale h + A` if it is True.
 
-    `update(state, h, condition)`: the condition is bool, or not zero where it holds; its axes are the first ones of h, and those
-    it lacks, or has with length 1, are repeated.
+    `update(state, h, condition)`: the condition is bool, or non-zero for True. Its axes are the leading axes of `h`, and it
+    broadcasts over missing axes and axes of length 1.
 
     Args:
-        time_constant: time in which the trace falls to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
         step_time: time between observations.
-        amplitude: A, added to what the input contributes.
-        scale: factor of the input.
+        amplitude: A, a constant added to the scaled input.
+        scale: factor applied to the input.
 
     Returns:
         float64, or complex128 for complex input, in the shape of the observations.
 
     Raises:
-        ArgumentError: a time is not above 0, a number is not finite, or the condition has another shape.
+        ArgumentError: a time is not above 0, a number is not finite, or the condition does not broadcast to the input.
 
     >>> import torch
     >>> trace = ConditionalNearestTrace(time_constant=2.0, amplitude=0.0)
@@ -258,22 +258,22 @@ class ConditionalNearestTrace(_ConditionalTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionalCumulativeTrace(_ConditionalTrace):
-    """`ScaledCumulativeTrace` whose events are a second input: `scale h + A` is added where the condition holds.
+    """`ScaledCumulativeTrace` with a condition as second input in place of the criterion: adds `scale h + A` if it is True.
 
-    `update(state, h, condition)`: the condition is bool, or not zero where it holds; its axes are the first ones of h, and those
-    it lacks, or has with length 1, are repeated.
+    `update(state, h, condition)`: the condition is bool, or non-zero for True. Its axes are the leading axes of `h`, and it
+    broadcasts over missing axes and axes of length 1.
 
     Args:
-        time_constant: time in which the trace falls to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
         step_time: time between observations.
-        amplitude: A, added to what the input contributes.
-        scale: factor of the input.
+        amplitude: A, a constant added to the scaled input.
+        scale: factor applied to the input.
 
     Returns:
         float64, or complex128 for complex input, in the shape of the observations.
 
     Raises:
-        ArgumentError: a time is not above 0, a number is not finite, or the condition has another shape.
+        ArgumentError: a time is not above 0, a number is not finite, or the condition does not broadcast to the input.
 
     >>> import torch
     >>> trace = ConditionalCumulativeTrace(time_constant=2.0, amplitude=0.0)

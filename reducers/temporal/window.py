@@ -1,4 +1,4 @@
-"""Reducers over some of the observations: the last few, or every few."""
+"""Reducers over a subset of the observations: the last n, or every n-th."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EveryNth", "Window"]
 
 
 @dataclass(frozen=True)
-class _Ring(Reducer):
+class _RingReducer(Reducer):
     reducer: Reducer
     n: int
 
@@ -28,22 +28,22 @@ class _Ring(Reducer):
 
 
 @dataclass(frozen=True)
-class Window(_Ring):
-    """The inner reducer over exactly the last `n` observations.
+class Window(_RingReducer):
+    """The inner reducer over the last `n` observations.
 
-    The state holds what each of them was reduced to, not the observations; they are merged when the result is asked for. Needs
-    `n` times the memory of the inner state, copies that much at each observation, and merges `n` states for a result.
+    The state stores one inner state per observation, not the observations; `compute` merges them. It needs `n` times the memory
+    of the inner state, copies as much per observation, and merges `n` states per result.
 
     Args:
-        reducer: one whose state keeps its shape: not `Collect`.
-        n: how many observations the window is long; before there are as many, it is over those there are.
+        reducer: the inner reducer; its state must keep its shape, so not `Collect`.
+        n: number of observations in the window; until there are `n`, the result covers all of them.
 
     Returns:
-        What the inner reducer computes.
+        The result of the inner reducer.
 
     Raises:
-        ReducerTypeError: `reducer` is none.
-        ArgumentError: `n` is no whole number from 1 up.
+        ReducerTypeError: `reducer` is not a reducer instance.
+        ArgumentError: `n` is not an integer from 1 up.
         StateMismatchError: the inner state changed its shape.
 
     >>> import torch
@@ -77,23 +77,23 @@ class Window(_Ring):
 
 
 @dataclass(frozen=True)
-class EveryNth(_Ring):
-    """The inner reducer over the observations 0, `n`, 2 `n` and so on: a stream whose neighbours resemble one another, thinned.
+class EveryNth(_RingReducer):
+    """The inner reducer over the observations 0, `n`, 2 `n` and so on; it thins out a correlated stream.
 
-    Every `n`-th of all that was merged, wherever it was cut: a part does not know how many observations came before it, so the
-    state holds what each of the `n` possible choices gives. To spare the work of the others rather than to leave them out, let the
-    monitor capture less: `ForwardMonitor(Mean(), every=n)`.
+    The result does not depend on how the stream was split. Since a part does not know the number of earlier observations, the
+    state stores an inner state for each of the `n` possible offsets, and reduces every observation. To save that work too,
+    capture less: `ForwardMonitor(Mean(), every=n)`.
 
     Args:
-        reducer: one whose state keeps its shape: not `Collect`.
-        n: every which observation counts; the first does.
+        reducer: the inner reducer; its state must keep its shape, so not `Collect`.
+        n: distance between the observations that count; the first one counts.
 
     Returns:
-        What the inner reducer computes.
+        The result of the inner reducer.
 
     Raises:
-        ReducerTypeError: `reducer` is none.
-        ArgumentError: `n` is no whole number from 1 up.
+        ReducerTypeError: `reducer` is not a reducer instance.
+        ArgumentError: `n` is not an integer from 1 up.
         StateMismatchError: the inner state changed its shape.
 
     >>> import torch
@@ -106,7 +106,7 @@ class EveryNth(_Ring):
     tensor(2., dtype=torch.float64)
     """
 
-    # slot i holds the observations i, i + n, i + 2n, ... before the newest
+    # slot i reduces the observations i, i + n, i + 2n, ... before the newest
 
     def update(self, state: State, *xs: torch.Tensor) -> State:
         lifted = self.reducer.update({}, *xs)
@@ -122,16 +122,15 @@ class EveryNth(_Ring):
         if not a or not b:
             return a or b
         b = to_device(b, a["observed"].device)
-        before, after = a["observed"], b["observed"]
-        place = torch.arange(self.n, device=before.device)
-        moved = (place - after) % self.n
-        a = ring.select(a, moved)
+        count_a, count_b = a["observed"], b["observed"]
+        shifted = (torch.arange(self.n, device=count_a.device) - count_b) % self.n
+        a = ring.select(a, shifted)
         slots = []
         for index in range(self.n):
             older, newer = ring.slot(a, index), ring.slot(b, index)
-            both = ring.choose(self, moved[index] < before, self.reducer.merge(older, newer), newer)
-            slots.append(ring.choose(self, index < after, both, older))
-        return ring.stack(self, slots, before + after)
+            merged = ring.choose(self, shifted[index] < count_a, self.reducer.merge(older, newer), newer)
+            slots.append(ring.choose(self, index < count_b, merged, older))
+        return ring.stack(self, slots, count_a + count_b)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
