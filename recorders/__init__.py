@@ -30,6 +30,7 @@ from recorders.recordings.storage import load, save
 from recorders.schedule.clock import Clock
 from recorders.watch.inspector import Inspector
 from recorders.watch.timeline import Timeline
+from reducers import __version__ as __version__
 
 __all__ = [
     "BackwardInputMonitor",
