@@ -50,3 +50,12 @@ def test_generated_parts_are_what_was_measured_and_what_the_docstrings_say(monke
 
     for page, text in table.written():
         assert page.read_text() == text, f"{page.name} is out of date: python benchmarks/table.py"
+
+
+def test_the_tables_of_the_architecture_name_every_package_and_no_file_that_is_gone() -> None:
+    rows = [line for line in (ROOT / "docs" / "architecture.md").read_text().splitlines() if line.startswith("|")]
+    named = set(re.findall(r"`(\w+\.py|\w+/)`", "\n".join(rows)))
+    files = [path for package in ("reducers", "recorders") for path in (ROOT / package).rglob("*.py")]
+    packages = {f"{path.parent.name}/" for path in files if path.name == "__init__.py"} - {"reducers/", "recorders/"}
+    assert named - {path.name for path in files} - packages == set()
+    assert packages - named == set()
