@@ -200,6 +200,14 @@ def overheads() -> str:
     return "\n".join(_table(("a bare step takes about", "recorded", "truth; told", "truth; told, with a budget of 3 %"), rows))
 
 
+def versions() -> str:
+    """Which tests pass on which versions of torch."""
+    result, counts = _result("torch_versions"), ("passed", "failed", "skipped")
+    rows = [(row["torch"], row["suite"], *(str(row[count]) for count in counts)) for row in result.get("rows", [])]
+    note = f"Python {result['python']}, on a CPU." if rows else "Not measured yet."
+    return "\n".join([*_table(("torch", "suite", *counts), rows), "", note])
+
+
 def draw(path: Path) -> None:
     """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
     from matplotlib.figure import Figure
@@ -285,6 +293,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "speed.md": {"figures": figures, "overheads": overheads, "parts": parts},
+    ROOT / "docs" / "torch.md": {"versions": versions},
 }
 
 
