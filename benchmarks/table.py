@@ -17,22 +17,55 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "images" / "costs.png"
 INK, OURS_COLOR, OTHERS_COLOR = "#333333", "#D55E00", "#5B6770"
+Found = list[tuple[str, ...]]
 REDUCERS = ("Mean", "Max", "Norm", "Moments", "Summary", "Summary, fused", "Quantile")
 
 
+def headline() -> str:
+    """Five figures that matter, for the README."""
+    found: Found = []
+    step = {
+        row["execution"]: f"{row['x bare']:.2f}x {row['execution']}"
+        for row in _result("compiled").get("rows", [])
+        if (row["network"], row["what"], row["mode"]) == ("transformer", "training step", "Summary of outputs")
+    }
+    if step:
+        label = "training step of a transformer with nine statistics of every output of its leaf modules, of the bare step"
+        found.append((label, ", ".join(step.values())))
+    floor = {row["reducer"]: row["x floor"] for row in _result("floor").get("rows", []) if row["layout"] == "per tensor"}
+    plain = "plain PyTorch, eight statistics"
+    if floor.keys() >= {"Summary", plain}:
+        figure = f"{_multiple(floor['Summary'])}; {_multiple(floor[plain])} for eight by plain PyTorch calls"
+        found.append(("nine statistics of a 25 MB activation, of `x.sum()`", figure))
+    calls = {row["what"]: row["us beyond an empty hook"] for row in _result("hooks").get("rows", [])}
+    if "Summary" in calls:
+        found.append(("nine statistics of an 8x64 output, beyond an empty hook", f"{calls['Summary']:.1f} us a call"))
+    peaks: dict[str, float] = {}
+    for row in _result("memory_peak").get("rows", []):
+        if row["activation MB"] == 400:
+            peaks[row["reducer"]] = max(row["peak MB"], peaks.get(row["reducer"], 0.0))
+    if peaks.keys() >= {"Summary", plain}:
+        figure = f"{peaks['Summary']:.0f} MB; {peaks[plain]:.0f} MB for eight by plain PyTorch calls"
+        found.append(("nine statistics of a 400 MB activation, memory at the peak", figure))
+    if soak := _result("soak"):
+        label = f"{soak['steps']:,} training steps with every kind of monitor, growth of resident memory"
+        found.append((label, f"{soak['growth MB']:.1f} MB"))
+    return "\n".join([*_table(("what", "figure"), found), "", _machine()])
+
+
 def figures() -> str:
-    """What was measured of speed and memory, for the README."""
+    """Everything that was measured of speed and memory, for the page about speed."""
     makers = (_floor, _hooks, _compiled, _parameters, _memory, _growth, _storage, _sync)
     lines = _table(("what", "figure"), [row for make in makers for row in make()])
-    machine = next(result for name in ("floor", "hooks", "peers") if (result := _result(name)))["machine"]
-    note = "Multiples are of `x.sum()` of the same tensor in the same run."
-    lines += ["", f"{machine['cores']} cores of {machine['processor']}, torch {machine['torch']}. {note}"]
+    lines += ["", f"{_machine()} Multiples are of `x.sum()` of the same tensor in the same run."]
     if _result("peers"):
-        lines += ["", f"![Cost of one update beside other libraries]({PICTURE.relative_to(ROOT)})", "", *_peers()]
+        lines += ["", f"![Cost of one update beside other libraries]({PICTURE.relative_to(ROOT / 'docs')})", "", *_peers()]
     return "\n".join(lines)
 
 
-Found = list[tuple[str, ...]]
+def _machine() -> str:
+    machine = next(result for name in ("floor", "hooks", "peers") if (result := _result(name)))["machine"]
+    return f"{machine['cores']} cores of {machine['processor']}, torch {machine['torch']}."
 
 
 def _floor() -> Found:
@@ -167,6 +200,14 @@ def overheads() -> str:
     return "\n".join(_table(("a bare step takes about", "recorded", "truth; told", "truth; told, with a budget of 3 %"), rows))
 
 
+def versions() -> str:
+    """Which tests pass on which versions of torch."""
+    result, counts = _result("torch_versions"), ("passed", "failed", "skipped")
+    rows = [(row["torch"], row["suite"], *(str(row[count]) for count in counts)) for row in result.get("rows", [])]
+    note = f"Python {result['python']}, on a CPU." if rows else "Not measured yet."
+    return "\n".join([*_table(("torch", "suite", *counts), rows), "", note])
+
+
 def draw(path: Path) -> None:
     """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
     from matplotlib.figure import Figure
@@ -249,9 +290,10 @@ def accuracy() -> str:
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    ROOT / "README.md": {"figures": figures},
+    ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
-    ROOT / "docs" / "speed.md": {"overheads": overheads, "parts": parts},
+    ROOT / "docs" / "speed.md": {"figures": figures, "overheads": overheads, "parts": parts},
+    ROOT / "docs" / "torch.md": {"versions": versions},
 }
 
 

@@ -36,6 +36,7 @@ from recorders.watch.findings import findings
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
 from recorders.watch.timeline import Timeline
+from reducers import __version__ as __version__
 
 __all__ = [
     "BackwardInputMonitor",

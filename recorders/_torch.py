@@ -1,5 +1,7 @@
 """Every private API of PyTorch that this package uses, checked on torch 2.13; nothing else in it imports one.
 
+All names are there from torch 2.8 on, so eager mode needs no more. Inside compiled graphs they do what they should from 2.13 on.
+
 A name that begins with an underscore may go in any release. If one is gone, this file says what it was for.
 """
 
@@ -24,6 +26,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
+    "CAPTURES_IN_GRAPHS",
     "ComptimeContext",
     "NoAutocast",
     "NoInference",
@@ -46,6 +49,8 @@ __all__ = [
     "run_uncompiled",
     "skip_frames",
 ]
+
+CAPTURES_IN_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)  # whether monitors can record there
 
 # Contexts written in C: those written in Python can be interrupted while they end, and then leave a mode as it was inside.
 NoInference = torch._C._InferenceMode

@@ -54,6 +54,8 @@ from reducers.temporal.traces import (
 )
 from reducers.temporal.window import EveryNth, Window
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CKA",
     "EMA",

@@ -1,4 +1,4 @@
-"""What the documents show is what happens: every Python block in them is run."""
+"""What the documents show is what happens: every Python block in them is run, and prints the text block that follows it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Python blocks, each with the output that is shown right below it; "" if none is."""
+    pattern = r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?"
+    return re.findall(pattern, page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run_and_print_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for number, block in enumerate(blocks(page)):
+    for number, (block, shown) in enumerate(blocks(page)):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+        printed = capsys.readouterr().out
+        assert not shown or printed == shown
+
+
+def test_every_block_of_output_stands_below_the_code_that_prints_it() -> None:
+    found = {page.name: [shown for _, shown in blocks(page) if shown] for page in PAGES}
+    assert found["README.md"]
+    for page in PAGES:
+        assert len(found[page.name]) == page.read_text().count("\n```text\n"), page.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -37,3 +50,12 @@ def test_generated_parts_are_what_was_measured_and_what_the_docstrings_say(monke
 
     for page, text in table.written():
         assert page.read_text() == text, f"{page.name} is out of date: python benchmarks/table.py"
+
+
+def test_the_tables_of_the_architecture_name_every_package_and_no_file_that_is_gone() -> None:
+    rows = [line for line in (ROOT / "docs" / "architecture.md").read_text().splitlines() if line.startswith("|")]
+    named = set(re.findall(r"`(\w+\.py|\w+/)`", "\n".join(rows)))
+    files = [path for package in ("reducers", "recorders") for path in (ROOT / package).rglob("*.py")]
+    packages = {f"{path.parent.name}/" for path in files if path.name == "__init__.py"} - {"reducers/", "recorders/"}
+    assert named - {path.name for path in files} - packages == set()
+    assert packages - named == set()

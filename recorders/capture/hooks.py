@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result, is_compiling
 
-from recorders._torch import outside_modes, run_uncompiled
-from recorders.errors import MonitorError
+from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes, run_uncompiled
+from recorders.errors import MonitorError, RecordingWarning
 
 __all__ = ["Hook"]
 
@@ -48,6 +50,9 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         if is_compiling():
             if self.trace is not None:
+                if not CAPTURES_IN_GRAPHS:
+                    _warn_of_old_torch()
+                    return
                 self._mark_traced()
                 try:
                     self.trace(self.receiver, *args)
@@ -71,6 +76,23 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _warn_of_old_torch() -> bool:
+    """Called while a graph is traced: warn once in a process."""
+    return _warned()
+
+
+@cache
+def _warned() -> bool:
+    warnings.warn(
+        f"recording inside torch.compile needs torch 2.13 or later, and this is torch {torch.__version__}: monitors record nothing "
+        "in compiled graphs; use a later torch, or run the network without torch.compile",
+        RecordingWarning,
+        stacklevel=2,
+    )
+    return True
 
 
 # A hook that is reached outside a compiled graph (after a graph break, or on the outermost module) runs as it is; compiled by

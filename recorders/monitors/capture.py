@@ -27,10 +27,7 @@ _LONE = ("",)
 
 
 class Capture(ABC):
-    """The part of a Monitor that records: the only thing in the house that mutates, and it mutates by rebinding.
-
-    The states and their counts are one attribute, `_stored`, which one assignment binds after everything that can fail.
-    """
+    """The part of a Monitor that records. One assignment binds states and counts, `_stored`, after everything that can fail."""
 
     reducer: Reducer
     train_update: bool

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch._inductor.exc  # torch 2.8 does not import it by itself
 from torch import Tensor
 
 from reducers.combinators.wrapper import Wrapper
