@@ -152,9 +152,7 @@ def matches(reducer: Reducer, criterion: Callable[[Tensor], Tensor], x: Tensor) 
     match = criterion(x)
     if not isinstance(match, Tensor) or match.dtype is not torch.bool or match.shape != x.shape:
         got = f"{match.dtype} of shape {tuple(match.shape)}" if isinstance(match, Tensor) else type(match).__name__
-        raise ReducerTypeError(
-            f"the criterion of {reducer!r} must return a bool tensor of shape {tuple(x.shape)}; it returned {got}"
-        )
+        raise ReducerTypeError(f"the criterion of {reducer!r} must return a bool tensor of shape {tuple(x.shape)}; got {got}")
     return match.detach()
 
 
