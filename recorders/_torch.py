@@ -36,6 +36,7 @@ __all__ = [
     "compile_always",
     "comptime",
     "graph_task",
+    "has_compiled",
     "has_dispatch_modes",
     "has_global_hooks",
     "inside_transform",
@@ -47,6 +48,7 @@ __all__ = [
     "no_modes",
     "outside_modes",
     "run_uncompiled",
+    "set_grad_enabled",
     "skip_frames",
 ]
 
@@ -55,6 +57,7 @@ CAPTURES_IN_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2
 # Contexts written in C: those written in Python can be interrupted while they end, and then leave a mode as it was inside.
 NoInference = torch._C._InferenceMode
 NoAutocast = torch._C._DisableAutocast
+set_grad_enabled = torch._C._set_grad_enabled  # a function, where torch.set_grad_enabled is a context written in Python
 
 # Functions that a hook calls every time are bound here, because a global is found faster than an attribute.
 graph_task = torch._C._current_graph_task_id  # -1 if no backward runs in this thread
@@ -73,6 +76,11 @@ _push_function = torch._C._push_on_torch_function_stack
 # Modes of PyTorch itself, below the user's on the stack: while a program is traced, tensors have no meaning without them.
 _INTERNAL = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def has_compiled() -> bool:
+    """Whether `torch.compile` has looked at any program in this process."""
+    return bool(torch._dynamo.utils.counters["frames"])
 
 
 def has_dispatch_modes() -> bool:

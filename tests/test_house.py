@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,3 +112,9 @@ assert not missing, missing
 recorders.lenses.OutputGradientGeometry, recorders.visualizers.TextVisualizer
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_private_apis_of_pytorch_are_used_in_one_file() -> None:
+    private = re.compile(r"^(?!.*[\"'#`].*torch\._).*(?:from |import |\b)torch(?:\.\w+)*\._(?!foreach)", re.MULTILINE)
+    found = [name for name, path in modules("recorders").items() if private.search(path.read_text())]
+    assert found == ["recorders._torch"]

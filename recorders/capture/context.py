@@ -11,23 +11,11 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from typing import Any
 
-import torch
-
-from recorders._torch import NoAutocast, NoInference, outside_modes
+from recorders._torch import NoAutocast, NoInference, outside_modes, set_grad_enabled
 
 __all__ = ["as_monitor", "capturing"]
 
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
-
-_count_dispatch = torch._C._len_torch_dispatch_stack
-_count_function = torch._C._len_torch_function_stack
-_pop_dispatch = torch._C._pop_torch_dispatch_stack
-_pop_function = torch._C._pop_torch_function_stack
-_push_dispatch = torch._C._push_on_torch_dispatch_stack
-_push_function = torch._C._push_on_torch_function_stack
-
-# Modes of PyTorch itself, below the user's on the stack: while a program is traced, tensors have no meaning without them.
-_INTERNAL = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
 
 def capturing() -> bool:
@@ -46,5 +34,5 @@ def as_monitor(function: Callable[..., Any], *args: Any) -> Any:
 def _marked(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     _capturing.set(True)
     with NoInference(False), NoAutocast():
-        torch._C._set_grad_enabled(False)  # until NoInference ends, which turns gradients on again
+        set_grad_enabled(False)  # until NoInference ends, which turns gradients on again
         return function(*args)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
+from recorders._torch import has_compiled
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
@@ -112,6 +111,6 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
         return "a container is never called, only the modules in it"
     reason = "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj)"
-    if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]:  # importing it takes seconds
+    if has_compiled():
         reason += "; or it runs in a graph that torch.compile made before the hook was on: call torch._dynamo.reset()"
     return reason
