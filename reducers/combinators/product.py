@@ -74,7 +74,7 @@ class Product(Reducer):
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         split = self._split(state)
         updated = {name: part.update_masked(split[name], x, mask) for name, part in self.parts}
-        return {f"{name}/{key}": value for name, found in updated.items() for key, value in found.items()}
+        return {f"{name}/{key}": value for name, part_state in updated.items() for key, value in part_state.items()}
 
     def update_all(self, state: State, xs: Tensor) -> State:
         split = self._split(state)
@@ -82,7 +82,7 @@ class Product(Reducer):
 
     def merge_all(self, states: Sequence[State]) -> State:
         split = [self._split(state) for state in states]
-        merged = ((name, part.merge_all([states_of[name] for states_of in split])) for name, part in self.parts)
+        merged = ((name, part.merge_all([parts[name] for parts in split])) for name, part in self.parts)
         return {f"{name}/{key}": value for name, state in merged for key, value in state.items()}
 
     def merge_stacked(self, state: State, stacked: State) -> State:

@@ -176,9 +176,9 @@ class Quantile(Statistic):
         total = real(count)
         shares = torch.tensor(q if isinstance(q, tuple) else (q,), dtype=total.dtype, device=total.device)
         rank = (shares * total).ceil().long().clamp(min=1)
-        found = torch.searchsorted(cumulative, rank).clamp(max=cumulative.shape[-1] - 1)
+        bucket = torch.searchsorted(cumulative, rank).clamp(max=cumulative.shape[-1] - 1)
         low, high = (real(infinite_to_nan(state[key])).unsqueeze(-1) for key in ("min", "max"))
-        inside = self._representatives(cumulative)[found].clamp(low, high)
+        inside = self._representatives(cumulative)[bucket].clamp(low, high)
         quantiles = torch.where(rank <= 1, low, torch.where(rank >= count, high, inside)).movedim(-1, 0).contiguous()
         return quantiles if isinstance(q, tuple) else quantiles[0]
 

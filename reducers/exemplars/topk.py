@@ -91,17 +91,17 @@ class _ExtremeElements(Reducer):
         rows = rows.to(torch.uint8) if rows.dtype is torch.bool else rows
         chosen = _best_indices(self._exclude_nonfinite(rows), self.k, self.largest)
         value = rows.gather(-1, chosen)
-        found = torch.isfinite(value)
-        position = torch.where(found, to_positions(chosen), -1)
+        is_finite = torch.isfinite(value)
+        position = torch.where(is_finite, to_positions(chosen), -1)
         sample = position.clamp(min=0) // (x[0].numel() if x.ndim else 1)
         slots = {
-            "value": torch.where(found, value, self._worst(value.dtype)),
-            "step": torch.where(found, 0, -1),
+            "value": torch.where(is_finite, value, self._worst(value.dtype)),
+            "step": torch.where(is_finite, 0, -1),
             "position": position,
-            "id": torch.full_like(position, -1) if ids is None else torch.where(found, ids[sample], -1),
+            "id": torch.full_like(position, -1) if ids is None else torch.where(is_finite, ids[sample], -1),
         }
         if payload is not None:
-            mask = found.reshape(*found.shape, *(1,) * (payload.ndim - 1))
+            mask = is_finite.reshape(*is_finite.shape, *(1,) * (payload.ndim - 1))
             slots["payload"] = apply_indexing(payload, lambda part: torch.where(mask, part[sample], part.new_zeros(())))
         slots = pad_slots(slots, self.k, {"value": self._worst(value.dtype), "payload": 0})
         slots = {key: value.contiguous() for key, value in slots.items()}

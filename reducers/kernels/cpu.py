@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import BIG, CHUNK, PIECE, pieces
-from reducers.kernels.precision import NARROW, count_along, extremes
+from reducers.kernels.precision import NARROW, count_along, count_of, extremes
 
 __all__ = ["all_finite", "count_above", "fast_sum", "min_max", "sum_squares", "sweep"]
 
@@ -30,18 +30,18 @@ _MIN_REMAINDER = 1 / 64  # share of a sum of squares that must remain if its cen
 
 
 def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> dict[str, Tensor] | None:
-    """Return the mean and the sum of squared deviations of a big CPU tensor.
+    """Return count, mean and sum of squared deviations of a big CPU tensor, in the layout of `fused_moments`.
 
     Each piece is summed pairwise in float32 about a centre that all pieces share, so that the sums add up in float64 without
     merging. The centre is the mean of the first piece; if it is far from the overall mean, a second sweep uses the overall mean.
     The relative error of the sum of squares is below 1e-6 for any mean; the error of the mean is below 1e-6 standard deviations.
 
     Args:
-        with_extremes: also return minimum, maximum and the number of zeros.
+        with_extremes: also return minimum, maximum, and the numbers of zero, NaN and infinite elements.
 
     Returns:
-        `mean` and `m2` float64, `min` and `max` in the dtype of `x`, `zeros` int64, in the shape of the kept axes; None if
-        float64 is needed throughout, because elements are not finite, or too small or too nearly equal for float32.
+        `count`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the shape of
+        the kept axes; None if float64 is needed throughout, because elements are not finite, or too small or too nearly equal.
     """
     if not _is_sweepable(x):
         return None
@@ -59,8 +59,10 @@ def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> d
         inexact = too_small & ((first != 0) | (second != 0))  # if both are 0, all elements equal the centre
         off_centre = not second_sweep and _any(m2 < second * _MIN_REMAINDER)
         if not off_centre and not _any(inexact):
-            mean = torch.as_tensor(middle + shift, dtype=torch.float64)
-            return {"mean": mean, "m2": torch.as_tensor(m2, dtype=torch.float64), **extra}
+            mean, m2 = (torch.as_tensor(value, dtype=torch.float64) for value in (middle + shift, m2))
+            state = {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **extra}
+            nonfinite = {name: torch.zeros_like(state["count"]) for name in ("nan", "inf")} if with_extremes else {}
+            return {**state, **nonfinite}
         centre = _next_centre(centre, inexact, shift, parts[0], axes)
     return None
 
@@ -75,13 +77,13 @@ def fast_sum(x: Tensor, axes: tuple[int, ...], *, exact: bool = False, magnitude
     dtype = torch.float64 if exact or x.dtype is torch.float64 else torch.float32
     copied = magnitudes or dtype is not x.dtype
     runs = _strided_runs(x, axes)
-    found = buffer = None
+    result = buffer = None
     for part in pieces(x, axes, PIECE if copied or len(axes) < x.ndim or not x.is_contiguous() else _SUM_SIZE):
         if copied:
             buffer = _reuse_buffer(buffer, part, dtype)
             part = _abs_into(part, buffer) if magnitudes else buffer.copy_(part)
-        found = _accumulate(found, _pairwise_sum(part, axes, runs))
-    return found.contiguous() if found is not None and found.isfinite().all() else None
+        result = _accumulate(result, _pairwise_sum(part, axes, runs))
+    return result.contiguous() if result is not None and result.isfinite().all() else None
 
 
 def all_finite(x: Tensor) -> bool:
@@ -93,12 +95,12 @@ def sum_squares(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
     """Return the sum of squares in float64, with a relative error below 1e-6; None in the same cases as `sweep`."""
     if not _is_sweepable(x):
         return None
-    found: Tensor | None = None
+    result: Tensor | None = None
     if len(axes) == x.ndim and x.dtype is torch.float32 and x.is_contiguous() and x.numel() >= 2 * CHUNK:
         whole = x.numel() // _NORM_ROW * _NORM_ROW
         for part in pieces(x.view(-1)[:whole].view(-1, _NORM_ROW), (0, 1), _SUM_SIZE):
-            found = _accumulate(found, torch.linalg.vector_norm(part, dim=1).double().square().sum())
-        found = _accumulate(found, x.view(-1)[whole:].double().square().sum())
+            result = _accumulate(result, torch.linalg.vector_norm(part, dim=1).double().square().sum())
+        result = _accumulate(result, x.view(-1)[whole:].double().square().sum())
     else:
         runs = _strided_runs(x, axes)
         for first, *others in _group_by_shape(pieces(x, axes, _FOLD_SIZE), _FOLD_COUNT):
@@ -106,16 +108,16 @@ def sum_squares(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
             for part in others:
                 wide = part.float()
                 squares.addcmul_(wide, wide)
-            found = _accumulate(found, _pairwise_sum(squares, axes, runs))
-        assert found is not None
-    if not found.isfinite().all():
+            result = _accumulate(result, _pairwise_sum(squares, axes, runs))
+        assert result is not None
+    if not result.isfinite().all():
         return None
-    too_small = found < _MIN_MEAN_SQUARE * count_along(x, axes)
+    too_small = result < _MIN_MEAN_SQUARE * count_along(x, axes)
     if too_small.any():
         low, high = extremes(x, axes)
         if (too_small & ((low != 0) | (high != 0))).any():
             return None
-    return found.contiguous()
+    return result.contiguous()
 
 
 def min_max(x: Tensor, axes: tuple[int, ...], *names: str) -> dict[str, Tensor] | None:
@@ -123,12 +125,12 @@ def min_max(x: Tensor, axes: tuple[int, ...], *names: str) -> dict[str, Tensor] 
     if not _is_big(x, 2 * CHUNK) or x.dtype not in _ORDERED_DTYPES:
         return None
     if len(axes) < x.ndim:
-        found = {name: _extreme(x, axes, *_EXTREME_OPS[name]) for name in names}
+        result = {name: _extreme(x, axes, *_EXTREME_OPS[name]) for name in names}
     elif len(names) == 2:
-        found = dict(zip(("min", "max"), torch.aminmax(x), strict=True))
+        result = dict(zip(("min", "max"), torch.aminmax(x), strict=True))
     else:
-        found = {name: _EXTREME_OPS[name][1](x) for name in names}
-    return found if all(value.isfinite().all() for value in found.values()) else None
+        result = {name: _EXTREME_OPS[name][1](x) for name in names}
+    return result if all(value.isfinite().all() for value in result.values()) else None
 
 
 def count_above(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor | None:
@@ -138,11 +140,11 @@ def count_above(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor | None:
     if x.dtype is not torch.float32:  # the largest float32 that is not above eps gives the comparisons of float64
         nearest = torch.tensor(eps, dtype=torch.float32)
         eps = (nearest if nearest.item() <= eps else torch.nextafter(nearest, torch.zeros(()))).item()
-    found = buffer = None
+    result = buffer = None
     for part in pieces(x, axes, _FOLD_SIZE):  # float32 counts exactly up to 2**24
         buffer = _abs_into(part, _reuse_buffer(buffer, part, torch.float32))
-        found = _accumulate(found, torch.gt(buffer, eps, out=buffer).sum(dim=axes))
-    return None if found is None else found.to(torch.int64).contiguous()
+        result = _accumulate(result, torch.gt(buffer, eps, out=buffer).sum(dim=axes))
+    return None if result is None else result.to(torch.int64).contiguous()
 
 
 def _is_big(x: Tensor, size: int) -> bool:
@@ -154,8 +156,8 @@ def _is_sweepable(x: Tensor) -> bool:
     return _is_big(x, BIG) and x.dtype in NARROW
 
 
-def _accumulate(found: Tensor | None, value: Tensor) -> Tensor:
-    return value.double() if found is None else found.add_(value)
+def _accumulate(result: Tensor | None, value: Tensor) -> Tensor:
+    return value.double() if result is None else result.add_(value)
 
 
 def _strided_runs(x: Tensor, axes: tuple[int, ...]) -> list[list[int]]:
@@ -201,15 +203,15 @@ def _group_by_shape(parts: Sequence[Tensor], most: int) -> Iterator[list[Tensor]
 
 def _extreme(x: Tensor, axes: tuple[int, ...], fold: Callable[..., Tensor], reduce: Callable[..., Tensor]) -> Tensor:
     """Return the extreme over some axes. Element-wise folds of whole pieces are faster than a reduction along one axis."""
-    found: Tensor | None = None
+    result: Tensor | None = None
     for first, *others in _group_by_shape(pieces(x, axes, _FOLD_SIZE), x.numel()):
         folded = first.clone() if others else first
         for part in others:
             fold(folded, part, out=folded)
         value = reduce(folded, dim=axes)
-        found = value if found is None else fold(found, value)
-    assert found is not None
-    return found.contiguous()
+        result = value if result is None else fold(result, value)
+    assert result is not None
+    return result.contiguous()
 
 
 def _as_number(value: Tensor) -> Any:
@@ -232,7 +234,7 @@ def _centred_sums(
     parts: Sequence[Tensor], axes: tuple[int, ...], runs: list[list[int]], centre: Tensor, with_extremes: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the float64 sums of the deviations from the centre and of their squares, and if asked minimum, maximum and zeros."""
-    found: list[Tensor | None] = [None] * (3 if with_extremes else 2)
+    result: list[Tensor | None] = [None] * (3 if with_extremes else 2)
     low = high = buffer = None
     for part in parts:
         piece = part.float()
@@ -244,8 +246,8 @@ def _centred_sums(
             low = least if low is None else torch.minimum(low, least)
             high = greatest if high is None else torch.maximum(high, greatest)
             sums.append(torch.eq(piece, 0, out=distance).sum(dim=axes))  # floats sum several times as fast as bools
-        found = [_accumulate(total, value) for total, value in zip(found, sums, strict=True)]
-    first, second, *zeros = (total for total in found if total is not None)
+        result = [_accumulate(total, value) for total, value in zip(result, sums, strict=True)]
+    first, second, *zeros = (total for total in result if total is not None)
     if low is None or high is None:
         return first, second, {}
     dtype = parts[0].dtype

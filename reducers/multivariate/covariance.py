@@ -149,12 +149,12 @@ class Covariance(Statistic):
 
     def read(self, state: State) -> Result:
         count = state["count"]
-        freedom = real(count) - self.correction
+        dof = real(count) - self.correction
         symmetric = (state["m2"] + state["m2"].T) / 2  # the matrix product is symmetric only up to rounding
         return {
             "count": count,
             "mean": torch.where(count > 0, state["mean"], torch.nan),
-            "covariance": torch.where(freedom > 0, symmetric / freedom, torch.nan),
+            "covariance": torch.where(dof > 0, symmetric / dof, torch.nan),
             "nonfinite": state["nonfinite"],
         }
 
@@ -274,10 +274,10 @@ class CrossCovariance(PairStatistic):
 
     def read(self, state: State) -> Result:
         count = state["count"]
-        freedom = real(count) - self.correction
+        dof = real(count) - self.correction
         result = {"count": count, "nonfinite": state["nonfinite"]}
         for key in ("mean_x", "mean_y"):
             result[key] = torch.where(count > 0, state[key], torch.nan)
         for key, name in (("m2_x", "var_x"), ("m2_y", "var_y"), ("m2", "covariance")):
-            result[name] = torch.where(freedom > 0, state[key] / freedom, torch.nan)
+            result[name] = torch.where(dof > 0, state[key] / dof, torch.nan)
         return result

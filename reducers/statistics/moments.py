@@ -81,15 +81,15 @@ def join_moments(a: State, b: State) -> State:
 def read_moments(state: State, correction: float) -> dict[str, Tensor]:
     """Return count, mean and variance."""
     count = state["count"]
-    freedom = real(count) - correction
+    dof = real(count) - correction
     return {
         "count": count,
         "mean": torch.where(count > 0, state["mean"], torch.nan),
-        "var": torch.where(freedom > 0, state["m2"] / freedom, torch.nan),
+        "var": torch.where(dof > 0, state["m2"] / dof, torch.nan),
     }
 
 
-def read_shape(state: State) -> dict[str, Tensor]:
+def _read_skewness_and_kurtosis(state: State) -> dict[str, Tensor]:
     """Return the skewness, and the kurtosis if the state has fourth powers; NaN if all elements are equal."""
     count = real(state["count"])
     var = state["m2"] / count
@@ -151,14 +151,13 @@ class Moments(Statistic):
     stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        swept = sweep(x, axes) if self.order == 2 else None
-        return super().observe(x, axes) if swept is None else {"count": count_of(x, None, axes), **swept}
+        return (sweep(x, axes) if self.order == 2 else None) or super().observe(x, axes)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
             raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance but no skewness; use order=2")
         fused = fused_moments(x, axes) if self.order == 2 and torch.compiler.is_compiling() else None
-        return lift_moments(x, axes, "Moments", self.order)[0] if fused is None else fused
+        return fused or lift_moments(x, axes, "Moments", self.order)[0]
 
     def join(self, a: State, b: State) -> State:
         return join_moments(a, b)
@@ -166,7 +165,7 @@ class Moments(Statistic):
     def read(self, state: State) -> Result:
         result = read_moments(state, self.correction)
         result["std"] = result["var"].sqrt()
-        return {**result, **read_shape(state)} if self.order > 2 else result
+        return {**result, **_read_skewness_and_kurtosis(state)} if self.order > 2 else result
 
 
 @dataclass(frozen=True)
@@ -193,11 +192,7 @@ class Summary(Statistic):
     stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        swept = sweep(x, axes, with_extremes=True)
-        if swept is None:
-            return super().observe(x, axes)
-        count = count_of(x, None, axes)
-        return {"count": count, **swept, "nan": torch.zeros_like(count), "inf": torch.zeros_like(count)}
+        return sweep(x, axes, with_extremes=True) or super().observe(x, axes)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if torch.compiler.is_compiling() and (fused := fused_moments(x, axes, with_extremes=True)) is not None:
@@ -210,7 +205,7 @@ class Summary(Statistic):
         else:
             inf = (x.abs() == torch.inf).sum(dim=axes)  # inductor vectorises this, but neither isinf nor isnan
             nan = count_of(x, None, axes) - state["count"] - inf
-        return {**state, "min": low, "max": high, "zeros": _zeros(x, axes), "nan": nan, "inf": inf}
+        return {**state, "min": low, "max": high, "zeros": _count_zeros(x, axes), "nan": nan, "inf": inf}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
         state = super().lift_masked(x, mask, axes)
@@ -238,7 +233,7 @@ class Summary(Statistic):
         }
 
 
-def _zeros(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _count_zeros(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     if len(axes) == x.ndim:  # count_nonzero is fast over all axes only
         return x.numel() - torch.count_nonzero(x)
     return (x == 0).sum(dim=axes)

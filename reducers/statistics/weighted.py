@@ -151,9 +151,9 @@ class WeightedMoments(_Weighted):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         weight = state["weight"]
-        freedom = weight - self.correction * state["squares"] / weight
+        dof = weight - self.correction * state["squares"] / weight
         # for a single element the difference is 0 up to rounding
-        var = torch.where(freedom > 1e-12 * weight, state["m2"] / freedom, torch.nan)
+        var = torch.where(dof > 1e-12 * weight, state["m2"] / dof, torch.nan)
         return {
             "weight": weight.clone(),
             "mean": torch.where(weight > 0, state["mean"], torch.nan),

@@ -73,7 +73,7 @@ class _MatchTrace(_Trace):
 
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
         x = wide_float(observation(self, xs))
-        # equality needs no difference, which could round to 0
+        # without a tolerance, equality is cheaper and involves no rounding
         match = (x - self.target).abs() <= self.tolerance if self.tolerance else x == self.target
         return match, torch.full((), self.amplitude, dtype=x.real.dtype, device=x.device)
 
