@@ -127,14 +127,14 @@ def equal(a: Iterable[Tensor], b: Iterable[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def everywhere(reducer: Reducer, **callables: Any) -> Callable[[nn.Module], Recorder]:
+def everywhere(reducer: Reducer, types: type | None = None, **callables: Any) -> Callable[[nn.Module], Recorder]:
     def record(net: nn.Module) -> Recorder:
         return Recorder(
             out=ForwardMonitor(reducer, **callables),
             inp=ForwardInputMonitor(reducer, **callables),
             back=BackwardMonitor(reducer, **callables),
             into=BackwardInputMonitor(reducer, **callables),
-        ).modules(net)
+        ).modules(net, types=types)
 
     return record
 
@@ -216,7 +216,7 @@ def test_a_compiled_training_under_selective_checkpointing_is_the_same(policy: A
         return trained(policy, record, compiled="aot_eager")
 
     recorders: list[Recorder] = []
-    record = everywhere(statistics, **callables)
+    record = everywhere(statistics, nn.Linear, **callables)
     assert equal(run(lambda net: recorders.append(record(net))), run(lambda net: None))
     assert set(recorders[0].iter_samples()) == {3, 0}
     samples, results = list(recorders[0].iter_samples()), recorders[0].compute()
