@@ -34,28 +34,28 @@ __all__ = ["Monitor"]
 class Monitor(Results):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
-    Operands pass, in order: the gates (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
-    `reducer.update`. All of them see detached operands, and what they raise never reaches a half-updated state.
+    An observation passes, in this order: the gates (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
+    `reducer.update`. All callables get detached operands. If one of them raises, the state stays as it was. Inside a compiled graph
+    the train/eval gate is asked when the graph is traced, and everything else when it runs.
 
     Args:
         reducer: an instance, such as `Mean("b c -> c")`; immutable, so it may be shared.
         module: registers the monitor on this module at once; without it the monitor serves as a prototype.
         train_update: record while training.
         eval_update: record while evaluating.
-        phase: what counts as training: "module", the mode of the module, or "grad", gradients being on. Gradients and optimizer
-            steps are training by themselves where it is "grad".
+        phase: what counts as training: "module", if the module is in training mode, or "grad", if gradients are on. With "grad",
+            gradients and optimizer steps always count as training.
         prepend: put the hook before those already registered.
-        condition: called without arguments; nothing is recorded where it returns False.
+        condition: called without arguments; if it returns False, nothing is recorded.
         steps: the steps of the clock in which to record: `range(100, 200)`, `slice(1000, None)`, the steps themselves, or a
-            function of the step, called once a step; all of them where None.
-        every_step: record in steps that this number divides, all of their calls. Steps are those of `monitor.clock`, which
-            `Recorder.attach` or `Recorder.step` advances. Inside compiled graphs the monitors of one clock that choose steps cost
-            one graph more, all together.
-        every: record the first of every so many calls that passed the gates before. A compiled graph lifts the others too, to
-            leave them out; steps that are not chosen cost nothing.
-        filter_: called with the operands; nothing is recorded where it returns False.
+            function of the step, called once a step; all steps if None.
+        every_step: record all calls in every n-th step. `Recorder.attach` or `Recorder.step` advances the steps of `monitor.clock`.
+            Inside compiled graphs all monitors of one clock that choose steps cost one more graph together.
+        every: record every n-th call that passed the other gates, beginning with the first. A compiled graph computes the lifts of
+            the other calls too, and discards them; steps that are not chosen cost nothing.
+        filter_: called with the operands; if it returns False, nothing is recorded.
         map_: called with the operands; returns the tuple of tensors that the reducer gets.
-        op_: called with the operands, only where `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
+        op_: called with the operands if `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
         on_error: what to do when a callable or the reducer fails: "warn" (once; the observation is left out and training goes on),
             "disable" (warn, and take the monitor off) or "raise".
 
@@ -158,13 +158,13 @@ class Monitor(Results):
         return MonitorConstructor(type(self), self.reducer, tuple(changed))
 
     def fuse(self) -> Monitor:
-        """From now on big observations are reduced through `torch.compile`, where it works; returns the monitor itself."""
+        """Reduce big observations through `torch.compile` from now on, if it works; return the monitor."""
         self._engine = Fused(self.reducer)
         return self
 
     @property
     def clock(self) -> Clock:
-        """Whose steps `steps` and `every_step` mean: one of its own, or of its recorder; may be set."""
+        """The clock whose steps `steps` and `every_step` choose from: its own or that of its recorder. It can be set."""
         clock = self._clock
         if clock is None:
             clock = self.clock = Clock()
@@ -183,12 +183,12 @@ class Monitor(Results):
 
     @property
     def attr(self) -> Any:
-        """The attribute or parameter the monitor watches, None where it watches none."""
+        """The attribute or parameter that the monitor watches; None if it watches neither."""
         return getattr(self, "_attr", None)
 
     @property
     def module(self) -> nn.Module | None:
-        """The module the monitor sits on, held weakly; None where it was never put on one, or that one is gone."""
+        """The module of the monitor, referenced weakly; None if it has none, or the module no longer exists."""
         return None if self._module is None else self._module()
 
     @property
@@ -197,7 +197,7 @@ class Monitor(Results):
         return bool(self._handles)
 
     def register(self, module: nn.Module | None = None) -> Monitor:
-        """Puts the hooks on, on `module` or on the module it sat on before; returns the monitor itself.
+        """Put the hooks on `module`, or on the module that the monitor had before; return the monitor.
 
         Raises:
             TargetError: there is no module, or it has not what is to be watched.
@@ -224,12 +224,12 @@ class Monitor(Results):
         return self
 
     def _ensure_clock(self) -> None:
-        """Before anything is recorded: a monitor that chooses steps needs a clock."""
+        """Give a monitor that chooses steps a clock, if it has none."""
         if self.chooses_steps and self._clock is None:
             self.clock = Clock()
 
     def deregister(self) -> Monitor:
-        """Takes the hooks off; what was recorded stays. Returns the monitor itself.
+        """Take the hooks off; what was recorded stays. Return the monitor.
 
         Hooks that are part of a compiled graph stay in the module and record nothing: the compiler keeps no guard on hooks that are
         gone, and might run a graph made without them once they are back.
@@ -244,7 +244,7 @@ class Monitor(Results):
         return self
 
     def _restore_hooks(self) -> None:
-        """Before hooks are put on or taken off: all of them are where PyTorch looks for them."""
+        """Put hooks that were taken out for a step back into PyTorch's dictionaries, before hooks are added or removed."""
         if self._clock is not None and self.chooses_steps:
             self._clock.restore_hooks(self)
 
@@ -261,7 +261,7 @@ class Monitor(Results):
         return [*self._handles, *getattr(self, "_hooked", {}).values()]
 
     def _remove_suspended(self) -> None:
-        """Takes hooks that are suspended in another module's graphs off for good."""
+        """Remove hooks that were left in a module because its graphs guard them."""
         handles, self._suspended = self._suspended, []
         for handle in handles:
             handle.remove()
@@ -300,11 +300,11 @@ class Monitor(Results):
         """Puts the hooks on and returns their handles."""
 
     def applies(self, module: nn.Module) -> bool:
-        """Whether there is anything on `module` for this monitor to watch; where not, a Recorder passes the module by."""
+        """Whether `module` has what this monitor watches; a Recorder skips modules that do not."""
         return True
 
     def _check(self, module: nn.Module) -> None:
-        """Raises `TargetError` where `module` has not what is to be watched."""
+        """Raise `TargetError` if `module` does not have what this monitor watches."""
         if not self.applies(module):
             raise TargetError(f"{self.describe(module)}: there is nothing on it for this monitor to watch")
 

@@ -75,7 +75,7 @@ class Capture(ABC):
         """Takes the hooks off."""
 
     def _default(self, *operands: Any) -> Any:
-        """What the reducer gets where neither `map_` nor `op_` is given."""
+        """Return what the reducer gets if there is neither `map_` nor `op_`."""
         return operands[0]
 
     def _skip(self, reason: str) -> bool:
@@ -83,19 +83,19 @@ class Capture(ABC):
         return False
 
     def _is_ignored_call(self) -> bool:
-        """Whether this forward is none of the user's own, or was seen before."""
+        """Whether to ignore this forward: it recomputes an earlier one, or a monitor runs it."""
         if recomputing():
             return not self._skip("recomputed by checkpointing")
         return capturing() and not self._skip("called by a monitor")
 
     def switch(self, active: bool, error: Exception | None) -> None:
-        """Records from now on or not; `error` is what asking `steps` raised."""
+        """Start or stop recording, as the clock says; `error` is the exception that `steps` raised."""
         self.active = active
         if error is not None:
             self._fail(error, None, ())
 
     def _wanted_in_graph(self, module: nn.Module | None) -> bool:
-        """Whether a graph that is being traced records this: asked of a twin. All other gates are asked when the graph runs.
+        """Whether a graph that is being traced records calls of `module`: asked of a twin. Other gates are asked when the graph runs.
 
         Of the steps a graph knows no more than whether any monitor of the clock records in them: there are two graphs.
         """
@@ -106,7 +106,7 @@ class Capture(ABC):
         return not self.chooses_steps or self._clock is None or self._clock.busy
 
     def _trace(self, receiver: Tensor, module: nn.Module | None, *operands: Any, path: str = "") -> None:
-        """One observation in a graph that is being traced: asked of a twin, for the monitor whose `receiver` it is."""
+        """Add one observation to a graph that is being traced. Called on a twin, for the monitor that `receiver` names."""
         if self.bare:
             found = list(leaves(self._default(*operands), path))
             if found:
@@ -131,7 +131,7 @@ class Capture(ABC):
         return self._due_now(module, stream)
 
     def _due_now(self, module: nn.Module | None, stream: object) -> bool:
-        """The gates that inside a compiled graph are asked when it runs: all but train/eval."""
+        """Ask all gates but train/eval. A compiled graph asks these when it runs."""
         if not self.active:
             return self._skip("not in its steps")
         if self.condition is not None:
@@ -147,7 +147,7 @@ class Capture(ABC):
         return eligible % self.every == 0 or self._skip("not due (every)")
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
-        """Filter, map and reduce; then bind the new states, at once.
+        """Filter, map and reduce one observation; then bind the new states by one assignment.
 
         Args:
             path: of the leaf the operands belong to, where each leaf is observed by itself.
@@ -155,7 +155,7 @@ class Capture(ABC):
         self._run(module, operands, lambda: self._reduce(operands, path))
 
     def _run(self, module: nn.Module | None, operands: tuple[Any, ...], reduce: Callable[[], None]) -> None:
-        """Calls `reduce` as what a monitor does: in full precision, without gradients, and its failures told."""
+        """Call `reduce` outside the user's modes, in full precision and without gradients; report exceptions."""
         try:
             as_monitor(reduce)
         except Exception as error:
@@ -235,22 +235,22 @@ class Capture(ABC):
         return self._stored
 
     def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
-        """What a compiled graph lifted, at the moment it runs: the gates that are left, then the new states, bound at once."""
+        """Record an observation that a compiled graph lifted. Called when the graph runs."""
         if self._due_in_graph(stream):
             self._run(None, tuple(packs), lambda: self._take(layout, packs))
 
     def take_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
-        """The same for what it could not lift."""
+        """Record an observation that the graph could not lift."""
         if self._due_in_graph(stream):
             self._run(None, (leaves,), lambda: self._store({path: (plain(tensor),) for path, tensor in leaves.items()}))
 
     def take_call(self, operands: Callable[[], Any], stream: str) -> None:
-        """The same for operands that callables ask for."""
+        """Record an observation whose operands callables need."""
         if self._due_in_graph(stream):
             self._record(self.module, *operands(), path=stream)
 
     def take_failure(self) -> None:
-        """The same for operands that could not be read while the graph was traced."""
+        """Report operands that could not be read while the graph was traced."""
         if self._due_in_graph(""):
             reason = "its operands could not be read while the graph was traced; run the module without torch.compile to see why"
             self._fail(OperandError(reason), None, ())
@@ -275,15 +275,15 @@ class Capture(ABC):
             self._stored = held.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
 
     def _joined(self, state: State, lifted: State) -> State:
-        """The graph reuses the memory of what it hands over."""
+        """Merge copies: the graph reuses the memory of the lifts."""
         return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
 
     def _is_recomputed(self) -> bool:
-        """Whether a compiled graph hands over what was seen before."""
+        """Whether the graph is recomputing a forward that was recorded."""
         return recomputing() and not self._skip("recomputed by checkpointing")
 
     def _reducer_inputs(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
-        """By leaf path what the reducer gets; None where there is nothing to record."""
+        """Return what the reducer gets, by leaf path; None if there is nothing to record."""
         if self.map_ is not None:
             mapped = self.map_(*operands)
             if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
