@@ -95,7 +95,7 @@ class Capture(ABC):
             self._fail(error, None, ())
 
     def _wanted_in_graph(self, module: nn.Module | None) -> bool:
-        """Whether a graph that is being traced records calls of `module`: asked of a twin. Other gates are asked when the graph runs.
+        """Whether a graph that is being traced records calls of `module`. Asked of a twin; other gates are asked at run time.
 
         Of the steps a graph knows no more than whether any monitor of the clock records in them: there are two graphs.
         """
