@@ -27,7 +27,7 @@ class Hook:
     Args:
         run: what is called outside of graphs.
         trace: what is called while a graph is traced, with `receiver` before the other arguments; nothing if None.
-        receiver: see `recorders.compiled`.
+        receiver: see `recorders.capture.compiled.new_receiver`.
         fail: told of what went wrong, and the module.
 
     Attributes:
