@@ -31,7 +31,7 @@ from recorders import (
 )
 from recorders.capture.hooks import Hook
 from recorders.recorder import meter
-from recorders.schedule import stopwatch
+from recorders.schedule import call_cost, stopwatch
 from reducers import Count, Last, Mean, Norm, Sum
 
 
@@ -61,7 +61,8 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
     fake = Time()
-    monkeypatch.setattr(stopwatch, "perf_counter", fake)
+    for module in (stopwatch, call_cost):
+        monkeypatch.setattr(module, "perf_counter", fake)
     return fake
 
 
@@ -142,18 +143,17 @@ def test_hooks_are_as_they_were_in_steps_that_are_not_measured() -> None:
     recorder = Recorder(
         out=ForwardMonitor(Mean()), grad=ParameterGradientMonitor(Mean(), when="accumulate"), update=ParameterUpdateMonitor(Mean())
     ).modules(model)
-    untouched = {name: set(vars(monitor)) for name, monitor in recorder.items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder.attach(optimizer)
     train(model, optimizer, 2)
     assert recorder._meter._sample is not None
-    assert all(set(vars(monitor)) > untouched[name] for name, monitor in recorder.items())
+    assert all(monitor.timer is not None for monitor in recorder.values())
     hooks = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, Hook)]
     assert hooks
     assert all(hook.run != hook.usual for hook in hooks)
     train(model, optimizer, meter.FIRST + meter.WINDOW)
     assert recorder._meter._sample is None
-    assert {name: set(vars(monitor)) for name, monitor in recorder.items()} == untouched
+    assert all(monitor.timer is None for monitor in recorder.values())
     assert all(hook.run == hook.usual for hook in hooks)
 
 
@@ -215,7 +215,7 @@ def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time
 
 def test_what_pytorch_takes_to_call_a_hook_that_does_nothing_is_counted(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     probes = [lambda _: time.spend(1.0), lambda _: time.spend(3.0), lambda _: time.spend(4.0)]
-    monkeypatch.setattr(stopwatch, "_modules", lambda: probes)
+    monkeypatch.setattr(call_cost, "_modules", lambda: probes)
     layer = nn.Linear(2, 2)
     nothing = {"train_update": False, "phase": "grad"}
     recorder = Recorder(out=ForwardMonitor(Count(), **nothing), back=BackwardMonitor(Count(), **nothing)).modules(layer)
@@ -312,7 +312,7 @@ def test_an_interruption_while_a_measured_step_begins_or_ends_leaves_nothing_beh
 
     layer = nn.Identity()
     recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(1.0))).modules(layer)
-    for owner, attr in ((stopwatch, "hook_of"), (stopwatch.Sample, "_timed_method"), (stopwatch.Sample, "close")):
+    for owner, attr in ((stopwatch, "hook_of"), (stopwatch.Sample, "_time_hook"), (stopwatch.Sample, "close")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, attr, interrupted)
             layer(torch.ones(1))
@@ -324,7 +324,7 @@ def test_an_interruption_while_a_measured_step_begins_or_ends_leaves_nothing_beh
     assert recorder.samples(0) == 7
     assert recorder.overhead().seconds == 1.0
     recorder._meter.drop()
-    assert "take" not in vars(recorder[0])
+    assert recorder[0].timer is None
     hook = next(iter(layer._forward_hooks.values()))
     assert isinstance(hook, Hook)
     assert hook.run == hook.usual
@@ -726,13 +726,13 @@ def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.
     torch._dynamo.reset()
     layer = nn.Linear(3, 2)
     recorder = Recorder(ForwardMonitor(Sum())).modules(layer)
-    take = ForwardMonitor.take
+    take = ForwardMonitor._take
 
     def slow(self: Any, *args: Any) -> None:
         time.spend(2.0)
         take(self, *args)
 
-    monkeypatch.setattr(ForwardMonitor, "take", slow)
+    monkeypatch.setattr(ForwardMonitor, "_take", slow)
     compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
     for _ in range(5):
         compiled(torch.ones(1, 3))

@@ -21,6 +21,7 @@ from recorders.monitors.failures import OnError
 from recorders.monitors.results import Results
 from recorders.monitors.twins import twin_of
 from recorders.schedule.clock import Clock, Phase, Steps, as_steps
+from recorders.schedule.stopwatch import Timer
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
 from reducers.core.reducer import check_reducer
@@ -109,6 +110,7 @@ class Monitor(Results):
         self.condition, self.every, self.on_error = condition, every, on_error
         self.filter_, self.map_, self.op_ = filter_, map_, op_
         self.name = ""
+        self.timer: Timer | None = None  # set while a measured step times this monitor
         self.dry_run = False
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
         self.counts: dict[str, int] = {}

@@ -19,6 +19,7 @@ from recorders.capture.operands import detached, leaves, plain, recomputing, sym
 from recorders.errors import MonitorError, OperandError
 from recorders.monitors.failures import OnError, failure_message, react_to_failure
 from recorders.schedule.clock import Chosen, Clock, Phase
+from recorders.schedule.stopwatch import entrance
 from reducers import Reducer, State
 
 __all__ = ["Capture"]
@@ -182,14 +183,7 @@ class Capture(ABC):
 
     def _buffer_at_once(self, x: object) -> bool:
         """Buffer `x` if no gate has to be asked, as for most hooks on small layers; return whether it was buffered."""
-        if (
-            not self._always_due
-            or not self.active
-            or not self._on
-            or capturing()
-            or graph_task() != -1
-            or not self._buffer_alone(x)
-        ):
+        if not (self._always_due and self.active and self._on) or capturing() or graph_task() != -1 or not self._buffer_alone(x):
             return False
         self.counts["calls"] = self.counts.get("calls", 0) + 1
         return True
@@ -234,16 +228,19 @@ class Capture(ABC):
             self._fail(error, None, (item,))
         return self._stored
 
+    @entrance
     def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
         """Record an observation that a compiled graph lifted. Called when the graph runs."""
         if self._due_in_graph(stream):
             self._run(None, tuple(packs), lambda: self._take(layout, packs))
 
+    @entrance
     def take_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
         """Record an observation that the graph could not lift."""
         if self._due_in_graph(stream):
             self._run(None, (leaves,), lambda: self._store({path: (plain(tensor),) for path, tensor in leaves.items()}))
 
+    @entrance
     def take_call(self, operands: Callable[[], Any], stream: str) -> None:
         """Record an observation whose operands callables need."""
         if self._due_in_graph(stream):

@@ -13,6 +13,7 @@ from recorders._torch import outside_modes
 from recorders.capture.compiled import new_twin_key
 from recorders.capture.operands import as_operand, pack
 from recorders.monitors.base import Monitor
+from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
 __all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor"]
@@ -120,8 +121,9 @@ class CallMonitor(Monitor):
         else:
             outside_modes(self._pushed, *values)
 
+    @entrance
     def _pushed(self, *values: Any) -> None:
-        """Outside of graphs, which guard what they call: for a while a timed version may take its place."""
+        """A method of its own, because `push` may be traced into a graph, which would guard the timer."""
         module = self.module
         self._ensure_clock()
         if self.on_error == "disable" and self.last_error is not None:

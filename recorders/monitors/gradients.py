@@ -14,6 +14,7 @@ from recorders.capture.compiled import emit_call, emit_leaves, find_receiver, fi
 from recorders.capture.context import capturing
 from recorders.capture.operands import leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
+from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
 
 __all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
@@ -117,12 +118,14 @@ class GradientMonitor(Monitor):
         sighting.handle = _hook(tensor, arrive)
         self._watched[tensor] = sighting
 
+    @tensor_hook
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
         if gradient is None:
             self._skip(INSIDE)
         elif self._due(self.module, sighting.training, path) and (path or not self._buffer_alone(gradient)):
             self._record(self.module, gradient, *seen, path=path)
 
+    @entrance
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
         """The gradient of what a graph was given. Its mode was asked when the graph was traced."""
         if self._due_in_graph(path):

@@ -14,6 +14,7 @@ from recorders.capture.hooks import Hook
 from recorders.capture.operands import plain, tracing
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
+from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
 __all__ = ["PairMonitor"]
@@ -64,6 +65,7 @@ class PairMonitor(Monitor):
             for side, place in (("mine", module), ("other", other))
         ]
 
+    @entrance
     def take_call(self, operands: Callable[[], Any], stream: str) -> None:
         self.compiled = True
         self._arrive(stream, *operands())

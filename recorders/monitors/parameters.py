@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,9 @@ from torch.optim import Optimizer
 from recorders.capture.batching import StepBatch
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
-from reducers import Reducer
-
-if TYPE_CHECKING:
-    pass
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.schedule.stopwatch import entrance
+from reducers import Reducer
 
 __all__ = ["OptimizerStateMonitor", "ParameterMonitor"]
 
@@ -75,6 +73,7 @@ class ParameterMonitor(ModuleParameterMonitor):
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)
 
+    @entrance
     def tick(self) -> None:
         """Records the values as they are now, where `when="tick"`."""
         module = self.module

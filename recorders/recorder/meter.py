@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 from recorders.errors import RecordingWarning
 from recorders.recorder.overhead import Overhead
 from recorders.recorder.window import FIRST, Sums, Window
-from recorders.schedule.stopwatch import CallCost, Sample, now
+from recorders.schedule.call_cost import CallCost
+from recorders.schedule.stopwatch import Sample, now
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -90,7 +91,7 @@ class Meter:
             sums.add(sample, seconds)
             if sample.pairs:
                 self._pending = [*self._pending, (sums, sample.pairs)][-PENDING:]
-            self._window.way = self._way = self._way.probed()
+            self._window.way = self._way = self._way.measure()
             self._ended = now()
             self._window.samples += 1
             self._window.sampling += self._ended - sample.ended

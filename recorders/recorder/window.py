@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from recorders.schedule.stopwatch import CallCost, CallCounts, Sample, Seconds
+from recorders.schedule.call_cost import CallCost, CallCounts
+from recorders.schedule.stopwatch import Sample, Seconds
 
 __all__ = ["FIRST", "Sums", "Window"]
 
@@ -44,7 +45,7 @@ class Sums:
         self.steps += 1
         self.total += seconds
         self.seconds.add(sample.seconds)
-        self.ways.add(sample.ways)
+        self.ways.add(sample.calls)
         self.each.append(spent)
         self.rest.append(seconds - spent)
         self.upkeep.append(sample.upkeep)

@@ -7,8 +7,9 @@ import operator
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -17,23 +18,26 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
-from recorders.schedule.stopwatch import hook_ended, hook_started
-from recorders.schedule.under_way import StepCounter, StepsUnderWay
-
-if TYPE_CHECKING:
-    from recorders.capture.batching import StepBatch
+from recorders.capture.batching import StepBatch
+from recorders.schedule.stopwatch import TimedStepBatch, Timer, open_samples, time_optimizer_hook
+from recorders.schedule.under_way import Step, StepCounter, StepsUnderWay
 
 __all__ = ["StepHandle", "StepMonitor", "count_steps"]
 
 
 class StepMonitor(Protocol):
-    """What is told of a step.
+    """A monitor of optimizer steps.
 
-    `mine` are the ids of the parameters that the optimizer holds; what is given to `together` is reduced once all were told.
-    `tally` counts why nothing was recorded.
+    `mine` are the ids of the parameters that the optimizer holds. What is put into `step_batch` is reduced once all monitors were
+    notified.
+
+    Attributes:
+        counts: how often it was called, and why nothing was recorded.
+        timer: set while a measured step times it.
     """
 
     counts: dict[str, int]
+    timer: Timer | None
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """The optimizer is about to change those of `mine`."""
@@ -111,47 +115,62 @@ class _Steps:
         if type(optimizer) not in self._seen:
             compile_always(type(optimizer).step)
             self._seen.add(type(optimizer))
-        entry, step = hook_started(), _under_way.begin(optimizer, sys._getframe(1))
+        if open_samples:
+            time_optimizer_hook(self._before, optimizer, sys._getframe(1), args, kwargs)
+        elif self._watched:
+            self._before(optimizer, sys._getframe(1), args, kwargs)
+        else:
+            _under_way.begin(optimizer, sys._getframe(1))
+
+    def _before(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> None:
+        step = _under_way.begin(optimizer, frame)
         if self._watched and step.own and not _skipped(optimizer):
             self._notify(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
-        hook_ended(entry)
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return
-        entry, step = hook_started(), _under_way.end(optimizer, sys._getframe(1))
-        skipped = _skipped(optimizer)
-        if not skipped:
-            self._add_clocks(optimizer, step.clocks)
-        owner = step.owner if step.outer else None
-        if owner is not None:
-            owner.take(step, optimizer)
-            return
-        if self._watched and not skipped:
-            if _has_closure(args, kwargs):
-                self._notify(step.own, optimizer, "_at_gradients")
-            inner = None if step.inner is None else step.inner()
-            self._notify(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
-        hook_ended(entry)
+        if open_samples:
+            step = time_optimizer_hook(self._after, optimizer, sys._getframe(1), args, kwargs)
+        else:
+            step = self._after(optimizer, sys._getframe(1), args, kwargs)
         for clock in step.clocks:  # after the monitors: what they saw belongs to the step that ends
             clock.advance()
         if not step.clocks:
             self._remove_unused_hooks()
 
-    def _add_clocks(self, optimizer: Optimizer, found: dict[StepCounter, None]) -> None:
-        """Adds those of `optimizer`, and of others that share its groups of parameters: one of them wraps the other."""
+    def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Step:
+        """Returns the step, with the clocks that it advances."""
+        step = _under_way.end(optimizer, frame)
+        skipped = "found_inf" in vars(optimizer) and _skipped(optimizer)
+        if not skipped:
+            step.clocks = self._clocks_of(optimizer, step.clocks)
+        owner = step.owner if step.outer else None
+        if owner is not None:
+            owner.take(step, optimizer)
+        elif self._watched and not skipped:
+            if _has_closure(args, kwargs):
+                self._notify(step.own, optimizer, "_at_gradients")
+            inner = None if step.inner is None else step.inner()
+            self._notify(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+        return step
+
+    def _clocks_of(self, optimizer: Optimizer, found: Sequence[StepCounter]) -> Sequence[StepCounter]:
+        """Those found, and those attached to `optimizer` or to one that shares its parameter groups, as wrappers do."""
+        clocks = list(found)
         for counted, counter in self.clocks:
-            other, clock = counted(), counter()
-            if clock is not None and other is not None and (other is optimizer or _share_groups(other, optimizer)):
-                found[clock] = None
+            other = counted()
+            if other is optimizer or (other is not None and _share_groups(other, optimizer)):
+                clock = counter()
+                if clock is not None and clock not in clocks:
+                    clocks.append(clock)
+        return clocks
 
     def _notify(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
         outside_modes(self._notify_all, mine, optimizer, moments)
 
     def _notify_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
-        from recorders.capture.batching import StepBatch  # which needs the clock, which counts steps
-
-        step_batch = StepBatch()
+        step_batch = TimedStepBatch() if open_samples else StepBatch()
         try:
             for number, (module_ref, monitor_ref) in list(self.told.items()):
                 module, monitor = module_ref(), monitor_ref()
@@ -159,7 +178,11 @@ class _Steps:
                     self.told.pop(number, None)
                     continue
                 for moment in moments:
-                    getattr(monitor, moment)(module, optimizer, mine, step_batch)
+                    notify = getattr(monitor, moment)
+                    if isinstance(step_batch, TimedStepBatch):
+                        step_batch.notify(monitor.timer, notify, module, optimizer, mine)
+                    else:
+                        notify(module, optimizer, mine, step_batch)
         except Exception:  # one of them may raise, and the others have seen what they have seen; nothing if the user interrupts
             step_batch.record()
             raise
@@ -226,5 +249,5 @@ def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def _skipped(optimizer: Optimizer) -> bool:
     """Whether a fused optimizer was told that this step overflowed. Only on the CPU: elsewhere to ask would synchronise."""
-    found = getattr(optimizer, "found_inf", None)
+    found = vars(optimizer).get("found_inf")
     return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())

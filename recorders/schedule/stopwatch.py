@@ -1,38 +1,31 @@
-"""A step that is timed: what monitors do in it, on the host and on the device.
+"""Sample: a step in which the work of monitors is timed, on the host and on the device.
 
-For that step, timed versions stand in for the entrances of the monitors: what hooks call, what takes gradients, pushes, lifts of
-compiled graphs and optimizer steps. In all others nothing is timed, and no time is read.
-
-What PyTorch takes to call a hook cannot be timed by the hook. It is measured on modules of our own, once at the end of each timed
-step.
+A monitor starts to work when a hook, a compiled graph, an optimizer step or the user calls one of its methods. A `Hook` has a timed
+version of what it calls; the other methods are marked with `@entrance`. Outside of measured steps no time is read.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recorders._torch import has_global_hooks
+from recorders.capture.batching import StepBatch
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
+from recorders.schedule.call_cost import CallCounts
 
-if TYPE_CHECKING:
-    from recorders.capture.batching import StepBatch
-
-__all__ = ["CallCost", "CallCounts", "Sample", "Seconds", "hook_ended", "hook_started", "now"]
+__all__ = ["Sample", "Seconds", "TimedStepBatch", "Timer", "entrance", "now", "open_samples", "tensor_hook", "time_optimizer_hook"]
 
 CLOCK = "\0"  # stands for the clock among the names of subrecorders
-ENTRANCES = ("_arrived", "_arrived_at_graph", "_pushed", "take", "take_leaves", "take_call", "tick")
-MOMENTS = ("_before_step", "_at_gradients", "_after_step")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def now() -> float:
@@ -47,258 +40,214 @@ class Seconds(defaultdict[str, float]):
         super().__init__(float)
 
     def add(self, other: Mapping[str, float]) -> None:
-        """More of them."""
+        """Adds the seconds of `other`."""
         for name, seconds in other.items():
             self[name] += seconds
 
 
-class CallCounts(defaultdict[str, "tuple[int, int]"]):
-    """By name how often PyTorch called a hook that was the first of its module, and others."""
+class Timer(NamedTuple):
+    """What a monitor is timed by during a measured step: the step, and the monitor's name in it."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda: (0, 0))
-
-    def add(self, other: Mapping[str, tuple[int, int]]) -> None:
-        """More of them."""
-        for name, (first, further) in other.items():
-            mine = self[name]
-            self[name] = mine[0] + first, mine[1] + further
+    sample: Sample
+    name: str
 
 
-class CallCost:
-    """What PyTorch takes to call a hook: the first of a module, which it calls another way from then on, and any other."""
-
-    def __init__(self) -> None:
-        self._times: tuple[deque[float], ...] = tuple(deque(maxlen=32) for _ in range(3))
-        self._turn = 0
-
-    def probed(self) -> CallCost:
-        """Times one call more, of a module with no hook, with one, or with two; returns itself.
-
-        One, for the next would find in the caches what this one left there. A call from within a training takes several times what
-        it takes in a loop.
-        """
-        if not has_global_hooks():  # type: ignore[no-untyped-call]  # of the user, who knows nothing of these modules
-            self._turn = (self._turn + 1) % 3
-            module = _modules()[self._turn]
-            started = perf_counter()
-            module(None)
-            self._times[self._turn].append(perf_counter() - started)
-        return self
-
-    def cost(self, first: int, further: int) -> float:
-        """Seconds of so many calls."""
-        if not all(self._times):
-            return 0.0
-        none, one, two = map(median, self._times)
-        lone = max(0.0, one - none)
-        return first * lone + further * min(lone, max(0.0, two - one))
+def entrance(method: Method) -> Method:
+    """Marks a method with which a graph or the user starts the work of a monitor. It is timed while the monitor has a `Timer`."""
+    return _timed_method(method, (0, 0))
 
 
-def _modules() -> list[nn.Module]:
-    if not _probes:
-        for hooks in range(3):
-            _probes.append(nn.Identity())
-            for _ in range(hooks):
-                _probes[-1].register_forward_hook(Hook(_nothing), with_kwargs=True)
-    return _probes
+def tensor_hook(method: Method) -> Method:
+    """Like `entrance`, for what a hook on a tensor calls: what PyTorch takes to call the hook is counted too."""
+    return _timed_method(method, (0, 1))
 
 
-_probes: list[nn.Module] = []
+def _timed_method(method: Method, calls: tuple[int, int]) -> Method:
+    @functools.wraps(method)
+    def enter(self: Any, *args: Any) -> Any:
+        timer: Timer | None = self.timer
+        if timer is None:
+            return method(self, *args)
+        return timer.sample.time(timer.name, calls, method, self, *args)
 
-
-def _nothing(*_: Any) -> None:
-    """A hook."""
+    return cast(Method, enter)
 
 
 class Sample:
-    """A step that is being measured: the timed versions, what they found, and how to take them away again."""
+    """A measured step.
+
+    Attributes:
+        busy: whether some monitor records in this step.
+        open: whether the step goes on.
+        seconds: the seconds that monitors took, by name.
+        calls: the hooks that PyTorch called, by name.
+        upkeep: the seconds that the clock and the hooks on optimizers took.
+        pairs: device events, before and after the work of a monitor.
+        ended: when the step ended.
+    """
 
     def __init__(self, busy: bool) -> None:
         self.busy, self.open = busy, True
-        self._started: float | None = None
         self.ended = self.upkeep = 0.0
-        self.seconds, self.ways = Seconds(), CallCounts()
+        self.seconds, self.calls = Seconds(), CallCounts()
         self.pairs: list[tuple[Any, Any]] = []
-        self._mark = _event_maker()
+        self._started: float | None = None
+        self._new_event = _event_maker()
         self._lock = threading.Lock()
-        self._undo: list[tuple[weakref.ref[Any], str]] = []
+        self._hooks: list[weakref.ref[Hook]] = []
+        self._monitors: list[weakref.ref[Any]] = []
+        self._ref = weakref.ref(self, open_samples.discard)
+        hash(self._ref)  # while it can be computed: a reference keeps the hash of what it refers to
 
     def begin(self, monitors: Mapping[str, Any], counting: Any = None) -> float:
-        """The step begins with the moment that is returned; `counting` is the handle of the clock's own hook."""
-        watched: set[int] = set()
-        if counting is not None and isinstance(hook := hook_of(counting), Hook):
-            self._stand_in(hook, "run", self._timed(CLOCK, hook.usual, (1, 0)))
+        """Begins the step; returns the time. `counting` is the handle of the clock's own hook."""
+        modules: set[int] = set()
+        if counting is not None:
+            self._time_hook(CLOCK, counting, (1, 0))
         for name, monitor in monitors.items():
+            self._monitors.append(weakref.ref(monitor))
+            monitor.timer = Timer(self, name)
             for handle in monitor.all_handles():
-                hook = hook_of(handle)
-                if isinstance(hook, Hook):
-                    first = handle in monitor._handles and id(monitor.module) not in watched
-                    watched.add(id(monitor.module))
-                    self._stand_in(hook, "run", self._timed(name, hook.usual, (1, 0) if first else (0, 1)))
-            for entrance in ENTRANCES:
-                if hasattr(monitor, entrance):
-                    way = (0, 1) if entrance == "_arrived" else (0, 0)
-                    self._stand_in(monitor, entrance, self._timed_method(name, monitor, entrance, way))
-            for moment in MOMENTS:
-                if hasattr(monitor, moment):
-                    self._stand_in(monitor, moment, self._timed_moment(name, monitor, moment))
-        _open.add(self)
+                first = handle in monitor._handles and id(monitor.module) not in modules
+                modules.add(id(monitor.module))
+                self._time_hook(name, handle, (1, 0) if first else (0, 1))
+        open_samples.add(self._ref)
         self._started = perf_counter()
         return self._started
 
+    def _time_hook(self, name: str, handle: Any, calls: tuple[int, int]) -> None:
+        hook = hook_of(handle)
+        if isinstance(hook, Hook):
+            self._hooks.append(weakref.ref(hook))
+            hook.run = functools.partial(self.time, name, calls, hook.usual)
+
     def end(self) -> float | None:
-        """Seconds that the step took; None where its beginning was interrupted."""
+        """Ends the step; returns its seconds, or None if its beginning was interrupted."""
         self.ended = perf_counter()
         self.close()
         return None if self._started is None else self.ended - self._started
 
     def close(self) -> None:
-        """Takes all timed versions away."""
+        """Stops all timing for this step."""
         self.open = False
-        _open.discard(self)
-        for ref, attr in self._undo:
-            owner = ref()
-            if isinstance(owner, Hook):
-                owner.run = owner.usual
-            elif owner is not None:
-                vars(owner).pop(attr, None)
+        open_samples.discard(self._ref)
+        for hook in [ref() for ref in self._hooks]:
+            if hook is not None:
+                hook.run = hook.usual
+        for monitor in [ref() for ref in self._monitors]:
+            if monitor is not None:
+                monitor.timer = None
 
-    def _stand_in(self, owner: Any, attr: str, timed: Callable[..., Any]) -> None:
-        self._undo.append((weakref.ref(owner), attr))
-        setattr(owner, attr, timed)
+    def time(self, name: str, calls: tuple[int, int], function: Callable[..., Any], *args: Any) -> Any:
+        """Calls `function(*args)`, adds the seconds it takes to `name`, and returns what it returns.
 
-    def _timed(self, name: str, call: Callable[..., Any], way: tuple[int, int] = (0, 0)) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            outer = _inside.sample
-            if not self.open or (outer is not None and outer.open):  # a hook within a hook's work is part of it
-                return call(*args)
-            _inside.sample = self
-            started, mark = perf_counter(), self.begun()
-            try:
-                return call(*args)
-            finally:
-                _inside.sample = outer
-                self.spent({name: 1.0}, started, mark, way)
+        What is called from within other timed work is part of that work. `calls` says how many hooks PyTorch called for it, see
+        `CallCounts`.
+        """
+        outer = _inside.sample
+        if not self.open or (outer is not None and outer.open):
+            return function(*args)
+        _inside.sample = self
+        started, event = perf_counter(), self.new_event()
+        try:
+            return function(*args)
+        finally:
+            _inside.sample = outer
+            self.add({name: 1.0}, started, event, calls)
 
-        return timed
+    def new_event(self) -> Any:
+        """An event that marks this moment on the device; None if there is no device."""
+        return None if self._new_event is None else self._new_event()
 
-    def _timed_method(self, name: str, monitor: Any, attr: str, way: tuple[int, int] = (0, 0)) -> Callable[..., Any]:
-        method, ref = getattr(type(monitor), attr), weakref.ref(monitor)  # a monitor is freed without the cycle collector
-        return self._timed(name, lambda *args: method(ref(), *args), way)
-
-    def _timed_moment(self, name: str, monitor: Any, moment: str) -> Callable[..., Any]:
-        timed = self._timed_method(name, monitor, moment)
-
-        def told(*args: Any) -> None:
-            step_batch = args[-1]
-            gathered = _gathered.get(step_batch)
-            if gathered is None:
-                gathered = _gathered[step_batch] = _Gathered(step_batch)
-            gathered.giver = self, name
-            try:
-                timed(*args)
-            finally:
-                gathered.giver = None
-
-        return told
-
-    def begun(self) -> Any:
-        """Marks this moment on the device, where there is one."""
-        return None if self._mark is None else self._mark()
-
-    def spent(self, shares: Mapping[str, float], started: float, mark: Any, way: tuple[int, int] = (0, 0)) -> None:
-        """Shares out what was spent since then, by name."""
-        seconds, ended = perf_counter() - started, None if mark is None else self.begun()
+    def add(self, shares: Mapping[str, float], started: float, event: Any, calls: tuple[int, int] = (0, 0)) -> None:
+        """Adds the seconds since `started` to several names, to each its share of them."""
+        seconds, ended = perf_counter() - started, None if event is None else self.new_event()
         with self._lock:
             for name, share in shares.items():
-                if any(way):
-                    self.ways.add({name: way})
+                if any(calls):
+                    self.calls.add({name: calls})
                 if name == CLOCK:
                     self.upkeep += seconds * share
                 else:
                     self.seconds[name] += seconds * share
             if ended is not None and shares:
-                self.pairs.append((mark, ended))
+                self.pairs.append((event, ended))
 
 
-class _Gathered:
-    """What is gathered at one moment, to be reduced together. The time that takes is shared out by elements.
+class TimedStepBatch(StepBatch):
+    """A `StepBatch` of a measured step. The seconds of reducing it are shared out by the number of elements."""
 
-    Timed versions of what gathers and what reduces stand in until it is reduced.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self._giver: Timer | None = None  # of the monitor that is notified now
+        self._elements: Counter[Timer | None] = Counter()
 
-    def __init__(self, step_batch: StepBatch) -> None:
-        self.giver: tuple[Sample, str] | None = None  # whose monitor is told now; None for what is not measured
-        self._elements: Counter[tuple[Sample, str] | None] = Counter()
-        self._together = weakref.ref(step_batch)
-        vars(step_batch).update(accepts=self._accepts, record=self._record)
+    def notify(self, timer: Timer | None, moment: Callable[..., None], *args: Any) -> None:
+        """Calls `moment(*args, self)`, a method of the monitor that has this timer."""
+        self._giver = timer
+        try:
+            if timer is None:
+                moment(*args, self)
+            else:
+                timer.sample.time(timer.name, (0, 0), moment, *args, self)
+        finally:
+            self._giver = None
 
-    def _accepts(self, x: Tensor) -> bool:
-        step_batch = self._together()
-        taken = step_batch is not None and type(step_batch).accepts(step_batch, x)
-        if taken:
-            self._elements[self.giver] += x.numel()
-        return taken
+    def accepts(self, x: Tensor) -> bool:
+        accepted = super().accepts(x)
+        if accepted:
+            self._elements[self._giver] += x.numel()
+        return accepted
 
-    def _record(self) -> None:
-        step_batch = self._together()
-        if step_batch is None:
-            return
-        givers = {giver[0]: giver[0].begun() for giver in self._elements if giver is not None}
-        outer, _inside.sample = _inside.sample, next(iter(givers), None)
+    def record(self) -> None:
+        events = {timer.sample: timer.sample.new_event() for timer in self._elements if timer is not None}
+        outer, _inside.sample = _inside.sample, next(iter(events), None)
         started = perf_counter()
         try:
-            type(step_batch).record(step_batch)
+            super().record()
         finally:
             _inside.sample = outer
-            for attr in ("record", "accepts"):
-                vars(step_batch).pop(attr, None)
             total = self._elements.total()
-            for sample, mark in givers.items():
-                mine = {giver[1]: count / total for giver, count in self._elements.items() if giver and giver[0] is sample}
-                sample.spent(mine, started, mark)
-
-
-_gathered: WeakKeyDictionary[StepBatch, _Gathered] = WeakKeyDictionary()
+            for sample, event in events.items():
+                mine = {timer.name: count / total for timer, count in self._elements.items() if timer and timer.sample is sample}
+                sample.add(mine, started, event)
 
 
 class _Inside(threading.local):
-    """The sample for which this thread is being timed."""
+    """The sample that times what this thread does now."""
 
     sample: Sample | None = None
 
 
 _inside = _Inside()
 
-
-_open: WeakSet[Sample] = WeakSet()
-
-
-def hook_started() -> tuple[float, dict[Sample, float]] | None:
-    """An optimizer begins to tell of its step; None unless that is timed."""
-    return (perf_counter(), {sample: sum(sample.seconds.values()) for sample in _open}) if len(_open) else None
+# The measured steps that go on now. It is read at every step of every optimizer, so it is a plain set.
+open_samples: set[weakref.ref[Sample]] = set()
 
 
-def hook_ended(entry: tuple[float, dict[Sample, float]] | None) -> None:
-    """It ends: what that took beyond what its monitors did."""
-    if entry is not None:
-        took = perf_counter() - entry[0]
-        for sample, before in entry[1].items():
-            sample.upkeep += max(0.0, took - sum(sample.seconds.values()) + before)
-            sample.ways.add({CLOCK: (0, 1)})
+def time_optimizer_hook(hook: Callable[..., Any], *args: Any) -> Any:
+    """Calls `hook(*args)` and returns its result. What it takes beyond the work of monitors is upkeep of the measured steps."""
+    samples = [sample for sample in [ref() for ref in list(open_samples)] if sample is not None]
+    before = [sum(sample.seconds.values()) for sample in samples]
+    started = perf_counter()
+    result = hook(*args)
+    took = perf_counter() - started
+    for sample, seconds in zip(samples, before, strict=True):
+        sample.upkeep += max(0.0, took - sum(sample.seconds.values()) + seconds)
+        sample.calls.add({CLOCK: (0, 1)})
+    return result
 
 
 def _event_maker() -> Callable[[], Any] | None:
-    """Makes what marks this moment on the CUDA stream in use, without waiting for it; None where no device is."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    """What makes a CUDA event on the current stream, without waiting for the device; None if CUDA is not in use."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
 
-    def mark() -> Any:
+    def new_event() -> Any:
         if torch.cuda.is_current_stream_capturing():  # what is captured does not run now
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    return mark
+    return new_event

@@ -33,13 +33,15 @@ class Step:
         inner: the optimizer within this one that steps the parameters in the end, and keeps their state.
     """
 
-    __slots__ = ("_mine", "_optimizer", "clocks", "frame", "inner", "outer")
+    # Defaults on the class make a Step cheap; one is made at every step of every optimizer while any has a clock.
+    outer: Sequence[Step] = ()
+    clocks: Sequence[StepCounter] = ()
+    inner: weakref.ref[Optimizer] | None = None
+    _mine: set[int] | None = None
 
-    def __init__(self, optimizer: Optimizer, frame: int, outer: Sequence[Step]) -> None:
-        self._optimizer, self.frame, self.outer = weakref.ref(optimizer), frame, outer
-        self._mine: set[int] | None = None
-        self.clocks: dict[StepCounter, None] = {}
-        self.inner: weakref.ref[Optimizer] | None = None
+    def __init__(self, optimizer: Optimizer, frame: int) -> None:
+        self.frame = frame
+        self._optimizer = weakref.ref(optimizer)
 
     @property
     def mine(self) -> set[int]:
@@ -63,8 +65,8 @@ class Step:
         return next((step for step in self.outer if not self.mine.isdisjoint(step.mine)), None)
 
     def take(self, step: Step, optimizer: Optimizer) -> None:
-        """A step within this one has ended."""
-        self.clocks.update(step.clocks)
+        """A step within this one has ended: its clocks advance at the end of this one."""
+        self.clocks, step.clocks = list(dict.fromkeys([*self.clocks, *step.clocks])), ()
         if self.inner is None and self.mine <= step.mine:
             self.inner = weakref.ref(optimizer)
 
@@ -82,17 +84,19 @@ class StepsUnderWay(threading.local):
 
     def begin(self, optimizer: Optimizer, frame: FrameType) -> Step:
         """Adds the step whose call has this frame."""
-        steps = self.steps
+        steps, step = self.steps, Step(optimizer, id(frame))
         if steps:
             calls = _calls_around(frame)
-            steps[:] = [step for step in steps if step.frame in calls]
-        step = Step(optimizer, id(frame), tuple(steps))
+            steps[:] = [other for other in steps if other.frame in calls]
+            step.outer = tuple(steps)
         steps.append(step)
         return step
 
     def end(self, optimizer: Optimizer, frame: FrameType) -> Step:
         """Removes it; hooks may have been put on in the middle of it, so that it was never added."""
         steps, call = self.steps, id(frame)
+        if len(steps) == 1 and steps[0].frame == call:
+            return steps.pop()
         while steps and steps[-1].frame != call and any(step.frame == call for step in steps):
             steps.pop()  # a step within this one that was interrupted
         if not steps or steps[-1].frame != call:
