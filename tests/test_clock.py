@@ -35,6 +35,7 @@ from recorders import (
     StateMonitor,
 )
 from recorders.schedule.clock import Steps
+from recorders.schedule.gates import StepGroup
 from reducers import CKA, Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 
@@ -108,6 +109,48 @@ def test_gates_multiply(start: int, length: int, apart: int, every_step: int, ca
             monitor.push(1.0)
         monitor.clock.advance()
     assert monitor.samples == calls * sum(step in steps and step % every_step == 0 for step in range(45))
+
+
+@given(
+    every_step=st.integers(1, 9),
+    cadences=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    jumps=st.dictionaries(st.integers(0, 300), st.integers(0, 400), max_size=2),
+)
+@settings(max_examples=30, deadline=None)
+def test_steps_that_nobody_is_asked_about_change_nothing(every_step: int, cadences: list[int], jumps: dict[int, int]) -> None:
+    """A clock that knows that no step before the next one is due asks for none of them."""
+
+    def recorded() -> tuple[list[int], int]:
+        monitor, steps = CallMonitor(Collect(), every_step=every_step), []
+        clock = monitor.clock
+        asked = StepGroup.ask
+        count = [0]
+
+        def ask(group: StepGroup, step: int, cadence: int) -> None:
+            count[0] += 1
+            asked(group, step, cadence)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StepGroup, "ask", ask)
+            for step in range(300):
+                if step % 80 == 0:
+                    clock.cadence = cadences[step // 80 % len(cadences)]
+                    clock.step = clock.step  # asks again, with this cadence
+                if step in jumps:
+                    clock.step = jumps[step]
+                if monitor.active:
+                    steps.append(clock.step)
+                clock.advance()
+        return steps, count[0]
+
+    fast, few = recorded()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepGroup, "undue_steps", lambda *_: 0)
+        slow, many = recorded()
+    assert fast == slow
+    assert few <= many
+    if every_step > 2:
+        assert few < many
 
 
 @pytest.mark.parametrize(

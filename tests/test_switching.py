@@ -33,7 +33,7 @@ from reducers import Count, Mean
 def listening_monitors() -> int:
     """How many monitors that are still there are told of optimizer steps."""
     gc.collect()
-    return sum(monitor() is not None for _, monitor in steps._steps.told.values())
+    return sum(monitor() is not None for _, monitor in steps._steps.listeners.values())
 
 
 def net() -> nn.Sequential:

@@ -111,6 +111,7 @@ class Monitor(Results):
         self.filter_, self.map_, self.op_ = filter_, map_, op_
         self.name = ""
         self.timer: Timer | None = None  # set while a measured step times this monitor
+        self.flush_seconds = 0.0
         self.dry_run = False
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
         self.counts: dict[str, int] = {}

@@ -19,7 +19,7 @@ from recorders.capture.operands import detached, leaves, plain, recomputing, sym
 from recorders.errors import MonitorError, OperandError
 from recorders.monitors.failures import OnError, failure_message, react_to_failure
 from recorders.schedule.clock import Chosen, Clock, Phase
-from recorders.schedule.stopwatch import entrance
+from recorders.schedule.stopwatch import Timer, entrance, exclude, now
 from reducers import Reducer, State
 
 __all__ = ["Capture"]
@@ -49,6 +49,8 @@ class Capture(ABC):
     counts: dict[str, int]
     last_error: str | None
     compiled: bool
+    timer: Timer | None
+    flush_seconds: float
     receiver: Tensor
     twin_key: str
     bare: bool
@@ -223,7 +225,9 @@ class Capture(ABC):
         if not stored.has_pending:
             return stored
         with self._lock:
+            started = now()
             self._stored, failed = as_monitor(flush, self._stored, self._engine)
+            self.flush_seconds += exclude(self.timer, started)
         for error, item in failed:
             self._fail(error, None, (item,))
         return self._stored

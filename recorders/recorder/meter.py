@@ -20,6 +20,8 @@ from recorders.schedule.call_cost import CallCost
 from recorders.schedule.stopwatch import Sample, now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.utils.hooks import RemovableHandle
 
     from recorders.monitors.base import Monitor
@@ -29,8 +31,10 @@ __all__ = ["Meter"]
 APART = 31  # steps from one measured step to the next; odd, because buffered observations are reduced about every 96 steps
 WINDOW = 64  # measured steps between two choices of the cadence; the first choice, after FIRST, can only lower it
 SPAN = 8 * WINDOW  # the most steps in a window at a low cadence, where measured steps are far apart
+TOLERANCE = 0.01  # a budget that idle steps exceed by more than this cannot be kept
 SLACK = 0.85  # share of the budget that a higher cadence must fit into, so that the cadence does not alternate
 PATIENCE = 300  # forwards with gradients on but without a step, until a warning
+MANY = 1 << 60
 PENDING = 8  # the most measured steps whose device events may be unfinished
 
 
@@ -42,6 +46,9 @@ class Meter:
         every_step: the cadence: one in this many of the steps that monitors choose is recorded.
         on: whether hooks are on; otherwise nothing is measured.
         counting: the handle of the hook with which the clock counts micro-batches.
+        give_up: is called if no cadence keeps the budget.
+        uneventful: the number of coming steps of which it need not be told, if the clock switches nothing in them. The clock counts
+            it down.
     """
 
     def __init__(self, budget: float | None = None, every_step: int = 1) -> None:
@@ -58,11 +65,15 @@ class Meter:
         self._ungated = False
         self._pending: list[tuple[Sums, list[tuple[Any, Any]]]] = []
         self._advanced = self._warned = False
+        self.give_up: Callable[[], Callable[[], None] | None] = lambda: None  # a weak reference to it
+        self.uneventful = self._announced = 0
+        self._flushed: dict[str, float] = {}  # seconds of each monitor when they were counted last
 
     def add(self, name: str, monitor: Monitor) -> None:
         """Starts to measure `monitor`."""
         self.switch(True)
         self.monitors[name] = monitor
+        self._flushed[name] = monitor.flush_seconds
         self._ungated = any(not one.chooses_steps for one in self.monitors.values())
 
     def remove(self, name: str) -> None:
@@ -78,13 +89,27 @@ class Meter:
 
     def drop(self) -> None:
         """Discards the measurement of the present step, for example because hooks were changed in it."""
+        self._count_skipped()
         sample, self._sample, self._ended = self._sample, None, None
         if sample is not None:
             sample.close()
 
+    def _count_skipped(self) -> None:
+        """Counts the steps that have passed without notice; there are no more of them until the next `begin`."""
+        skipped = self._announced - self.uneventful
+        self.uneventful = self._announced = 0
+        if skipped and self.on:
+            self._window.steps += skipped
+            self._window.recorded += self._ungated * skipped
+            self._window.chosen += self.every_step * self._ungated * skipped
+            self._ago += self._ungated * skipped
+            if self._since is not None:
+                self._since += skipped
+
     def end(self) -> int:
         """Ends a step; returns the cadence from now on."""
         self._advanced = True
+        self._count_skipped()
         sample, self._sample = self._sample, None
         if sample is not None and (seconds := sample.end()) is not None:
             sums = self._window.busy if sample.busy else self._window.idle
@@ -112,23 +137,38 @@ class Meter:
             return
         busy = records or self._ungated
         self._window.steps += 1
+        self._window.recorded += busy
         self._window.chosen += self.every_step * busy
         self._ago += busy
-        if busy and self._ago >= (1 if self._dense else max(1, APART // self.every_step) | 1):
+        if self.monitors and self._is_measured(busy):
+            started = now() if started is None else started
+            self._sample = Sample(busy)
+            self._window.sampling += self._sample.begin(self.monitors, self.counting) - started
+        elif not self._pending:
+            self.uneventful = self._announced = self._steps_until_measured(busy)
+
+    def _is_measured(self, busy: bool) -> bool:
+        """Whether to measure the step that begins. Idle steps are measured when the caches have recovered from recording."""
+        if busy and self._ago >= self._apart:
             self._ago, self._dense = 0, max(0, self._dense - 1)
             self._since = None if self._ungated else 0
-        elif busy or self._since is None:
-            return
-        else:
-            self._since += 1
-            if self._since < self.every_step // 2:  # by then the caches have recovered from recording
-                return
-            self._since = None
-        if not self.monitors:
-            return
-        started = now() if started is None else started
-        self._sample = Sample(busy)
-        self._window.sampling += self._sample.begin(self.monitors, self.counting) - started
+            return True
+        if busy or self._since is None:
+            return False
+        self._since += 1
+        measured = self._since >= self.every_step // 2
+        self._since = None if measured else self._since
+        return measured
+
+    @property
+    def _apart(self) -> int:
+        return 1 if self._dense else max(1, APART // self.every_step) | 1
+
+    def _steps_until_measured(self, busy: bool) -> int:
+        """The number of steps like this one, which is not measured, before one that is."""
+        if busy:
+            return max(0, self._apart - self._ago - 1) if self._ungated else 0
+        return MANY if self._since is None else max(0, self.every_step // 2 - self._since - 1)
 
     def switched(self, started: float) -> None:
         """Adds the time since `started`, in which hooks were taken out or put back."""
@@ -147,16 +187,41 @@ class Meter:
             )
 
     def _choose(self) -> None:
+        self._count_flushes()
         window, first = self._window, not self._before.steps
         if self.budget is not None and window.share(self.every_step) > self.budget:
             self.every_step = max(self.every_step, window.every_within(self.budget))
         elif self.budget is not None and not first:
             self.every_step = min(self.every_step, window.every_within(self.budget * SLACK))
+        if self.budget is not None and not first and min(window.least_share, self._before.least_share) > self.budget + TOLERANCE:
+            self._stop(window)
         self._before, self._window = window, Window()
         self._size = max(FIRST, min(WINDOW, SPAN // self.every_step))
 
+    def _stop(self, window: Window) -> None:
+        """Ends the recording: a smaller share of recorded steps would not help, because the others exceed the budget already."""
+        give_up = self.give_up()
+        if give_up is None:
+            return
+        give_up()
+        least = window.least_share
+        warnings.warn(
+            f"Recorder(budget={self.budget}): recording has stopped. Without it a step takes {1e3 * window.bare:.2g} ms, "
+            f"and of a step that records nothing the recorder takes {100 * least:.1f} %, so no cadence keeps the budget. "
+            f"What was recorded stays. Give a budget of {math.ceil(100 * least + 1) / 100} or more, or none",
+            RecordingWarning,
+            stacklevel=2,
+        )
+
+    def _count_flushes(self) -> None:
+        for name, monitor in self.monitors.items():
+            self._window.flushes[name] += monitor.flush_seconds - self._flushed[name]
+            self._flushed[name] = monitor.flush_seconds
+
     def overhead(self) -> Overhead:
         """The cost as measured in the last two windows."""
+        self._count_skipped()
+        self._count_flushes()
         both = self._before + self._window
         steps = both.busy.steps + both.idle.steps
         often = both.frequency / self.every_step
@@ -168,7 +233,10 @@ class Meter:
             for name in by_name:
                 seconds = sums.seconds[name] + both.way.cost(*sums.ways[name])
                 by_name[name] += share[kind] * seconds / max(1, sums.steps)
-        seconds = often * (both.busy.on_host + both.outside) + (1 - often) * (both.idle.on_host + both.idle.call_seconds(both.way))
+        for name in by_name:
+            by_name[name] += often * both.flushes[name] / max(1, both.recorded)
+        seconds = often * (both.busy.on_host + both.outside + both.flushing)
+        seconds += (1 - often) * (both.idle.on_host + both.idle.call_seconds(both.way))
         seconds += both.upkeep + (both.switching + both.sampling) / max(1, both.steps)
         device = None
         if both.busy.device_steps:

@@ -48,6 +48,7 @@ class Subrecorders(Mapping[str, Monitor]):
         self._nets: list[weakref.ref[nn.Module]] = []
         self._by_module: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
         self._counting: RemovableHandle | None = None
+        meter.give_up = weakref.WeakMethod(self._give_up)
         for group, prototype in self.prototypes.items():
             if isinstance(prototype, CallMonitor):
                 self._monitors[group] = prototype.constructor()
@@ -60,6 +61,7 @@ class Subrecorders(Mapping[str, Monitor]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({**state, "_by_module": weakref.WeakKeyDictionary()})
         self._clock.measure(self._meter)
+        self._meter.give_up = weakref.WeakMethod(self._give_up)
         for name, monitor in self.items():
             self._configure(name, monitor)
             self._meter.add(name, monitor)
@@ -158,6 +160,14 @@ class Subrecorders(Mapping[str, Monitor]):
         if self._counting is not None:
             self._clock.uncount()
             self._counting = self._meter.counting = None
+
+    def _give_up(self) -> None:
+        """Takes everything off, because no cadence keeps the budget."""
+        self.deregister()
+        for monitor in self.values():  # pushes, too
+            self._clock.release(monitor)
+            monitor.switch(False, None)
+        self._clock.detach()
 
     def follow_net(self) -> None:
         """Lets the clock take the phase from the first net and, with an optimizer or a budget, count its micro-batches."""

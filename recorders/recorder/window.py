@@ -75,7 +75,8 @@ class Window:
 
     def __init__(self) -> None:
         self.busy, self.idle = Sums(), Sums()
-        self.steps = self.chosen = self.samples = self.switches = 0
+        self.steps = self.recorded = self.chosen = self.samples = self.switches = 0
+        self.flushes = Seconds()  # seconds in which buffers were reduced, by name
         self.sampling = self.switching = 0.0
         self.advances: list[float] = []  # seconds that the clock takes between two steps
         self.way = CallCost()
@@ -84,6 +85,9 @@ class Window:
         both = Window()
         both.busy, both.idle = self.busy + other.busy, self.idle + other.idle
         both.steps, both.chosen, both.samples = self.steps + other.steps, self.chosen + other.chosen, self.samples + other.samples
+        both.recorded = self.recorded + other.recorded
+        both.flushes.add(self.flushes)
+        both.flushes.add(other.flushes)
         both.switches, both.switching = self.switches + other.switches, self.switching + other.switching
         both.sampling, both.advances, both.way = self.sampling + other.sampling, self.advances + other.advances, other.way
         return both
@@ -125,9 +129,14 @@ class Window:
         return 2 * (self.switching / max(1, self.switches) + self.sampling / max(1, self.samples))
 
     @property
+    def flushing(self) -> float:
+        """Seconds per busy step in which buffers are reduced, in this step or in a later one."""
+        return sum(self.flushes.values()) / max(1, self.recorded)
+
+    @property
     def _recording(self) -> float:
         """Seconds of recording per busy step, on the host or on the device, whichever is longer."""
-        return max(self.busy.on_host + self.outside, self.busy.on_device)
+        return max(self.busy.on_host + self.outside + self.flushing, self.busy.on_device)
 
     @property
     def _idle(self) -> float:
@@ -157,9 +166,15 @@ class Window:
         room = max(allowed - self._idle - self.upkeep, allowed / 10)
         return max(1, min(SELDOM, math.ceil(beyond / room - 1e-9) if room else SELDOM))
 
+    @property
+    def least_share(self) -> float:
+        """The share of a step that records nothing."""
+        cost = self._idle + self.upkeep
+        return cost / (self.bare + cost) if cost else 0.0
+
     def exceeds(self, budget: float) -> bool:
         """Whether idle steps alone exceed the budget."""
-        return self._idle + self.upkeep > budget / (1 - budget) * self.bare
+        return self.least_share > budget
 
 
 def _median(values: list[float]) -> float:

@@ -16,11 +16,12 @@ from recorders.capture.operands import recomputing, tracing
 from recorders.capture.switching import SwitchedHooks, grouped, put_back
 from recorders.errors import MonitorError
 from recorders.schedule.gates import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
-from recorders.schedule.steps import count_steps
+from recorders.schedule.steps import count_steps, stop_counting
 from recorders.schedule.stopwatch import now
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
+MANY = 64  # steps after which the gates are asked in any case, for hooks may have been put back for the compiler
 Phase: TypeAlias = Literal["module", "grad"]
 
 
@@ -30,6 +31,7 @@ class StepMeter(Protocol):
     budget: float | None
     every_step: int
     counting: Any
+    uneventful: int
 
     def begin(self, records: bool) -> None:
         """A step begins, in which some monitor records or none."""
@@ -80,6 +82,7 @@ class Clock:
         self._handle: Any = None
         self._counting = SwitchedHooks()
         self.busy, self.cadence = False, 1
+        self._uneventful = self._skipped = 0  # coming steps in which nothing is switched, and those of them that have ended
         self._lock = threading.RLock()
         self._receiver = new_receiver(self)
 
@@ -100,6 +103,7 @@ class Clock:
         with self._lock:
             if self._meter is not None:
                 self._meter.drop()
+            self._catch_up()
             self._stand_at(step)
 
     def advance(self) -> None:
@@ -109,13 +113,31 @@ class Clock:
             MonitorError: as at setting `step`.
         """
         with self._lock:
-            if self._meter is not None:
-                self.cadence = self._meter.end()
+            meter = self._meter
+            if self._uneventful and (meter is None or meter.uneventful):
+                self._uneventful -= 1
+                self._skipped += 1
+                self._step += 1
+                self.micro_batch, self._begun = 0, False
+                if meter is not None:
+                    meter.uneventful -= 1
+                return
+            if self._skipped:
+                self._catch_up()
+            if meter is not None:
+                self.cadence = meter.end()
             try:
                 self._stand_at(self._step + 1)
             finally:
-                if self._meter is not None:
-                    self._meter.begin(self.busy)
+                if meter is not None:
+                    meter.begin(self.busy)
+            self._uneventful = min([MANY, *[gate.undue_steps(self._step, self.cadence) for gate in self._gates]])
+
+    def _catch_up(self) -> None:
+        """Tells the gates of steps for which they were not asked; from now on they are asked at every step, until more is known."""
+        for gate in self._gates:
+            gate.skip(self._step - self._skipped, self._skipped)
+        self._uneventful = self._skipped = 0
 
     def _stand_at(self, step: int) -> None:
         self._step, self.micro_batch, self._begun = step, 0, False
@@ -180,9 +202,17 @@ class Clock:
         self.attached = True
         return self
 
+    def detach(self) -> Clock:
+        """No optimizer advances it any more; returns the clock itself."""
+        stop_counting(self)
+        self.attached = False
+        return self
+
     def measure(self, meter: StepMeter) -> None:
         """Tells `meter` of every step from now on, and takes the cadence from it."""
-        self._meter, self.cadence = meter, meter.every_step
+        with self._lock:
+            self._catch_up()
+            self._meter, self.cadence = meter, meter.every_step
 
     def watch(self, net: nn.Module) -> None:
         """Takes the phase from `net`, which is held weakly."""
@@ -209,6 +239,7 @@ class Clock:
         """Switches `monitor`, which is held weakly, on and off from now on."""
         steps, every_step = monitor.steps, monitor.every_step
         with self._lock:
+            self._catch_up()
             gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
             if gate is None:
                 gate = StepGroup(steps, every_step)
@@ -224,12 +255,14 @@ class Clock:
         """Leaves `monitor` as it is from now on."""
         self.restore_hooks(monitor)
         with self._lock:
+            self._catch_up()
             for gate in self._gates:
                 gate.monitors.discard(monitor)
 
     def restore_hooks(self, monitor: Any) -> None:
         """Puts the hooks of `monitor` back for now: they are about to be removed, or others to come."""
         with self._lock:
+            self._catch_up()
             put_back(grouped(monitor.all_handles()))
             for gate in self._gates:
                 if monitor in gate.monitors:

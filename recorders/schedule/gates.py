@@ -53,6 +53,18 @@ class StepGroup:
         except Exception as error:
             self.error = error
 
+    def undue_steps(self, step: int, cadence: int) -> int:
+        """The number of steps after `step`, which is not due, before the next one that is due; 0 if that is not known."""
+        if self.due or self.told is not False or self.error is not None or self.steps is not None:
+            return 0
+        chosen = max(0, cadence - self._ago)  # of these, before the one that is due
+        due = (step // self.every_step + 1 + chosen) * self.every_step
+        return max(0, min(due, self.hooks.again) - step - 1)
+
+    def skip(self, step: int, count: int) -> None:
+        """Makes up for `count` steps after `step` in which it was not asked, because none is due."""
+        self._ago += (step + count) // self.every_step - step // self.every_step
+
     def tell(self, step: int) -> MonitorError | None:
         """Switches the monitors and their hooks; returns what the first of them raised."""
         failed: MonitorError | None = None

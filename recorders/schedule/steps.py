@@ -19,10 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
 from recorders.capture.batching import StepBatch
-from recorders.schedule.stopwatch import TimedStepBatch, Timer, open_samples, time_optimizer_hook
+from recorders.schedule.stopwatch import HookTiming, TimedStepBatch, Timer, open_samples
 from recorders.schedule.under_way import Step, StepCounter, StepsUnderWay
 
-__all__ = ["StepHandle", "StepMonitor", "count_steps"]
+__all__ = ["StepHandle", "StepMonitor", "count_steps", "stop_counting"]
 
 
 class StepMonitor(Protocol):
@@ -50,7 +50,7 @@ class StepMonitor(Protocol):
 
 
 class _Listeners(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
-    """Module and monitor by handle. What is taken out of it for a while, as hooks are that are not due, is not told of steps."""
+    """Module and monitor by handle. Like hooks, they are taken out in steps in which their monitor is not due."""
 
     ordered = False
 
@@ -68,21 +68,23 @@ class _Steps:
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
-        self.told = _Listeners()
+        self.listeners = _Listeners()
         self.clocks: list[tuple[weakref.ref[Optimizer], weakref.ref[StepCounter]]] = []
         self.handles: list[Any] = []
-        self._watched = False  # whether there may be monitors, which takes longer to ask
         self._seen: set[type[Optimizer]] = set()
 
     def add(self, module: nn.Module, monitor: StepMonitor) -> None:
         self.monitors.setdefault(module, []).append(monitor)
-        self._watched = True
         self._install_hooks()
 
     def count(self, optimizer: Optimizer, clock: StepCounter) -> None:
         if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
             self.clocks = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))]
         self._install_hooks()
+
+    def stop_counting(self, clock: StepCounter) -> None:
+        self.clocks = [pair for pair in self.clocks if pair[1]() is not clock]
+        self._remove_unused_hooks()
 
     def _install_hooks(self) -> None:
         if not self.handles:
@@ -100,8 +102,7 @@ class _Steps:
         """Takes the hooks off if nobody wants them any more: modules, optimizers and clocks may have died."""
         if any(optimizer() is None or clock() is None for optimizer, clock in self.clocks):
             self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
-        self._watched = bool(self.monitors)
-        if not self._watched and not self.clocks:
+        if not self.monitors and not self.clocks:
             for handle in self.handles:
                 handle.remove()
             self.handles = []
@@ -112,48 +113,54 @@ class _Steps:
             if not break_graph():
                 _tell_of_one_graph()
             return
+        timing = HookTiming() if open_samples else None
+        steps = _under_way.steps
+        if steps or self.listeners or type(optimizer) not in self._seen:
+            self._before(optimizer, sys._getframe(1), args, kwargs)
+        else:  # only clocks are attached; what a call costs here, every step of every optimizer pays
+            steps.append(Step(optimizer=weakref.ref(optimizer), frame=id(sys._getframe(1))))
+        if timing is not None:
+            timing.end()
+
+    def _before(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> None:
         if type(optimizer) not in self._seen:
             compile_always(type(optimizer).step)
             self._seen.add(type(optimizer))
-        if open_samples:
-            time_optimizer_hook(self._before, optimizer, sys._getframe(1), args, kwargs)
-        elif self._watched:
-            self._before(optimizer, sys._getframe(1), args, kwargs)
-        else:
-            _under_way.begin(optimizer, sys._getframe(1))
-
-    def _before(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> None:
         step = _under_way.begin(optimizer, frame)
-        if self._watched and step.own and not _skipped(optimizer):
+        if self.listeners and step.own and not _skipped(optimizer):
             self._notify(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return
-        if open_samples:
-            step = time_optimizer_hook(self._after, optimizer, sys._getframe(1), args, kwargs)
+        timing = HookTiming() if open_samples else None
+        frame, steps = sys._getframe(1), _under_way.steps
+        if self.listeners or len(steps) != 1 or steps[0].frame != id(frame) or "found_inf" in vars(optimizer):
+            clocks = self._after(optimizer, frame, args, kwargs)
         else:
-            step = self._after(optimizer, sys._getframe(1), args, kwargs)
-        for clock in step.clocks:  # after the monitors: what they saw belongs to the step that ends
+            clocks = self._clocks_of(optimizer, steps.pop().clocks)
+        if timing is not None:
+            timing.end()
+        for clock in clocks:  # after the monitors: what they saw belongs to the step that ends
             clock.advance()
-        if not step.clocks:
+        if not clocks:
             self._remove_unused_hooks()
 
-    def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Step:
-        """Returns the step, with the clocks that it advances."""
+    def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Sequence[StepCounter]:
+        """Returns the clocks that the step advances."""
         step = _under_way.end(optimizer, frame)
-        skipped = "found_inf" in vars(optimizer) and _skipped(optimizer)
+        skipped = _skipped(optimizer)
         if not skipped:
             step.clocks = self._clocks_of(optimizer, step.clocks)
         owner = step.owner if step.outer else None
         if owner is not None:
             owner.take(step, optimizer)
-        elif self._watched and not skipped:
+        elif self.listeners and not skipped:
             if _has_closure(args, kwargs):
                 self._notify(step.own, optimizer, "_at_gradients")
             inner = None if step.inner is None else step.inner()
             self._notify(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
-        return step
+        return step.clocks
 
     def _clocks_of(self, optimizer: Optimizer, found: Sequence[StepCounter]) -> Sequence[StepCounter]:
         """Those found, and those attached to `optimizer` or to one that shares its parameter groups, as wrappers do."""
@@ -172,10 +179,10 @@ class _Steps:
     def _notify_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
         step_batch = TimedStepBatch() if open_samples else StepBatch()
         try:
-            for number, (module_ref, monitor_ref) in list(self.told.items()):
+            for number, (module_ref, monitor_ref) in list(self.listeners.items()):
                 module, monitor = module_ref(), monitor_ref()
                 if module is None or monitor is None:
-                    self.told.pop(number, None)
+                    self.listeners.pop(number, None)
                     continue
                 for moment in moments:
                     notify = getattr(monitor, moment)
@@ -199,14 +206,14 @@ class StepHandle:
         self.module, self.monitor = weakref.ref(module), weakref.ref(monitor)
         self.id = next(_numbers)
         _steps.add(module, monitor)
-        _steps.told[self.id] = self.module, self.monitor
+        _steps.listeners[self.id] = self.module, self.monitor
 
     @staticmethod  # which holds no monitor
     def hooks_dict_ref() -> OrderedDict[int, Any]:
-        return _steps.told
+        return _steps.listeners
 
     def remove(self) -> None:
-        _steps.told.pop(self.id, None)
+        _steps.listeners.pop(self.id, None)
         monitor = self.monitor()
         if monitor is not None:
             _steps.drop(self.module(), monitor)
@@ -215,6 +222,11 @@ class StepHandle:
 def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
     """From now on `clock` is advanced after every step of `optimizer`. Both are held weakly."""
     _steps.count(optimizer, clock)
+
+
+def stop_counting(clock: StepCounter) -> None:
+    """No optimizer advances `clock` any more."""
+    _steps.stop_counting(clock)
 
 
 IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"

@@ -22,7 +22,18 @@ from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 from recorders.schedule.call_cost import CallCounts
 
-__all__ = ["Sample", "Seconds", "TimedStepBatch", "Timer", "entrance", "now", "open_samples", "tensor_hook", "time_optimizer_hook"]
+__all__ = [
+    "HookTiming",
+    "Sample",
+    "Seconds",
+    "TimedStepBatch",
+    "Timer",
+    "entrance",
+    "exclude",
+    "now",
+    "open_samples",
+    "tensor_hook",
+]
 
 CLOCK = "\0"  # stands for the clock among the names of subrecorders
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -73,6 +84,14 @@ def _timed_method(method: Method, calls: tuple[int, int]) -> Method:
     return cast(Method, enter)
 
 
+def exclude(timer: Timer | None, started: float) -> float:
+    """Returns the seconds since `started`, which count for many steps, and leaves them out of the measured step, if there is one."""
+    seconds = perf_counter() - started
+    if timer is not None:
+        timer.sample.exclude(timer.name, seconds)
+    return seconds
+
+
 class Sample:
     """A measured step.
 
@@ -81,6 +100,7 @@ class Sample:
         open: whether the step goes on.
         seconds: the seconds that monitors took, by name.
         calls: the hooks that PyTorch called, by name.
+        excluded: the seconds of the step that count for all steps: see `exclude`.
         upkeep: the seconds that the clock and the hooks on optimizers took.
         pairs: device events, before and after the work of a monitor.
         ended: when the step ended.
@@ -88,7 +108,7 @@ class Sample:
 
     def __init__(self, busy: bool) -> None:
         self.busy, self.open = busy, True
-        self.ended = self.upkeep = 0.0
+        self.ended = self.upkeep = self.excluded = 0.0
         self.seconds, self.calls = Seconds(), CallCounts()
         self.pairs: list[tuple[Any, Any]] = []
         self._started: float | None = None
@@ -121,11 +141,18 @@ class Sample:
             self._hooks.append(weakref.ref(hook))
             hook.run = functools.partial(self.time, name, calls, hook.usual)
 
+    def exclude(self, name: str, seconds: float) -> None:
+        """Leaves out seconds in which observations of many steps were reduced, which are few and long: they are counted apart."""
+        with self._lock:
+            self.excluded += seconds
+            if _inside.sample is self:
+                self.seconds[name] -= seconds
+
     def end(self) -> float | None:
-        """Ends the step; returns its seconds, or None if its beginning was interrupted."""
+        """Ends the step; returns its seconds without those excluded, or None if its beginning was interrupted."""
         self.ended = perf_counter()
         self.close()
-        return None if self._started is None else self.ended - self._started
+        return None if self._started is None else self.ended - self._started - self.excluded
 
     def close(self) -> None:
         """Stops all timing for this step."""
@@ -225,17 +252,20 @@ _inside = _Inside()
 open_samples: set[weakref.ref[Sample]] = set()
 
 
-def time_optimizer_hook(hook: Callable[..., Any], *args: Any) -> Any:
-    """Calls `hook(*args)` and returns its result. What it takes beyond the work of monitors is upkeep of the measured steps."""
-    samples = [sample for sample in [ref() for ref in list(open_samples)] if sample is not None]
-    before = [sum(sample.seconds.values()) for sample in samples]
-    started = perf_counter()
-    result = hook(*args)
-    took = perf_counter() - started
-    for sample, seconds in zip(samples, before, strict=True):
-        sample.upkeep += max(0.0, took - sum(sample.seconds.values()) + seconds)
-        sample.calls.add({CLOCK: (0, 1)})
-    return result
+class HookTiming:
+    """Times a hook on optimizers in the measured steps that go on: what it takes beyond the work of monitors is their upkeep."""
+
+    def __init__(self) -> None:
+        self._samples = [sample for sample in [ref() for ref in list(open_samples)] if sample is not None]
+        self._before = [sum(sample.seconds.values()) for sample in self._samples]
+        self._started = perf_counter()
+
+    def end(self) -> None:
+        """The hook has done its work."""
+        took = perf_counter() - self._started
+        for sample, before in zip(self._samples, self._before, strict=True):
+            sample.upkeep += max(0.0, took - sum(sample.seconds.values()) + before)
+            sample.calls.add({CLOCK: (0, 1)})
 
 
 def _event_maker() -> Callable[[], Any] | None:

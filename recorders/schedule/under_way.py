@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Protocol
 
 from torch.optim import Optimizer
@@ -20,34 +20,33 @@ class StepCounter(Protocol):
         """A step has ended."""
 
 
-class Step:
+class Step(SimpleNamespace):
     """A call of `step` under way. What happens in it to the parameters that its optimizer holds is part of this step.
 
     Optimizers step within steps of others that hold the same parameters: those that wrap another one, or call the step of their
     base class. The outermost step counts. Which parameters these are is only looked up if somebody asks.
 
     Attributes:
+        optimizer: whose step it is.
         frame: the `id` of the frame of the call.
         outer: the steps in which this one happens, the outermost first.
         clocks: those that advance at its end, its own and those of the steps within it that have ended.
         inner: the optimizer within this one that steps the parameters in the end, and keeps their state.
     """
 
-    # Defaults on the class make a Step cheap; one is made at every step of every optimizer while any has a clock.
+    # A step is made at every step of every optimizer while any has a clock: by code in C, with what is seldom set on the class.
+    optimizer: weakref.ref[Optimizer]
+    frame: int
     outer: Sequence[Step] = ()
     clocks: Sequence[StepCounter] = ()
     inner: weakref.ref[Optimizer] | None = None
     _mine: set[int] | None = None
 
-    def __init__(self, optimizer: Optimizer, frame: int) -> None:
-        self.frame = frame
-        self._optimizer = weakref.ref(optimizer)
-
     @property
     def mine(self) -> set[int]:
         """The ids of the parameters that the optimizer holds."""
         if self._mine is None:
-            optimizer = self._optimizer()
+            optimizer = self.optimizer()
             groups = [] if optimizer is None else optimizer.param_groups
             self._mine = {id(parameter) for group in groups for parameter in group["params"]}
         return self._mine
@@ -84,7 +83,7 @@ class StepsUnderWay(threading.local):
 
     def begin(self, optimizer: Optimizer, frame: FrameType) -> Step:
         """Adds the step whose call has this frame."""
-        steps, step = self.steps, Step(optimizer, id(frame))
+        steps, step = self.steps, Step(optimizer=weakref.ref(optimizer), frame=id(frame))
         if steps:
             calls = _calls_around(frame)
             steps[:] = [other for other in steps if other.frame in calls]
