@@ -85,7 +85,7 @@ def _timed_method(method: Method, calls: tuple[int, int]) -> Method:
 
 
 def exclude(timer: Timer | None, started: float) -> float:
-    """Returns the seconds since `started`, which count for many steps, and leaves them out of the measured step, if there is one."""
+    """Returns the seconds since `started`, and leaves them out of the measured step, if there is one."""
     seconds = perf_counter() - started
     if timer is not None:
         timer.sample.exclude(timer.name, seconds)
