@@ -93,7 +93,7 @@ def agree(found: Any, wanted: Any, tolerance: float) -> None:
 
 
 def rows(monitor: Monitor) -> int:
-    return sum(isinstance(pending, StackRow) for pending in monitor._stored.pending.values())
+    return sum(isinstance(pending, StackRow) for pending in monitor.buffer.stored.pending.values())
 
 
 KINDS = [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor, OptimizerStateMonitor]
@@ -120,7 +120,7 @@ def test_the_same_as_one_by_one(kind: type[Monitor], options: dict[str, Any], re
     assert not any(map(rows, apart.values()))
     for name, monitor in together.items():
         other = apart[name]
-        assert (monitor.samples, monitor._flush().counts, monitor.counts) == (other.samples, other._flush().counts, other.counts)
+        assert (monitor.samples, monitor.flush().counts, monitor.counts) == (other.samples, other.flush().counts, other.counts)
         agree(monitor.peek(), other.peek(), 0 if isinstance(reducer, Quantile) else 1e-6)  # big ones are summed in float32
 
 
@@ -383,7 +383,7 @@ def test_monitors_that_come_and_go_join_a_few_batches() -> None:
     for turn in range(40):
         optimizer.step()
         recorder[str(turn)].clear()
-        batches = {pending.batch for monitor in recorder.values() for pending in monitor._stored.pending.values()}  # type: ignore[attr-defined]
+        batches = {pending.batch for monitor in recorder.values() for pending in monitor.buffer.stored.pending.values()}  # type: ignore[attr-defined]
         assert len(batches) <= 5
     assert recorder.samples("49") == 40
     assert recorder.samples("0") == 39
@@ -473,7 +473,7 @@ def test_monitors_made_one_by_one_with_equal_reducers_share_a_batch() -> None:
     net, optimizer = still(6)
     each = [ParameterGradientMonitor(Moments(), None, layer) for layer in net]
     optimizer.step()
-    assert len({pending.batch for monitor in each for pending in monitor._stored.pending.values()}) == 1  # type: ignore[attr-defined]
+    assert len({pending.batch for monitor in each for pending in monitor.buffer.stored.pending.values()}) == 1  # type: ignore[attr-defined]
     assert {monitor.samples for monitor in each} == {1}
 
 

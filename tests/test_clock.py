@@ -138,7 +138,7 @@ def test_steps_that_nobody_is_asked_about_change_nothing(every_step: int, cadenc
                     clock.step = clock.step  # asks again, with this cadence
                 if step in jumps:
                     clock.step = jumps[step]
-                if monitor.active:
+                if monitor.gate.active:
                     steps.append(clock.step)
                 clock.advance()
         return steps, count[0]

@@ -84,7 +84,7 @@ def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> N
         assert bool(compiled) == fuse
     laws.close(results[0], results[1], rtol=1e-6, atol=1e-7)
     copied = pickle.loads(pickle.dumps(recorder))["out/0"]
-    assert copied._engine == Fused(copied.reducer)
+    assert copied.buffer.engine == Fused(copied.reducer)
     assert copied.peek()["count"].equal(recorder["out/0"].peek()["count"])
 
 

@@ -46,7 +46,7 @@ class Picky(Statistic):
 
 
 def pending(monitor: Monitor) -> int:
-    held = monitor._stored
+    held = monitor.buffer.stored
     return sum(place.count - held.reduced.get(key, 0) for key, place in held.pending.items())
 
 
@@ -115,7 +115,7 @@ def test_where_it_is_to_be_raised_it_is_raised_once_when_it_is_reduced_and_the_o
         layer(torch.full((2,), value))
     with pytest.raises(MonitorError, match=r"^ForwardMonitor on Identity: ValueError: negative; operands: 0: \(2,\) float32$"):
         layer(torch.ones(3))  # of another shape, before which the others are reduced
-    assert (monitor.samples, monitor.peek()) == (2, 6)
+    assert (monitor.samples, monitor.peek()) == (3, 9)
 
 
 def test_no_room_to_wait_in_costs_the_observation_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeyp
     recorder = Recorder(ForwardMonitor(Mean())).children(net)
     for _ in range(4 * MOST):
         net(torch.ones(512))
-    places = [place for monitor in recorder.values() for place in monitor._stored.pending.values()]
+    places = [place for monitor in recorder.values() for place in monitor.buffer.stored.pending.values()]
     buffers = [buffer.nbytes for place in places if isinstance(place, PendingBuffer) for buffer in place._buffers]
     assert len(buffers) > 500
     assert max(buffers) <= ENOUGH

@@ -30,6 +30,7 @@ from recorders import (
     StateMonitor,
 )
 from recorders.capture.hooks import Hook
+from recorders.monitors.buffer import Buffer
 from recorders.recorder import meter
 from recorders.schedule import call_cost, stopwatch
 from reducers import Count, Last, Mean, Norm, Reducer, Sum
@@ -591,7 +592,7 @@ def test_an_interruption_now_and_then_does_not_pass_for_what_idle_pushes_cost(ti
     due = recorder[0]._due
 
     def interrupted(*args: Any) -> bool:
-        time.spend(0.5 if recorder.clock.step % 13 == 5 and not recorder[0].active else 0.0)
+        time.spend(0.5 if recorder.clock.step % 13 == 5 and not recorder[0].gate.active else 0.0)
         return due(*args)
 
     recorder[0]._due = interrupted  # type: ignore[method-assign]
@@ -750,13 +751,13 @@ def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.
     torch._dynamo.reset()
     layer = nn.Linear(3, 2)
     recorder = Recorder(ForwardMonitor(Sum())).modules(layer)
-    take = ForwardMonitor._take
+    add_lifts = Buffer.add_lifts
 
     def slow(self: Any, *args: Any) -> None:
         time.spend(2.0)
-        take(self, *args)
+        add_lifts(self, *args)
 
-    monkeypatch.setattr(ForwardMonitor, "_take", slow)
+    monkeypatch.setattr(Buffer, "add_lifts", slow)
     compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
     for _ in range(5):
         compiled(torch.ones(1, 3))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import inside_transform
-from recorders.capture.buffers import MonitorState, PendingBuffer
+from recorders.capture.buffers import PendingBuffer
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
 from reducers import Reducer, State, StateMismatchError
@@ -33,11 +33,7 @@ LARGE = 1 << 15  # elements from which a difference is not worth two passes
 class StackedMonitor(Protocol):
     """A monitor that may be observed together with others."""
 
-    _common: Reducer
-    _stored: MonitorState
-
-    def _flush(self) -> MonitorState:
-        """What is held, with nothing that waits."""
+    buffer: Any
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
         """One observation, alone."""
@@ -169,7 +165,7 @@ class StepBatch:
         Their rows are looked up here, while what belongs to the monitor is in the cache: to come back to each takes longer than all
         that is computed, where parameters are small.
         """
-        others, common, pending = {}, id(monitor._common), monitor._stored.pending
+        others, common, pending = {}, id(monitor.buffer.common), monitor.buffer.stored.pending
         for path, operands in found.items():
             x = operands[0]
             if self.accepts(x):
@@ -184,9 +180,9 @@ class StepBatch:
 
     def add_change(self, monitor: StackedMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
         """Gathers what has changed; `before` is overwritten with it."""
-        key = id(monitor._common), before.dtype, before.device
+        key = id(monitor.buffer.common), before.dtype, before.device
         self._changing.add(key)
-        self._groups[key].append((monitor, module, path, (before,), monitor._stored.pending.get((path,)), after.detach()))
+        self._groups[key].append((monitor, module, path, (before,), monitor.buffer.stored.pending.get((path,)), after.detach()))
 
     def record(self) -> None:
         """Reduces all that was gathered, and binds it at once: an interrupt leaves either all of it or nothing."""
@@ -237,14 +233,14 @@ def _observe(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] 
     Returns the batches that they are in; None, and nothing is prepared, if one of them fails. `left` is what `Batch.left` was
     before their rows were found.
     """
-    reducer = group[0][0]._common
+    reducer = group[0][0].buffer.common
     try:
         lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _, _ in group])
         places: dict[StateStack, dict[int, int]] = {}
         apart: list[int] = []
         for position, (monitor, _, path, _, row, _) in enumerate(group):
             if left != StateStack.left:
-                row = monitor._stored.pending.get((path,))
+                row = monitor.buffer.stored.pending.get((path,))
             if isinstance(row, StackRow):
                 places.setdefault(row.batch, {})[position] = row.index
             else:
@@ -283,15 +279,15 @@ def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[Sta
     """A new batch of those at these positions, and its rows. It is empty until these are recorded."""
     batch, device = StateStack(), next(iter(lifted.values())).device
     first, _, _, operands, *_ = group[positions[0]]
-    wanted = {key: value.shape for key, value in first._common.update({}, operands[0].detach()).items()}
+    wanted = {key: value.shape for key, value in first.buffer.common.update({}, operands[0].detach()).items()}
     if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
-        raise StateMismatchError(f"{first._common!r} lifts the rows of a matrix to other shapes than each by itself")
+        raise StateMismatchError(f"{first.buffer.common!r} lifts the rows of a matrix to other shapes than each by itself")
     StateStack.left += 1
     for index, position in enumerate(positions):
         monitor, _, path, *_ = group[position]
-        held = monitor._flush()
+        held = monitor.buffer.flush()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
-        monitor._stored = held.moved((path,), StackRow(path, batch, index, base))
+        monitor.buffer.stored = held.moved((path,), StackRow(path, batch, index, base))
     if len(positions) < len(group):
         come = int_tensor(positions, device)
         lifted = {key: value[come] for key, value in lifted.items()}

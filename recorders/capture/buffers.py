@@ -145,16 +145,21 @@ class PendingLifts(PendingBuffer):
 
 
 class MonitorState(NamedTuple):
-    """Bound at once, after all that can fail: states and counts by leaf path, and where observations wait.
+    """What a monitor has recorded, bound by one assignment after everything that can fail.
 
-    These are found by the paths of their leaves, and those that graphs lift by how they are packed; `reduced` says how many of the
-    observations of each the states hold.
+    Attributes:
+        states: by leaf path.
+        counts: the number of observations in the states, by leaf path.
+        pending: buffers of observations, by the paths of their leaves; those of lifts from graphs by their layout.
+        reduced: the number of observations of each buffer that the states include already.
+        merged: the number of observations that other monitors or recordings have brought in.
     """
 
     states: dict[str, State]
     counts: dict[str, int]
     pending: dict[tuple[str, ...], PendingBuffer]
     reduced: Mapping[tuple[str, ...], int] = MappingProxyType({})
+    merged: int = 0
 
     @property
     def has_pending(self) -> bool:
@@ -167,13 +172,13 @@ class MonitorState(NamedTuple):
         counts = dict(self.counts)
         for key, pending in self.pending.items():
             _count(counts, pending.paths, pending.count - self.reduced.get(key, 0))
-        return max(counts.values(), default=0)
+        return self.merged + max(counts.values(), default=0)
 
     def after(self, states: Mapping[str, State], pending: PendingBuffer | None) -> MonitorState:
         """With new states of these leaves, one observation more; and perhaps a place where the next ones like it wait."""
         counts = dict(self.counts)
         _count(counts, states, 1)
-        return MonitorState({**self.states, **states}, counts, self.pending, self.reduced).moved(states, pending)
+        return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged).moved(states, pending)
 
     def moved(self, paths: Collection[str], pending: PendingBuffer | None) -> MonitorState:
         """With no place where observations of these leaves wait but this one, of which the states hold nothing."""
@@ -181,7 +186,7 @@ class MonitorState(NamedTuple):
         if pending is not None:
             kept[pending.key] = pending
         reduced = {key: count for key, count in self.reduced.items() if kept.get(key) is self.pending[key]}
-        return MonitorState(self.states, self.counts, kept, reduced)
+        return MonitorState(self.states, self.counts, kept, reduced, self.merged)
 
 
 EMPTY = MonitorState({}, {}, {})
@@ -231,7 +236,7 @@ def flush(held: MonitorState, reducer: Reducer) -> tuple[MonitorState, list[tupl
             places[key], reduced[key] = pending, count
         elif next_buffer.capacity > 1:
             places[key] = next_buffer
-    return MonitorState(states, counts, places, reduced), failed
+    return MonitorState(states, counts, places, reduced, held.merged), failed
 
 
 def _capacity(size: int) -> int:

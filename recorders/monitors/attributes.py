@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,14 @@ from recorders.capture.calls import forward_frame, keep, kept
 from recorders.capture.operands import as_operand, tracing
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.graphs import in_due_step, trace, wanted_in_graph
+from recorders.monitors.options import MonitorOptions
+from recorders.monitors.record import NothingToRecordError, is_ignored
 from reducers import Reducer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
 
 __all__ = ["DifferenceMonitor", "StateMonitor"]
 
@@ -25,15 +32,17 @@ _NOT_DUE = object()
 class _AttributeMonitor(Monitor):
     """Reads attributes of the module, by dot path."""
 
-    def __init__(self, reducer: Reducer, attr: str | Sequence[str], module: nn.Module | None = None, **options: Any) -> None:
+    def __init__(
+        self, reducer: Reducer, attr: str | Sequence[str], module: nn.Module | None = None, **options: Unpack[MonitorOptions]
+    ) -> None:
         if not attr or not (isinstance(attr, str) or all(isinstance(name, str) and name for name in attr)):
             raise TargetError(f"{type(self).__name__} needs the name of an attribute, with dots for nested ones; got {attr!r}")
-        self._attr = attr if isinstance(attr, str) else tuple(attr)
+        self.attr = attr if isinstance(attr, str) else tuple(attr)
         super().__init__(reducer, module, **options)
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return (self._attr,) if isinstance(self._attr, str) else self._attr
+        return (self.attr,) if isinstance(self.attr, str) else self.attr
 
     def applies(self, module: nn.Module) -> bool:
         return all(_parametrized(module, name) or _has(module, name) for name in self._names)
@@ -83,6 +92,12 @@ def _parametrized(module: nn.Module, name: str) -> bool:
     return isinstance(owner, nn.Module) and is_parametrized(owner, leaf)
 
 
+class StateOptions(MonitorOptions, total=False):
+    """Those of `StateMonitor`."""
+
+    as_prehook: bool
+
+
 class StateMonitor(_AttributeMonitor):
     """Records attributes of a module after its forward (before it with `as_prehook=True`). Operands: the attributes, in order.
 
@@ -108,10 +123,14 @@ class StateMonitor(_AttributeMonitor):
         module: nn.Module | None = None,
         *,
         as_prehook: bool = False,
-        **options: Any,
+        **options: Unpack[MonitorOptions],
     ) -> None:
         self.as_prehook = as_prehook
         super().__init__(reducer, attr, module, **options)
+
+    @classmethod
+    def partialconstructor(cls, reducer: Reducer, **options: Unpack[StateOptions]) -> MonitorConstructor[Self]:
+        return checked_recipe(cls, reducer, options, cls._defaults)
 
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.as_prehook:
@@ -119,7 +138,7 @@ class StateMonitor(_AttributeMonitor):
         return [module.register_forward_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
 
     def _see(self, module: nn.Module, *_: Any) -> None:
-        if not self._is_ignored_call() and self._due(module, self._training(module)):
+        if not is_ignored(self) and self._due(module, self._training(module)):
             try:
                 operands = [self._read(module, name) for name in self._names]
             except Exception as error:  # a property may raise anything
@@ -128,13 +147,13 @@ class StateMonitor(_AttributeMonitor):
             self._record(module, *operands)
 
     def _trace_see(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        if self._wanted_in_graph(module):
-            self._trace(receiver, module, *[self._read(module, name) for name in self._names])
+        if wanted_in_graph(self, module):
+            trace(self, receiver, tuple(self._read(module, name) for name in self._names))
 
     def _default(self, *operands: Any) -> Any:
-        if isinstance(self._attr, str):
+        if isinstance(self.attr, str):
             return operands[0]
-        there = {name: operand for name, operand in zip(self._attr, operands, strict=True) if operand is not None}
+        there = {name: operand for name, operand in zip(self.attr, operands, strict=True) if operand is not None}
         return there or None
 
 
@@ -153,7 +172,7 @@ class DifferenceMonitor(_AttributeMonitor):
     tensor([2.])
     """
 
-    def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Any) -> None:
+    def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         if not isinstance(attr, str):
             raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
         self._place = f"before of monitor {id(self)}"  # where in the frame of a call its value before is kept, and gone with it
@@ -168,9 +187,9 @@ class DifferenceMonitor(_AttributeMonitor):
         if tracing():
             return
         value: Any = _NOT_DUE
-        if self.active and self._on:
+        if self.gate.active and self.gate.on:
             try:
-                value = self._read(module, self._attr)  # type: ignore[arg-type]
+                value = self._read(module, self.attr)
             except Exception as error:  # a property may raise anything
                 self._fail(error, module, ())
                 return
@@ -187,9 +206,9 @@ class DifferenceMonitor(_AttributeMonitor):
         (before,) = found
         if before is _NOT_DUE:
             self._skip("not in its steps")
-        elif not self._is_ignored_call() and self._due(module, self._training(module)):
+        elif not is_ignored(self) and self._due(module, self._training(module)):
             try:
-                after = self._read(module, self._attr)  # type: ignore[arg-type]
+                after = self._read(module, self.attr)
             except Exception as error:
                 self._fail(error, module, ())
                 return
@@ -198,8 +217,8 @@ class DifferenceMonitor(_AttributeMonitor):
     def _trace_before(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
         if tracing():
             return
-        if self._awake_in_graph():
-            value = self._read(module, self._attr)  # type: ignore[arg-type]
+        if in_due_step(self):
+            value = self._read(module, self.attr)
             self._befores.append(value.detach().clone() if isinstance(value, Tensor) else value)
         else:
             self._befores.append(_NOT_DUE)
@@ -207,15 +226,14 @@ class DifferenceMonitor(_AttributeMonitor):
     def _trace_after(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
         if self._befores:
             before = self._befores.pop()
-            if before is not _NOT_DUE and self._wanted_in_graph(module):
-                self._trace(receiver, module, self._read(module, self._attr), before)  # type: ignore[arg-type]
+            if before is not _NOT_DUE and wanted_in_graph(self, module):
+                trace(self, receiver, (self._read(module, self.attr), before))
 
-    def _reducer_inputs(self, operands: tuple[Any, ...]) -> Any:
+    def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
         after, before = operands
         if self.filter_ is None and after is None and before is None:
-            self._skip("operand was None")
-            return None
-        return super()._reducer_inputs(_with_zeros(after, before))
+            raise NothingToRecordError("operand was None")
+        return super()._inputs(_with_zeros(after, before))
 
     def _default(self, *operands: Any) -> Any:
         after, before = _with_zeros(*operands)

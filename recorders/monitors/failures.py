@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
+
+from torch import nn
 
 from recorders.capture.operands import shapes
 from recorders.errors import MonitorError, RecordingWarning
 
-__all__ = ["OnError", "failure_message", "react_to_failure"]
+__all__ = ["OnError", "describe", "fail"]
 
 OnError: TypeAlias = Literal["raise", "warn", "disable"]
 
 
-def failure_message(monitor: str, error: Exception, operands: tuple[Any, ...]) -> str:
-    """The monitor, the error, and the shapes of the operands."""
-    seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
-    return f"{monitor}: {type(error).__name__}: {error}{seen}"
+class Failing(Protocol):
+    """A monitor whose callable or reducer may fail."""
+
+    name: str
+    attr: Any
+    on_error: OnError
+    last_error: str | None
+
+    def describe(self, module: nn.Module | None = None) -> str: ...
+
+    def deregister(self) -> Any: ...
+
+    def _skip(self, reason: str) -> None: ...
 
 
-def react_to_failure(message: str, error: Exception, on_error: OnError, first: bool, disable: Callable[[], object]) -> None:
-    """Raise, warn at the first failure, or warn and call `disable`.
+def describe(monitor: Failing, module: Any) -> str:
+    """The kind of monitor, its name, what it watches, and the class of `module`."""
+    name = f" {monitor.name!r}" if monitor.name else ""
+    attr = f" of {monitor.attr!r}" if monitor.attr is not None else ""
+    return f"{type(monitor).__name__}{name}{attr} on {type(module).__name__ if isinstance(module, nn.Module) else 'no module'}"
+
+
+def fail(monitor: Failing, error: Exception, module: Any, operands: tuple[Any, ...]) -> None:
+    """Counts and remembers the failure, and does what `on_error` says.
 
     Raises:
         MonitorError: `on_error` is "raise".
     """
-    if on_error == "raise":
+    if monitor.on_error == "raise" and isinstance(error, MonitorError):
+        raise error  # it was raised for a failure within this one
+    first = monitor.last_error is None
+    monitor._skip("errors")
+    seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
+    message = monitor.last_error = (
+        f"{monitor.describe(module if isinstance(module, nn.Module) else None)}: {type(error).__name__}: {error}{seen}"
+    )
+    if monitor.on_error == "raise":
         raise MonitorError(message) from error
-    if on_error == "disable":
-        disable()
+    if monitor.on_error == "disable":
+        monitor.deregister()
         if first:
             warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=5)
     elif first:

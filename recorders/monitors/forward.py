@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,14 @@ from recorders._torch import outside_modes
 from recorders.capture.compiled import new_twin_key
 from recorders.capture.operands import as_operand, pack
 from recorders.monitors.base import Monitor
+from recorders.monitors.graphs import trace, wanted_in_graph
+from recorders.monitors.options import MonitorOptions
+from recorders.monitors.record import add_alone, add_at_once, is_ignored
 from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["CallMonitor", "ForwardInputMonitor", "ForwardMonitor"]
 
@@ -37,22 +43,29 @@ class ForwardMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        hook = self._hook(self._after_quickly if self._always_due else self._after, "_trace_after")
+        hook = self._hook(self._after_quickly if self._quick else self._after, "_trace_after")
         return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         kwargs, output = split(rest)
-        if not self._is_ignored_call() and self._due(module, self._training(module)) and not self._buffer_alone(output):
+        if not is_ignored(self) and self._due(module, self._training(module)) and not add_alone(self, output):
             self._record(module, output, pack(args, kwargs))
 
     def _after_quickly(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if not self._buffer_at_once(rest[-1]):
+        if not add_at_once(self, rest[-1]):
             self._after(module, args, *rest)
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if self._wanted_in_graph(module):
+        if wanted_in_graph(self, module):
             kwargs, output = split(rest)
-            self._trace(receiver, module, output, pack(args, kwargs))
+            trace(
+                self,
+                receiver,
+                (
+                    output,
+                    pack(args, kwargs),
+                ),
+            )
 
 
 def split(rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
@@ -73,23 +86,23 @@ class ForwardInputMonitor(Monitor):
     """
 
     def _attach(self, module: nn.Module) -> list[Any]:
-        hook = self._hook(self._before_quickly if self._always_due else self._before, "_trace_before")
+        hook = self._hook(self._before_quickly if self._quick else self._before, "_trace_before")
         return [module.register_forward_pre_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
-        if self._is_ignored_call() or not self._due(module, self._training(module)):
+        if is_ignored(self) or not self._due(module, self._training(module)):
             return
         inputs = pack(args, kwargs)
-        if not self._buffer_alone(inputs):
+        if not add_alone(self, inputs):
             self._record(module, inputs)
 
     def _before_quickly(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
-        if not self._buffer_at_once(pack(args, kwargs)):
+        if not add_at_once(self, pack(args, kwargs)):
             self._before(module, args, kwargs)
 
     def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
-        if self._wanted_in_graph(module):
-            self._trace(receiver, module, pack(args, kwargs))
+        if wanted_in_graph(self, module):
+            trace(self, receiver, (pack(args, kwargs),))
 
 
 class CallMonitor(Monitor):
@@ -103,21 +116,21 @@ class CallMonitor(Monitor):
     tensor(2., dtype=torch.float64)
     """
 
-    def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Any) -> None:
+    def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         super().__init__(reducer, module, **options)
         self.twin_key = new_twin_key(self)  # what pushes inside a graph knows the monitor itself
 
     def deregister(self) -> Monitor:
         """Takes it off its module; what is pushed is recorded all the same. Returns the monitor itself."""
         super().deregister()
-        self._on = True
+        self.gate.on = True
         return self
 
     def push(self, *values: Any) -> None:
         """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
         if torch.compiler.is_compiling():
-            if self._wanted_in_graph(self.module):
-                self._trace(self.receiver, None, *map(_numbers, values))
+            if wanted_in_graph(self, self.module):
+                trace(self, self.receiver.tensor, tuple(map(_numbers, values)))
         else:
             outside_modes(self._pushed, *values)
 
@@ -135,8 +148,8 @@ class CallMonitor(Monitor):
         return []
 
     def _training(self, module: nn.Module | None) -> bool:
-        if module is None and self.phase == "module":  # there is no mode: it is pushed in one that is recorded
-            return self.train_update
+        if module is None and self.gate.phase == "module":  # there is no mode: it is pushed in one that is recorded
+            return self.gate.train_update
         return super()._training(module)
 
 

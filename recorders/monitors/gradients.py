@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,14 @@ from recorders.capture.compiled import emit_call, emit_leaves, find_receiver, fi
 from recorders.capture.context import capturing
 from recorders.capture.operands import leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
+from recorders.monitors.graphs import in_due_step, is_due_in_graph, wanted_in_graph
+from recorders.monitors.options import MonitorOptions
+from recorders.monitors.record import add_alone
 from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
 
@@ -39,7 +45,9 @@ class GradientMonitor(Monitor):
     is a leaf: then the monitor breaks the graph once.
     """
 
-    def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Any) -> None:
+    records_recomputed = True  # a backward is where checkpointing recomputes, and where gradients come from
+
+    def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         self._watched: Any = WeakIdKeyDictionary()
         self._seen = self.partial = False
         super().__init__(reducer, module, **options)
@@ -53,16 +61,16 @@ class GradientMonitor(Monitor):
     @property
     def seen(self) -> bool:
         """Whether its module was called, or that of a monitor made alike, in a graph that both share."""
-        return self._seen or (isinstance(self._shared_twin, GradientMonitor) and self._shared_twin._seen)
+        return self._seen or (isinstance(self._twin, GradientMonitor) and self._twin._seen)
 
     def _trace_watch(self, receiver: Tensor, module: nn.Module, value: Any) -> None:
-        if tracing() or not self._awake_in_graph():  # a graph in which nothing is recorded has no hooks on tensors
+        if tracing() or not in_due_step(self):  # a graph in which nothing is recorded has no hooks on tensors
             return
         self._see()
         found = [(path, tensor) for path, tensor in leaves(value) if tensor.requires_grad]
         if any(tensor.is_leaf for _, tensor in found):
             _watch_uncompiled(receiver, module, value)
-        elif torch.is_grad_enabled() and self._wanted_in_graph(module):
+        elif torch.is_grad_enabled() and wanted_in_graph(self, module):
             for path, tensor in found:
                 origin = _origin(tensor, receiver)
                 if origin == "made here":
@@ -76,13 +84,10 @@ class GradientMonitor(Monitor):
         self._seen = True
         return True
 
-    def _is_recomputed(self) -> bool:  # a backward is where checkpointing recomputes, and where gradients come from
-        return False
-
     def _watch(self, module: nn.Module, value: Any) -> None:
-        if tracing() or not self._on:
+        if tracing() or not self.gate.on:
             return
-        if not self.active:
+        if not self.gate.active:
             self._skip("not in its steps")
             return
         if capturing():
@@ -122,13 +127,13 @@ class GradientMonitor(Monitor):
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
         if gradient is None:
             self._skip(INSIDE)
-        elif self._due(self.module, sighting.training, path) and (path or not self._buffer_alone(gradient)):
+        elif self._due(self.module, sighting.training, path) and (path or not add_alone(self, gradient)):
             self._record(self.module, gradient, *seen, path=path)
 
     @entrance
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
         """The gradient of what a graph was given. Its mode was asked when the graph was traced."""
-        if self._due_in_graph(path):
+        if is_due_in_graph(self, path):
             self._record(self.module, gradient, *seen, path=path)
 
 
@@ -195,7 +200,7 @@ def _hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
 
 @torch.compiler.disable(reason="a leaf outlives the graph")  # type: ignore[no-untyped-call, untyped-decorator]
 def _watch_uncompiled(receiver: Tensor, module: nn.Module, value: Any) -> None:
-    monitor = find_receiver(receiver)
+    monitor = _monitor_of(receiver)
     if monitor is not None:
         monitor._watch(module, value)
 
@@ -210,9 +215,15 @@ def _hook_given(tensor: Tensor, receiver: Tensor, path: str, seen: tuple[Tensor,
 
 
 def _arrived_at_graph(receiver: Tensor, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
-    monitor = find_receiver(receiver)
+    monitor = _monitor_of(receiver)
     if monitor is not None:
         monitor._arrived_at_graph(gradient, seen, path)
+
+
+def _monitor_of(receiver: Tensor) -> Any:
+    """The monitor of a receiver; None if it no longer exists."""
+    found = find_receiver(receiver)
+    return None if found is None else found.monitor
 
 
 def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str) -> None:

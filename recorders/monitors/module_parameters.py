@@ -11,16 +11,40 @@ from torch.optim import Optimizer
 from recorders.capture.batching import LOCK, StateStack, StepBatch, common
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
-from recorders.monitors.results import Results
-from recorders.recordings.recording import Subrecording
+from recorders.monitors.buffer import Buffer
+from recorders.monitors.options import MonitorOptions
 from recorders.schedule.steps import StepHandle
-from reducers import Reducer
+from reducers import Reducer, State
 from reducers.combinators.stacked import is_stackable
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Unpack
 
 __all__ = ["ModuleParameterMonitor"]
+
+
+class ParameterBuffer(Buffer):
+    """The buffer of a monitor that may be observed together with others, in stacks of states; see `StateStack`."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        super().__init__(reducer)
+        self.common = common(reducer)
+        self.lock = LOCK
+
+    def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+        with LOCK:
+            StateStack.left += 1
+            super().add(inputs)
+
+    def clear(self) -> None:
+        with LOCK:
+            StateStack.left += 1
+            super().clear()
+
+    def replace(self, states: Mapping[str, State], more: int) -> None:
+        with LOCK:
+            StateStack.left += 1
+            super().replace(states, more)
 
 
 class ModuleParameterMonitor(Monitor):
@@ -30,36 +54,24 @@ class ModuleParameterMonitor(Monitor):
         attr: name of a parameter (dots for nested ones) or several; None for all that the module itself owns.
     """
 
+    buffer_class = ParameterBuffer
+
     def __init__(
-        self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
+        self,
+        reducer: Reducer,
+        attr: str | Sequence[str] | None = None,
+        module: nn.Module | None = None,
+        **options: Unpack[MonitorOptions],
     ) -> None:
-        self._attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
+        self.attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
         super().__init__(reducer, module, **options)
-        self._bare = self.filter_ is None and self.map_ is None and self.op_ is None
-        self._joins = self._bare and is_stackable(self.reducer)  # whether it may be observed together with others
-        self._common = common(self.reducer)
-        self._lock = LOCK
-
-    def clear(self) -> None:
-        with LOCK:
-            StateStack.left += 1
-            super().clear()
-
-    def merge(self, other: Results | Subrecording) -> Self:
-        with LOCK:
-            StateStack.left += 1
-            return super().merge(other)
-
-    def _store(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
-        with LOCK:
-            StateStack.left += self._joins
-            super()._store(inputs)
+        self._joins = self.bare and is_stackable(self.reducer)  # whether it may be observed together with others
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))
 
     def _check(self, module: nn.Module) -> None:
-        names = () if self._attr is None else (self._attr,) if isinstance(self._attr, str) else self._attr
+        names = () if self.attr is None else (self.attr,) if isinstance(self.attr, str) else self.attr
         there = dict(module.named_parameters())
         for name in names:
             if name not in there:
@@ -69,21 +81,21 @@ class ModuleParameterMonitor(Monitor):
 
     def _parameters(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """Leaf path and parameter, read afresh each time, because parameters get replaced."""
-        if self._attr is None:
+        if self.attr is None:
             yield from ((name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
             return
-        for name in (self._attr,) if isinstance(self._attr, str) else self._attr:
+        for name in (self.attr,) if isinstance(self.attr, str) else self.attr:
             owner_path, _, leaf = name.rpartition(".")
             try:
                 parameter = (module.get_submodule(owner_path) if owner_path else module)._parameters.get(leaf)
             except AttributeError:
                 continue
             if parameter is not None:
-                yield "" if isinstance(self._attr, str) else name, parameter
+                yield "" if isinstance(self.attr, str) else name, parameter
 
     def _among(self, module: nn.Module, mine: set[int]) -> list[tuple[str, nn.Parameter]]:
         """Those that are in `mine`."""
-        there = self._parameters(module) if self._attr is not None else module._parameters.items()
+        there = self._parameters(module) if self.attr is not None else module._parameters.items()
         return [(path, parameter) for path, parameter in there if parameter is not None and id(parameter) in mine]
 
     def _attach(self, module: nn.Module) -> list[Any]:
@@ -100,7 +112,7 @@ class ModuleParameterMonitor(Monitor):
 
     def _training(self, module: nn.Module | None) -> bool:
         # gradients are off while they arrive; they are training all the same
-        return super()._training(module) if self.phase == "module" else True
+        return super()._training(module) if self.gate.phase == "module" else True
 
     def record_shapes(self) -> None:
         """Records the shapes of the parameters, where the module is on the meta device."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -14,10 +14,21 @@ from recorders.capture.hooks import Hook
 from recorders.capture.operands import plain, tracing
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
-from recorders.schedule.stopwatch import entrance
+from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.options import MonitorOptions
+from recorders.monitors.record import check_numbers, is_ignored
 from reducers import Reducer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
 __all__ = ["PairMonitor"]
+
+
+class PairOptions(MonitorOptions, total=False):
+    """Those of `PairMonitor`."""
+
+    other: nn.Module | None
 
 
 class PairMonitor(Monitor):
@@ -39,7 +50,9 @@ class PairMonitor(Monitor):
     (5, tensor(True))
     """
 
-    def __init__(self, reducer: Reducer, other: nn.Module | None = None, module: nn.Module | None = None, **options: Any) -> None:
+    def __init__(
+        self, reducer: Reducer, other: nn.Module | None = None, module: nn.Module | None = None, **options: Unpack[MonitorOptions]
+    ) -> None:
         if other is not None and not isinstance(other, nn.Module):
             raise TargetError(
                 f"PairMonitor needs a torch.nn.Module as the other module; got {type(other).__name__}: {other!r:.100}"
@@ -53,6 +66,10 @@ class PairMonitor(Monitor):
         """The other module; None where there was none, or it is gone."""
         return None if self._other is None else self._other()
 
+    @classmethod
+    def partialconstructor(cls, reducer: Reducer, **options: Unpack[PairOptions]) -> MonitorConstructor[Self]:
+        return checked_recipe(cls, reducer, options, cls._defaults)
+
     def _attach(self, module: nn.Module) -> list[Any]:
         other = self.other
         if other is None:
@@ -60,13 +77,12 @@ class PairMonitor(Monitor):
         self._waiting = None
         return [
             place.register_forward_hook(
-                Hook(partial(self._arrive, side), _TRACE[side], self.receiver, self._hook_failed), prepend=self.prepend
+                Hook(partial(self._arrive, side), _TRACE[side], self.receiver.tensor, self._fail), prepend=self.prepend
             )
             for side, place in (("mine", module), ("other", other))
         ]
 
-    @entrance
-    def take_call(self, operands: Callable[[], Any], stream: str) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str) -> None:
         self.compiled = True
         self._arrive(stream, *operands())
 
@@ -76,7 +92,7 @@ class PairMonitor(Monitor):
         if module is None:  # gone; the other one lives on
             self.deregister()
             return
-        if self._is_ignored_call():
+        if is_ignored(self):
             return
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting[0] == side:
@@ -87,14 +103,14 @@ class PairMonitor(Monitor):
         if self._due(module, self._training(module)):
             self._record(module, *((output, waiting[1]) if side == "mine" else (waiting[1], output)))
 
-    def _reducer_inputs(self, operands: tuple[Any, ...]) -> Mapping[str, tuple[Tensor, ...]] | None:
+    def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
         if self.map_ is not None or self.op_ is not None:
-            return super()._reducer_inputs(operands)
+            return super()._inputs(operands)
         if not all(isinstance(operand, Tensor) for operand in operands):
             kinds = [type(operand).__name__ for operand in operands]
             raise OperandError(f"the two modules returned {kinds}; pick a tensor of each with map_=lambda mine, other: (..., ...)")
-        if self._holds_no_numbers(operands):
-            return None
+        if not self.dry_run:
+            check_numbers(operands)
         return {"": tuple(plain(operand) for operand in operands)}
 
     def __reduce__(self) -> tuple[Any, ...]:

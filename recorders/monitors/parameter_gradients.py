@@ -13,13 +13,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders.capture.batching import StepBatch
 from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.options import MonitorOptions
 from reducers import Reducer
 
 if TYPE_CHECKING:
-    pass
-from recorders.monitors.module_parameters import ModuleParameterMonitor
+    from typing_extensions import Self, Unpack
 
 __all__ = ["ParameterGradientMonitor"]
+
+
+class ParameterGradientOptions(MonitorOptions, total=False):
+    """Those of `ParameterGradientMonitor`."""
+
+    when: Literal["step", "accumulate"]
 
 
 class ParameterGradientMonitor(ModuleParameterMonitor):
@@ -48,7 +56,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
         module: nn.Module | None = None,
         *,
         when: Literal["step", "accumulate"] = "step",
-        **options: Any,
+        **options: Unpack[MonitorOptions],
     ) -> None:
         if when not in ("step", "accumulate"):
             raise ValueError(f"ParameterGradientMonitor(when={when!r}): choose 'step' or 'accumulate'")
@@ -56,11 +64,20 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
         self._hooked: Any = WeakIdKeyDictionary()
         super().__init__(reducer, attr, module, **options)
 
+    @classmethod
+    def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterGradientOptions]) -> MonitorConstructor[Self]:
+        return checked_recipe(cls, reducer, options, cls._defaults)
+
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.when == "step":
             return super()._attach(module)
         self._hook_new(module)
         return [module.register_forward_pre_hook(self._hook(self._hook_new))]
+
+    hooks_change = True  # a parameter that is replaced gets a new one
+
+    def all_handles(self) -> list[Any]:
+        return [*super().all_handles(), *self._hooked.values()]
 
     def deregister(self) -> Monitor:
         self._restore_hooks()

@@ -11,11 +11,12 @@ from torch.optim import Optimizer
 
 from recorders.capture.batching import StepBatch
 from recorders.monitors.base import Monitor
+from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.options import MonitorOptions
 from reducers import Reducer
 
 if TYPE_CHECKING:
-    pass
-from recorders.monitors.module_parameters import ModuleParameterMonitor
+    from typing_extensions import Unpack
 
 __all__ = ["ParameterUpdateMonitor"]
 
@@ -37,7 +38,11 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
     """
 
     def __init__(
-        self, reducer: Reducer, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
+        self,
+        reducer: Reducer,
+        attr: str | Sequence[str] | None = None,
+        module: nn.Module | None = None,
+        **options: Unpack[MonitorOptions],
     ) -> None:
         self._kept: dict[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
@@ -60,7 +65,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
             found = {}
             self._buffers = {}
         for path, parameter in found.items():
-            if self._bare and step_batch.accepts(parameter) and parameter.dtype.is_floating_point:
+            if self.bare and step_batch.accepts(parameter) and parameter.dtype.is_floating_point:
                 kept = self._buffers.get(path)
                 if kept is None or not _alike(kept, parameter):
                     kept = self._buffers[path] = torch.empty_like(parameter.detach())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,24 @@ from torch.optim import Optimizer
 from recorders.capture.batching import StepBatch
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.options import MonitorOptions
+from recorders.monitors.record import is_ignored
 from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
 __all__ = ["OptimizerStateMonitor", "ParameterMonitor"]
+
+
+class ParameterOptions(MonitorOptions, total=False):
+    """Those of `ParameterMonitor`."""
+
+    when: Literal["step", "call", "tick"]
 
 
 class ParameterMonitor(ModuleParameterMonitor):
@@ -41,12 +54,16 @@ class ParameterMonitor(ModuleParameterMonitor):
         module: nn.Module | None = None,
         *,
         when: Literal["step", "call", "tick"] = "step",
-        **options: Any,
+        **options: Unpack[MonitorOptions],
     ) -> None:
         if when not in ("step", "call", "tick"):
             raise ValueError(f"ParameterMonitor(when={when!r}): choose 'step', 'call' or 'tick'")
         self.when = when
         super().__init__(reducer, attr, module, **options)
+
+    @classmethod
+    def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterOptions]) -> MonitorConstructor[Self]:
+        return checked_recipe(cls, reducer, options, cls._defaults)
 
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.when == "call":
@@ -54,12 +71,12 @@ class ParameterMonitor(ModuleParameterMonitor):
         return super()._attach(module)
 
     def _trace_called(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        if self._wanted_in_graph(module):
+        if wanted_in_graph(self, module):
             for path, parameter in self._parameters(module):
-                self._trace(receiver, module, parameter, path=path)
+                trace(self, receiver, (parameter,), path)
 
     def _after(self, module: nn.Module, *_: Any) -> None:
-        if not self._is_ignored_call():
+        if not is_ignored(self):
             self._called(module)
 
     def _called(self, module: nn.Module) -> None:
@@ -81,6 +98,12 @@ class ParameterMonitor(ModuleParameterMonitor):
             self._called(module)
 
 
+class OptimizerStateOptions(MonitorOptions, total=False):
+    """Those of `OptimizerStateMonitor`."""
+
+    key: str
+
+
 class OptimizerStateMonitor(ModuleParameterMonitor):
     """Records what the optimizer keeps for each parameter, after its step. Operands: state tensor, value.
 
@@ -99,12 +122,21 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
     """
 
     def __init__(
-        self, reducer: Reducer, key: str, attr: str | Sequence[str] | None = None, module: nn.Module | None = None, **options: Any
+        self,
+        reducer: Reducer,
+        key: str,
+        attr: str | Sequence[str] | None = None,
+        module: nn.Module | None = None,
+        **options: Unpack[MonitorOptions],
     ) -> None:
         if not isinstance(key, str) or not key:
             raise TargetError(f"OptimizerStateMonitor needs the name of a state, such as 'exp_avg'; got {key!r}")
         self.key = key
         super().__init__(reducer, attr, module, **options)
+
+    @classmethod
+    def partialconstructor(cls, reducer: Reducer, **options: Unpack[OptimizerStateOptions]) -> MonitorConstructor[Self]:
+        return checked_recipe(cls, reducer, options, cls._defaults)
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         found = {}
@@ -114,7 +146,7 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
             kept = optimizer.state.get(parameter, {})
             if self.key not in kept:
                 error = TargetError(
-                    f"{type(optimizer).__name__} keeps no {self.key!r} for {path or self._attr!r}; it keeps {sorted(kept)}"
+                    f"{type(optimizer).__name__} keeps no {self.key!r} for {path or self.attr!r}; it keeps {sorted(kept)}"
                 )
                 self._fail(error, module, ())
                 continue

@@ -73,14 +73,14 @@ class Meter:
         """Starts to measure `monitor`."""
         self.switch(True)
         self.monitors[name] = monitor
-        self._flushed[name] = monitor.flush_seconds
-        self._ungated = any(not one.chooses_steps for one in self.monitors.values())
+        self._flushed[name] = monitor.buffer.flush_seconds
+        self._ungated = any(not one.gate.chooses_steps for one in self.monitors.values())
 
     def remove(self, name: str) -> None:
         """Stops measuring the monitor of that name."""
         self.drop()
         self.monitors.pop(name, None)
-        self._ungated = any(not one.chooses_steps for one in self.monitors.values())
+        self._ungated = any(not one.gate.chooses_steps for one in self.monitors.values())
 
     def switch(self, on: bool) -> None:
         """Notes that hooks were put on or taken off."""
@@ -215,8 +215,8 @@ class Meter:
 
     def _count_flushes(self) -> None:
         for name, monitor in self.monitors.items():
-            self._window.flushes[name] += monitor.flush_seconds - self._flushed[name]
-            self._flushed[name] = monitor.flush_seconds
+            self._window.flushes[name] += monitor.buffer.flush_seconds - self._flushed[name]
+            self._flushed[name] = monitor.buffer.flush_seconds
 
     def overhead(self) -> Overhead:
         """The cost as measured in the last two windows."""

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from recorders.capture.operands import leaves, mapped
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
+from recorders.monitors.gate import Gate
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.options import DEFAULTS
 from recorders.schedule.clock import shown_steps
 
 __all__ = ["Plan", "PlanRow", "plan"]
@@ -79,9 +81,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
             continue
         twin = monitor.constructor(monitor.attr)
         twin.dry_run = True
-        twin.on_error, twin.every, twin.condition, twin.filter_ = "warn", 1, None, None
-        twin.train_update = twin.eval_update = twin.active = True
-        twin.chooses_steps = False
+        twin.on_error, twin.filter_, twin.gate = "warn", None, Gate(DEFAULTS)
         twins[id(monitor)] = twin.register(memo[id(module)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
@@ -112,7 +112,7 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
     module = "nothing" if monitor.module is None else type(monitor.module).__name__
     shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
-    steps = shown_steps(monitor.steps, monitor.every_step)
+    steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
     return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps)
 
 

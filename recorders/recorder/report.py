@@ -67,7 +67,7 @@ def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> R
         module = "nothing" if monitor.module is None else type(monitor.module).__name__
         samples = monitor.samples
         calls = max(monitor.counts.get("calls", 0), samples)  # calls inside a compiled graph are not counted
-        steps = shown_steps(monitor.steps, monitor.every_step, monitor.clock.cadence if monitor.chooses_steps else 1)
+        steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
         reason = _GONE if gone else _reason(monitor, samples, others_recorded)
         rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
@@ -84,7 +84,7 @@ _GONE = "its module is no longer in the net: it was replaced after the selection
 
 def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     """The likely reason why nothing, or not everything, was recorded; "" if all is well or no reason is known."""
-    idle = monitor.chooses_steps and monitor.clock.step == 0
+    idle = monitor.gate.chooses_steps and monitor.clock.step == 0
     partial = isinstance(monitor, GradientMonitor) and monitor.partial
     if samples:
         return _IDLE if idle else _PARTIAL if partial else ""
@@ -92,7 +92,7 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
         return "" if monitor.counts else "nothing was pushed"
     if monitor.last_error is not None:
         return monitor.last_error
-    if not monitor.active:
+    if not monitor.gate.active:
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.counts:
         if monitor.counts.keys() - {"calls"} == {NO_TENSOR}:

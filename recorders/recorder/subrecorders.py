@@ -187,10 +187,11 @@ class Subrecorders(Mapping[str, Monitor]):
 
     def _configure(self, name: str, monitor: Monitor) -> None:
         """Sets the name, the clock and the compilation of a monitor; with a budget its clock always switches it."""
-        monitor.name, monitor.chooses_steps = name, monitor.chooses_steps or self._meter.budget is not None
+        monitor.name = name
+        monitor.gate.chooses_steps = monitor.gate.chooses_steps or self._meter.budget is not None
         monitor.clock = self._clock
         if self._fuse:
-            monitor.fuse()
+            monitor.buffer.fuse()
 
     def _find_equal(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
         """The name of a monitor on `module` that captures and reduces the same, if there is one."""

@@ -237,7 +237,7 @@ class Clock:
 
     def gate(self, monitor: StepChooser) -> None:
         """Switches `monitor`, which is held weakly, on and off from now on."""
-        steps, every_step = monitor.steps, monitor.every_step
+        steps, every_step = monitor.gate.steps, monitor.gate.every_step
         with self._lock:
             self._catch_up()
             gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)

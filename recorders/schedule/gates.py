@@ -17,11 +17,20 @@ Steps: TypeAlias = "range | slice | Collection[int] | Callable[[int], bool]"
 Chosen: TypeAlias = "range | tuple[int, ...] | Callable[[int], bool] | None"
 
 
-class StepChooser(Protocol):
-    """What records in some steps only."""
+class ChoosesSteps(Protocol):
+    """What says in which steps to record."""
 
     steps: Chosen
     every_step: int
+
+
+class StepChooser(Protocol):
+    """A monitor, which may record in some steps only."""
+
+    @property
+    def gate(self) -> ChoosesSteps:
+        """Says in which."""
+        ...
 
     def switch(self, active: bool, error: Exception | None) -> None:
         """Whether to record from now on; `error` is what asking for that raised."""

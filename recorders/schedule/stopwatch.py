@@ -84,11 +84,11 @@ def _timed_method(method: Method, calls: tuple[int, int]) -> Method:
     return cast(Method, enter)
 
 
-def exclude(timer: Timer | None, started: float) -> float:
-    """Returns the seconds since `started`, and leaves them out of the measured step, if there is one."""
+def exclude(started: float) -> float:
+    """The seconds since `started`, in which observations of many steps were reduced; leaves them out of the measured step."""
     seconds = perf_counter() - started
-    if timer is not None:
-        timer.sample.exclude(timer.name, seconds)
+    if _inside.timer is not None:
+        _inside.timer.sample.exclude(_inside.timer.name, seconds)
     return seconds
 
 
@@ -128,7 +128,7 @@ class Sample:
             self._monitors.append(weakref.ref(monitor))
             monitor.timer = Timer(self, name)
             for handle in monitor.all_handles():
-                first = handle in monitor._handles and id(monitor.module) not in modules
+                first = handle in monitor.hooks.handles and id(monitor.module) not in modules
                 modules.add(id(monitor.module))
                 self._time_hook(name, handle, (1, 0) if first else (0, 1))
         open_samples.add(self._ref)
@@ -142,11 +142,10 @@ class Sample:
             hook.run = functools.partial(self.time, name, calls, hook.usual)
 
     def exclude(self, name: str, seconds: float) -> None:
-        """Leaves out seconds in which observations of many steps were reduced, which are few and long: they are counted apart."""
+        """Leaves out seconds of the work of a monitor that are few and long, and counted by themselves."""
         with self._lock:
             self.excluded += seconds
-            if _inside.sample is self:
-                self.seconds[name] -= seconds
+            self.seconds[name] -= seconds
 
     def end(self) -> float | None:
         """Ends the step; returns its seconds without those excluded, or None if its beginning was interrupted."""
@@ -171,15 +170,15 @@ class Sample:
         What is called from within other timed work is part of that work. `calls` says how many hooks PyTorch called for it, see
         `CallCounts`.
         """
-        outer = _inside.sample
+        outer, outer_timer = _inside.sample, _inside.timer
         if not self.open or (outer is not None and outer.open):
             return function(*args)
-        _inside.sample = self
+        _inside.sample, _inside.timer = self, Timer(self, name)
         started, event = perf_counter(), self.new_event()
         try:
             return function(*args)
         finally:
-            _inside.sample = outer
+            _inside.sample, _inside.timer = outer, outer_timer
             self.add({name: 1.0}, started, event, calls)
 
     def new_event(self) -> Any:
@@ -241,9 +240,10 @@ class TimedStepBatch(StepBatch):
 
 
 class _Inside(threading.local):
-    """The sample that times what this thread does now."""
+    """What times the work that this thread does now: the sample, and the timer of a monitor if it is the work of one."""
 
     sample: Sample | None = None
+    timer: Timer | None = None
 
 
 _inside = _Inside()

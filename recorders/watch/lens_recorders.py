@@ -139,7 +139,7 @@ def _with_every_step(monitors: Mapping[str, Monitor], every_step: int) -> dict[s
     """The monitors with this `every_step`; monitors that choose their steps, or record at ticks, as they are."""
     changed = dict(monitors)
     for group, monitor in monitors.items():
-        if every_step != 1 and not monitor.chooses_steps and getattr(monitor, "when", None) != "tick":
+        if every_step != 1 and not monitor.gate.chooses_steps and getattr(monitor, "when", None) != "tick":
             recipe = monitor.constructor
             changed[group] = replace(recipe, options=(*recipe.options, ("every_step", every_step)))(monitor.attr)
     return changed

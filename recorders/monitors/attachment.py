@@ -1,0 +1,57 @@
+"""Attachment: the hooks of a monitor, and the module that they are on."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+__all__ = ["Attachment"]
+
+
+class Attachment:
+    """The hooks of a monitor, and the module that they are on, which is referenced weakly.
+
+    Hooks that are part of a compiled graph stay in the module when the monitor is taken off, and record nothing. The compiler
+    writes no guard for absent hooks, so it might run a graph made without them once they are back.
+
+    Attributes:
+        handles: the handles of the hooks that are on.
+        suspended: the handles of the hooks that had to stay in the module.
+        module_class: the name of the module's class; it is known after the module is gone.
+    """
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+        self.suspended: list[Any] = []
+        self.module_class = ""
+        self._module: weakref.ref[nn.Module] | None = None
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module; None if there is none, or it no longer exists."""
+        return None if self._module is None else self._module()
+
+    def resume(self, module: nn.Module) -> bool:
+        """Puts suspended hooks on again; returns whether hooks are on `module` now."""
+        if module is not self.module or not (self.handles or self.suspended):
+            return False
+        self.handles, self.suspended = self.handles or self.suspended, []
+        return True
+
+    def move(self, module: nn.Module) -> None:
+        """Removes suspended hooks; `module` is the module from now on."""
+        suspended, self.suspended = self.suspended, []
+        for handle in suspended:
+            handle.remove()
+        self._module, self.module_class = weakref.ref(module), type(module).__name__
+
+    def take_off(self, *, suspend: bool) -> None:
+        """Removes the hooks, or suspends them."""
+        handles, self.handles = self.handles, []
+        if suspend:
+            self.suspended = handles or self.suspended
+            return
+        for handle in handles:
+            handle.remove()

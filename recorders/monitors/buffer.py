@@ -1,0 +1,110 @@
+"""Buffer: what a monitor has recorded, with the observations that are not reduced yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from recorders._torch import is_plain_moment
+from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
+from recorders.capture.compiled import unpacked
+from recorders.capture.context import as_monitor
+from recorders.schedule.stopwatch import exclude, now
+from reducers import Reducer, State
+from reducers.combinators.fused import Fused
+
+__all__ = ["Buffer"]
+
+_LONE = ("",)
+
+
+class Buffer:
+    """States by leaf, counts, and observations that are not reduced yet.
+
+    All of it is one value, `stored`, which is bound by one assignment after everything that can fail. So after an exception at any
+    point an observation is either in it or not.
+
+    Attributes:
+        stored: the states, the counts and the pending observations.
+        lock: is held while `stored` changes; reentrant, because a signal handler may read in the middle of an update.
+        failed: pending observations that could not be reduced, each with its error; the monitor reports and removes them.
+        flush_seconds: seconds that reducing pending observations has taken.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = self.engine = reducer
+        self.batchable = reducer.batchable
+        self.stored = EMPTY
+        self.failed: list[tuple[Exception, Any]] = []
+        self.flush_seconds = 0.0
+        self.lock = threading.RLock()
+
+    def fuse(self) -> None:
+        """Reduces big observations through `torch.compile` from now on."""
+        self.engine = Fused(self.reducer)
+
+    def add_alone(self, x: Tensor) -> bool | None:
+        """Adds an observation of one tensor to those pending, if they accept it. The lock must be held.
+
+        Returns:
+            None if they do not accept it; otherwise whether there are enough now to flush.
+        """
+        pending = self.stored.pending.get(_LONE)
+        if pending is None or not is_plain_moment(x) or not pending.accepts(x):
+            return None
+        return pending.add(x.data if x.requires_grad else x)
+
+    def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+        """Adds one observation, by leaf: to those pending, or to the states."""
+        paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
+        alone = self.batchable and len(tensors) == len(paths) > 0
+        with self.lock:
+            pending = self.stored.pending.get(paths) if alone else None
+            if pending is not None and pending.accepts_all(tensors):
+                if pending.add_all(tensors):
+                    self.flush()
+                return
+            stored = self.flush()
+            states = {path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()}
+            self.stored = stored.after(states, new_buffer(paths, tensors) if alone else None)
+
+    def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
+        """Adds one observation that a compiled graph lifted."""
+        with self.lock:
+            pending = self.stored.pending.get((layout,))
+            if pending is not None and pending.accepts_all(packs):
+                if pending.add_all(packs):
+                    self.flush()
+                return
+            stored = self.flush()
+            lifted = unpacked(layout, packs)
+            states = {path: self._merged_copy(stored.states.get(path, {}), state) for path, state in lifted.items()}
+            self.stored = stored.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
+
+    def _merged_copy(self, state: State, lifted: State) -> State:
+        """Merges a copy of `lifted`, because the graph reuses its memory."""
+        return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
+
+    def flush(self) -> MonitorState:
+        """Reduces all pending observations, and returns what is stored then."""
+        if self.stored.has_pending:
+            with self.lock:
+                started = now()
+                self.stored, failed = as_monitor(flush, self.stored, self.engine)
+                self.failed += failed
+                self.flush_seconds += exclude(started)
+        return self.stored
+
+    def clear(self) -> None:
+        """Deletes everything."""
+        with self.lock:
+            self.stored = EMPTY
+
+    def replace(self, states: Mapping[str, State], more: int) -> None:
+        """Binds `states`, to which others were merged that `more` observations made."""
+        with self.lock:
+            stored = self.flush()
+            self.stored = MonitorState(dict(states), stored.counts, {}, merged=stored.merged + more)

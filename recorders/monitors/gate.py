@@ -1,0 +1,86 @@
+"""Gate: decides whether a monitor records an observation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from recorders.schedule.clock import Chosen, Phase, as_steps
+
+__all__ = ["Gate"]
+
+WRONG_MODE = {
+    ("module", True): "not recorded in train mode",
+    ("module", False): "not recorded in eval mode",
+    ("grad", True): "not recorded with gradients on",
+    ("grad", False): "not recorded with gradients off",
+}
+
+
+class Gate:
+    """Decides whether a monitor records. See the table of decisions in `docs/capture.md`.
+
+    Args:
+        options: those of the monitor; see `MonitorOptions`.
+
+    Attributes:
+        on: whether the hooks of the monitor are on.
+        active: whether the present step is one of those that the monitor chooses; the clock sets it.
+        chooses_steps: whether the clock switches the monitor on and off.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.train_update: bool = options["train_update"]
+        self.eval_update: bool = options["eval_update"]
+        self.phase: Phase = options["phase"]
+        self.condition: Callable[[], bool] | None = options["condition"]
+        self.steps: Chosen = as_steps(options["steps"])
+        self.every_step: int = options["every_step"]
+        self.every: int = options["every"]
+        self.on = self.active = True
+        self.chooses_steps = self.steps is not None or self.every_step != 1
+        self._eligible: dict[object, int] = {}  # calls that passed all gates but `every`, by stream
+
+    @property
+    def only_steps(self) -> bool:
+        """Whether nothing has to be asked but `on` and `active`."""
+        return self.train_update and self.eval_update and self.condition is None and self.every == 1
+
+    def training(self, module: nn.Module | None) -> bool:
+        """Whether a call of `module` now counts as training."""
+        return module.training if self.phase == "module" and module is not None else torch.is_grad_enabled()
+
+    def records_in(self, training: bool) -> bool:
+        """Whether the monitor records in this mode."""
+        return self.train_update if training else self.eval_update
+
+    def refusal(self, training: bool, stream: object = "") -> str:
+        """Why an observation of this mode is not recorded; "" if it is.
+
+        Args:
+            stream: observations of each stream are counted by themselves for `every`.
+
+        Raises:
+            Exception: whatever `condition` raises.
+        """
+        if not self.records_in(training):
+            return WRONG_MODE[self.phase, training]
+        return self.refusal_in_any_mode(stream)
+
+    def refusal_in_any_mode(self, stream: object) -> str:
+        """The same without the mode, which a compiled graph asks for when it is traced; it asks for this when it runs."""
+        if not self.active:
+            return "not in its steps"
+        if self.condition is not None and not self.condition():
+            return "condition was false"
+        if self.every == 1:
+            return ""
+        eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
+        return "not due (every)" if eligible % self.every else ""
+
+    def clear(self) -> None:
+        """Counts anew for `every`."""
+        self._eligible = {}

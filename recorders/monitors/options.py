@@ -1,0 +1,109 @@
+"""MonitorOptions: the options that every kind of monitor takes, for type checkers, for help, and checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from recorders.monitors.failures import OnError
+from recorders.schedule.clock import Phase, Steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DEFAULTS", "MonitorOptions", "check_options", "spell_out"]
+
+
+class MonitorOptions(TypedDict, total=False):
+    """The options of all monitors. Other kinds of monitors add some of their own.
+
+    Args:
+        train_update: record while training.
+        eval_update: record while evaluating.
+        phase: what counts as training: "module", if the module is in training mode, or "grad", if gradients are on. With "grad",
+            gradients and optimizer steps always count as training.
+        prepend: put the hook before those already registered.
+        condition: called without arguments; if it returns False, nothing is recorded.
+        steps: the steps of the clock in which to record: `range(100, 200)`, `slice(1000, None)`, the steps themselves, or a
+            function of the step, called once a step; all steps if None.
+        every_step: record all calls in every n-th step. `Recorder.attach` or `Recorder.step` advances the steps of `monitor.clock`.
+            Inside compiled graphs all monitors of one clock that choose steps cost one more graph together.
+        every: record every n-th call that passed the other gates, beginning with the first. A compiled graph computes the lifts of
+            the other calls too, and discards them; steps that are not chosen cost nothing.
+        filter_: called with the operands; if it returns False, nothing is recorded.
+        map_: called with the operands; returns the tuple of tensors that the reducer gets.
+        op_: called with the operands if `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
+        on_error: what to do when a callable or the reducer fails: "warn" (once; the observation is left out and training goes on),
+            "disable" (warn, and take the monitor off) or "raise".
+    """
+
+    train_update: bool
+    eval_update: bool
+    phase: Phase
+    prepend: bool
+    condition: Callable[[], bool] | None
+    steps: Steps | None
+    every_step: int
+    every: int
+    filter_: Callable[..., bool] | None
+    map_: Callable[..., tuple[Tensor, ...]] | None
+    op_: Callable[..., Any] | None
+    on_error: OnError
+
+
+DEFAULTS: MonitorOptions = {
+    "train_update": True,
+    "eval_update": True,
+    "phase": "module",
+    "prepend": False,
+    "condition": None,
+    "steps": None,
+    "every_step": 1,
+    "every": 1,
+    "filter_": None,
+    "map_": None,
+    "op_": None,
+    "on_error": "warn",
+}
+
+
+def check_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a monitor of this kind, with defaults for those that are not given.
+
+    Raises:
+        TypeError: an option does not exist, or is of a wrong type.
+        ValueError: an option has a wrong value.
+    """
+    if unknown := sorted(set(options) - set(DEFAULTS)):
+        raise TypeError(f"{kind} got {unknown}; every monitor takes {list(DEFAULTS)}")
+    given: dict[str, Any] = {**DEFAULTS, **options}
+    for name, counted in {"every": "calls", "every_step": "steps"}.items():
+        number = given[name]
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{kind}({name}={number!r}): {name} is a whole number of {counted}, at least 1")
+    if given["phase"] not in ("module", "grad"):
+        raise ValueError(f"{kind}(phase={given['phase']!r}): choose 'module' or 'grad'")
+    if given["on_error"] not in ("raise", "warn", "disable"):
+        raise ValueError(f"{kind}(on_error={given['on_error']!r}): choose 'raise', 'warn' or 'disable'")
+    for name in ("condition", "filter_", "map_", "op_"):
+        if given[name] is not None and not callable(given[name]):
+            raise TypeError(f"{kind}({name}={given[name]!r}): {name} must be callable")
+    return given
+
+
+def spell_out(cls: type, root: type) -> dict[str, Any]:
+    """Gives `cls` a signature with all options instead of `**options`; returns the options with their defaults."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in cls.__mro__:
+        if "__init__" in owner.__dict__ and issubclass(owner, root):
+            for name, parameter in inspect.signature(owner.__dict__["__init__"]).parameters.items():
+                if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                    found.setdefault(name, parameter)
+    for name, default in DEFAULTS.items():
+        annotation: Any = MonitorOptions.__annotations__[name]
+        text = getattr(annotation, "__forward_arg__", annotation)
+        found.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=text))
+    signature = inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+    cls.__signature__ = signature  # type: ignore[attr-defined]
+    return {name: parameter.default for name, parameter in found.items() if name not in ("reducer", "attr", "module")}

@@ -1,0 +1,177 @@
+"""One observation on its way from the operands to the buffer of a monitor: gate, callables, reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from recorders._torch import graph_task
+from recorders.capture.context import as_monitor, capturing
+from recorders.capture.operands import detached, leaves, plain, recomputing, symbolic, why_no_numbers
+from recorders.errors import OperandError
+from recorders.monitors.buffer import Buffer
+from recorders.monitors.gate import Gate
+
+__all__ = [
+    "NothingToRecordError",
+    "Recording",
+    "add_alone",
+    "add_at_once",
+    "check_numbers",
+    "is_due",
+    "is_ignored",
+    "reduce",
+    "reducer_inputs",
+    "report_failures",
+    "work",
+]
+
+Inputs: TypeAlias = "dict[str, tuple[Tensor, ...]]"
+_LONE = ("",)
+
+
+class NothingToRecordError(Exception):
+    """The observation is left out and counted; the message is the reason."""
+
+
+class Recording(Protocol):
+    """What a monitor needs to record an observation."""
+
+    gate: Gate
+    buffer: Buffer
+    counts: dict[str, int]
+    filter_: Callable[..., bool] | None
+    map_: Callable[..., tuple[Tensor, ...]] | None
+    op_: Callable[..., Any] | None
+    bare: bool
+    _may_wait: bool
+    dry_run: bool
+    dry_run_shapes: dict[str, tuple[int, ...]]
+
+    def _default(self, *operands: Any) -> Any: ...
+
+    def _inputs(self, operands: tuple[Any, ...]) -> Inputs: ...
+
+    def _skip(self, reason: str) -> None: ...
+
+    def _fail(self, error: Exception, module: Any = None, operands: tuple[Any, ...] = ()) -> None: ...
+
+
+def is_due(monitor: Recording, ask: Callable[[], str], module: nn.Module | None) -> bool:
+    """Counts a call, and returns whether the gate lets it pass; `ask` returns the reason if it does not."""
+    if not monitor.gate.on:
+        return False
+    monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
+    try:
+        refusal = ask()
+    except Exception as error:  # of the user's `condition`
+        monitor._fail(error, module)
+        return False
+    if refusal:
+        monitor._skip(refusal)
+    return not refusal
+
+
+def is_ignored(monitor: Recording) -> bool:
+    """Whether to ignore a forward, because it recomputes an earlier one, or a monitor runs it; counts it then."""
+    reason = "recomputed by checkpointing" if recomputing() else "called by a monitor" if capturing() else ""
+    if reason:
+        monitor._skip(reason)
+    return bool(reason)
+
+
+def work(
+    monitor: Recording, module: nn.Module | None, operands: tuple[Any, ...], function: Callable[..., None], *args: Any
+) -> None:
+    """Calls `function(*args)` outside the user's modes, in full precision and without gradients, and reports what fails."""
+    try:
+        as_monitor(function, *args)
+    except NothingToRecordError as reason:
+        monitor._skip(str(reason))
+    except Exception as error:
+        monitor._fail(error, module, operands)
+    report_failures(monitor)
+
+
+def report_failures(monitor: Recording) -> None:
+    """Reports the pending observations that could not be reduced."""
+    while monitor.buffer.failed:
+        error, observation = monitor.buffer.failed.pop()
+        monitor._fail(error, None, (observation,))
+
+
+def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
+    """Filters, maps and reduces one observation. `path` is that of the leaf, if each leaf is observed by itself."""
+    if not monitor.bare:
+        if not monitor.dry_run:
+            check_numbers(tensor for operand in operands for _, tensor in leaves(operand))
+        operands = tuple(map(detached, operands))
+        if monitor.filter_ is not None and not monitor.filter_(*operands):
+            raise NothingToRecordError("filtered out")
+    inputs = monitor._inputs(operands)
+    if path:
+        inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
+    if monitor.dry_run:
+        monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
+    monitor.buffer.add(inputs)
+
+
+def add_alone(monitor: Recording, x: Any) -> bool:
+    """Adds `x`, which passed the gate, to the pending observations if they accept it; returns whether they did."""
+    if type(x) is not Tensor or not monitor._may_wait or is_compiling():
+        return False
+    buffer = monitor.buffer
+    try:
+        with buffer.lock:
+            full = buffer.add_alone(x)
+            if full:
+                buffer.flush()
+    except Exception as error:
+        monitor._fail(error, None, (x,))
+        return True
+    if full:
+        report_failures(monitor)
+    return full is not None
+
+
+def add_at_once(monitor: Recording, x: Any) -> bool:
+    """The same for a monitor whose gate asks for nothing but steps, as most on small layers do: counts the call, too."""
+    gate = monitor.gate
+    if not (gate.active and gate.on) or capturing() or graph_task() != -1 or not add_alone(monitor, x):
+        return False
+    monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
+    return True
+
+
+def check_numbers(tensors: Iterable[Tensor]) -> None:
+    """Raises `NothingToRecordError` if one of the tensors holds no numbers, as while a program is traced."""
+    if reason := why_no_numbers(tensors):
+        raise NothingToRecordError(reason)
+
+
+def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
+    """What the reducer gets: what `map_` or `op_` makes of the operands, or the monitor's default; by leaf path.
+
+    Raises:
+        NothingToRecordError: that is None, or holds no numbers.
+        OperandError: `map_` returned no tuple of tensors, or there is no tensor at all.
+    """
+    if monitor.map_ is not None:
+        mapped = monitor.map_(*operands)
+        if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
+            raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
+        return {"": tuple(plain(x) for x in mapped)}
+    value = monitor._default(*operands) if monitor.op_ is None else monitor.op_(*operands)
+    if value is None:
+        raise NothingToRecordError("operand was None")
+    tensors = {"": value} if isinstance(value, Tensor) else dict(leaves(value))
+    if not tensors:
+        if symbolic(value):
+            raise NothingToRecordError("traced (torch.fx)")
+        raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
+    if not monitor.dry_run:
+        check_numbers(tensors.values())
+    return {path: (plain(tensor),) for path, tensor in tensors.items()}
