@@ -2,9 +2,9 @@
 
 No State is in a graph. If a graph rebound it, each leaf would need a second graph, because at the first call there is no State to
 join, and a hook on a gradient may rebind nothing at all. If a graph wrote into it, two forwards before their backwards would raise
-an error in the user's program: a graph saves for its backward what the forward writes into, and autograd finds that the other
-forward changed it. So the graph passes each lift, which the compiler fuses with the operation that made the activation, to an
-operator that runs as plain Python. It joins and binds States as in eager mode, in memory that no graph reuses.
+an error in the user's program: a graph saves the tensor that it writes into for its backward, and autograd finds that the other
+forward changed this tensor. So the graph passes each lift to an operator that runs as plain Python. The compiler fuses the lift
+with the operation that made the activation. The operator joins and binds States as in eager mode, in memory that no graph reuses.
 
 Nothing in a graph belongs to a single monitor. If everything that the compiler guards is equal, blocks of one class that are each
 compiled by themselves share a graph. So the receiver of an observation is an input of the graph: a tensor that holds the receiver's

@@ -1,6 +1,6 @@
-"""SwitchedHooks: takes hooks out of PyTorch's dictionaries while they are not due, and puts them back in the same order.
+"""SwitchedHooks: takes hooks that are not due out of PyTorch's dictionaries; puts them back under the same ids, at the same place.
 
-A hook that does nothing still costs a call, and PyTorch calls a module without hooks by a shorter way. In short steps these costs
+A hook that does nothing still costs a call, and PyTorch calls a module without hooks on a shorter path. In short steps these costs
 exceed any budget. While a hook is out, an attribute of its dictionary holds it. So the hook lives as long as it would in the
 dictionary, even if the Recorder is freed, and a copy of the model has a no-op in that attribute too.
 
@@ -114,7 +114,9 @@ class SwitchedHooks:
     def __init__(self) -> None:
         self._groups: list[Group] = []
         self._out: list[Group] = []
-        self.again, self._wait, self._returns = 0, 1, 0
+        self.again = 0
+        self._wait = 1  # steps until the monitors are asked again
+        self._restored = 0  # how often hooks were put back for the compiler
         _all.add(self)
 
     def change(self) -> None:
@@ -130,7 +132,7 @@ class SwitchedHooks:
             found = [monitor.switchable() for monitor in monitors]
             self._wait *= 2
             self.again = sys.maxsize if all(final for _, final in found) else step + self._wait
-            self._groups = grouped(handle for handles, _ in found for handle in handles) if self._returns < PATIENCE else []
+            self._groups = grouped(handle for handles, _ in found for handle in handles) if self._restored < PATIENCE else []
         if self._groups:
             _install_callback()
             self._out = self._groups
@@ -146,7 +148,7 @@ class SwitchedHooks:
         if self._out:
             self.on()
             self.change()
-            self._returns += 1
+            self._restored += 1
             self._groups = []
 
 

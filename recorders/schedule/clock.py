@@ -170,7 +170,7 @@ class Clock:
             self._counting.off([self], self._step)
 
     def switchable(self) -> tuple[list[Any], bool]:
-        """Returns the handle of the clock's own hook, which counts micro-batches, if there is one; and that it stays the same."""
+        """Returns the handle of the hook that counts micro-batches, if there is one, and True, because it stays the same."""
         return [] if self._handle is None else [self._handle], True
 
     @property
