@@ -383,7 +383,7 @@ def test_monitors_that_come_and_go_join_a_few_batches() -> None:
     for turn in range(40):
         optimizer.step()
         recorder[str(turn)].clear()
-        batches = {pending.batch for monitor in recorder.values() for pending in monitor.buffer.stored.pending.values()}  # type: ignore[attr-defined]
+        batches = {pending.stack for monitor in recorder.values() for pending in monitor.buffer.stored.pending.values()}  # type: ignore[attr-defined]
         assert len(batches) <= 5
     assert recorder.samples("49") == 40
     assert recorder.samples("0") == 39
@@ -473,7 +473,7 @@ def test_monitors_made_one_by_one_with_equal_reducers_share_a_batch() -> None:
     net, optimizer = still(6)
     each = [ParameterGradientMonitor(Moments(), None, layer) for layer in net]
     optimizer.step()
-    assert len({pending.batch for monitor in each for pending in monitor.buffer.stored.pending.values()}) == 1  # type: ignore[attr-defined]
+    assert len({pending.stack for monitor in each for pending in monitor.buffer.stored.pending.values()}) == 1  # type: ignore[attr-defined]
     assert {monitor.samples for monitor in each} == {1}
 
 

@@ -123,15 +123,15 @@ def test_steps_that_nobody_is_asked_about_change_nothing(every_step: int, cadenc
     def recorded() -> tuple[list[int], int]:
         monitor, steps = CallMonitor(Collect(), every_step=every_step), []
         clock = monitor.clock
-        asked = StepGroup.ask
+        decide = StepGroup.decide
         count = [0]
 
-        def ask(group: StepGroup, step: int, cadence: int) -> None:
+        def counted(group: StepGroup, step: int, cadence: int) -> None:
             count[0] += 1
-            asked(group, step, cadence)
+            decide(group, step, cadence)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(StepGroup, "ask", ask)
+            patch.setattr(StepGroup, "decide", counted)
             for step in range(300):
                 if step % 80 == 0:
                     clock.cadence = cadences[step // 80 % len(cadences)]

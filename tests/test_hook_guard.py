@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +126,31 @@ def test_hooks_that_were_moved_record_nothing_once_they_are_off() -> None:
     recorder.deregister()
     other(x).sum().backward()
     assert list(recorder.iter_samples()) == [1, 1, 1]
+
+
+WITHOUT_PACKAGE = """
+import pickle, sys
+sys.modules["recorders"] = sys.modules["reducers"] = None  # importing them raises
+with open(sys.argv[1], "rb") as file:
+    for net, x, expected in pickle.load(file):
+        out = net(x)
+        out.sum().backward()
+        assert out.equal(expected)
+"""
+
+
+def test_a_pickled_model_loads_and_runs_if_this_package_is_not_installed(tmp_path: Path) -> None:
+    x, models = torch.ones(1, 2), []
+    for due in (True, False):
+        net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        recorder = Recorder(**everything(every_step=2)).modules(net, types=nn.Linear)
+        out = net(x)
+        out.sum().backward()
+        if not due:
+            recorder.step()  # takes the hooks out
+        models.append((net, x, out.detach()))
+    (tmp_path / "models").write_bytes(pickle.dumps(models))
+    subprocess.run([sys.executable, "-c", WITHOUT_PACKAGE, str(tmp_path / "models")], check=True)
 
 
 @QUIET

@@ -1,8 +1,8 @@
-"""Observations of many monitors at one moment, reduced together: all parameters of an optimizer in one pass.
+"""StepBatch: observations of many monitors at one moment, reduced together, such as all parameters of an optimizer.
 
-A `StateStack` holds the states of many leaves, one row each. A step lifts all tensors at once, merges the two stacks, and makes the
-new rows of all stacks valid by one assignment. A monitor keeps the state of its leaf from before the stack; reading merges that
-state and the row, and changes neither. So a step does not depend on who reads.
+A `StateStack` holds the states of many leaves, one row each. In a step all tensors are lifted at once, and the new stack is merged
+into the old one. One assignment makes the new rows of all stacks valid. A monitor keeps the state of its leaf from before the
+stack. Reading merges that state with the row, and changes neither, so a step does not depend on who reads.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from reducers.combinators.stacked import int_tensor, lift_stacked
 
 __all__ = ["LOCK", "StateStack", "StepBatch", "common"]
 
-LOCK = threading.RLock()  # of all monitors that share batches, whose states change together
-MANY = 4  # batches from which on those who are in them make a new one
-LARGE = 1 << 15  # elements from which a difference is not worth two passes
+LOCK = threading.RLock()  # shared by all monitors whose states change together
+MANY = 4  # if the rows of a group are in more stacks than this, they move to one new stack
+LARGE = 1 << 15  # elements; a larger tensor on the CPU is subtracted by itself, in one pass instead of two
 
 
 class StackedMonitor(Protocol):
-    """A monitor that may be observed together with others."""
+    """A monitor whose observations may be reduced together with those of others."""
 
     buffer: Any
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
-        """One observation, alone."""
+        """Records one observation alone."""
 
     def _fail(self, error: Exception, module: nn.Module | None, operands: tuple[Any, ...]) -> None:
-        """Tells of what was left out."""
+        """Reports that an observation was left out."""
 
 
 _Rows = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
-# the monitor, its module, the path of the leaf, the operands, where its observations wait; of an update, the parameter after it
+# The monitor, its module, the path of the leaf, the operands, the buffer of the leaf, and the parameter after an update or None.
 _Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], PendingBuffer | None, Tensor | None]
 
 
 def common(reducer: Reducer) -> Reducer:
-    """One of all reducers that are equal to this one, by which they are known without comparing them again."""
+    """Returns the same object for all equal reducers, so that they can be compared by `id`."""
     try:
         return _first(reducer)
-    except TypeError:  # holds something that has no hash
+    except TypeError:  # the reducer holds something that has no hash
         return reducer
 
 
@@ -62,10 +62,11 @@ def _first(reducer: Reducer) -> Reducer:
 
 
 class Moment:
-    """One moment at which many monitors were told, such as the end of an optimizer step.
+    """A moment at which many monitors were notified, such as the end of an optimizer step.
 
     Attributes:
-        recorded: whether what was seen then counts. Batches read it, so that to set it binds the new rows of all of them at once.
+        recorded: whether the observations of this moment count. Stacks read it, so setting it makes the new rows of all stacks
+            valid at once.
     """
 
     __slots__ = ("recorded",)
@@ -75,10 +76,10 @@ class Moment:
 
 
 class StateStack:
-    """Rows of states that are joined together, and how many observations made each.
+    """Rows of states that are joined together, with the number of observations in each row.
 
     Attributes:
-        left: how often a monitor has left a batch, of whichever: a row that was found before may be nobody's now.
+        left: how often monitors have left any stack. If it changes, rows that were looked up before may be out of use.
     """
 
     left: ClassVar[int] = 0
@@ -89,61 +90,63 @@ class StateStack:
 
     @property
     def now(self) -> _Rows:
-        """The rows after the last moment that was recorded."""
+        """The rows after the last recorded moment."""
         moment, rows = self._after
         return rows if moment.recorded else self._before
 
     def rows(self, moment: Moment) -> _Rows:
-        """The rows now, or if some were prepared for `moment` already, as it leaves them."""
+        """Returns the rows prepared for `moment`, if there are any, otherwise the rows now."""
         prepared, rows = self._after
         return rows if prepared is moment else self.now
 
     def prepare(self, moment: Moment, rows: _Rows) -> None:
-        """These are the rows as soon as `moment` is recorded; until then, or if it never is, they are those before."""
+        """Sets the rows that are valid once `moment` is recorded. If it never is, the rows before stay valid."""
         self._before = self.now
         self._after = moment, rows
 
     def forget(self) -> None:
-        """Frees the rows before the moment that was recorded last."""
+        """Frees the rows from before the last recorded moment."""
         self._before = self.now
 
 
 class StackRow(PendingBuffer):
-    """The observations of one leaf that a batch has joined, on top of what the leaf was before.
+    """The buffer of a leaf whose observations are joined in a row of a stack.
 
     Attributes:
-        base: the state of the leaf before.
+        stack: the stack.
+        index: the row of the leaf in it.
+        base: the state of the leaf from before the stack.
     """
 
-    __slots__ = ("base", "batch", "index")
+    __slots__ = ("base", "index", "stack")
 
-    def __init__(self, path: str, batch: StateStack, index: int, base: State) -> None:
+    def __init__(self, path: str, stack: StateStack, index: int, base: State) -> None:
         self.paths, self.size, self.capacity = (path,), 0, 2
-        self.batch, self.index, self.base = batch, index, base
+        self.stack, self.index, self.base = stack, index, base
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """How many the batch has joined."""
-        counts = self.batch.now[1]
+        """The number of observations in the row."""
+        counts = self.stack.now[1]
         return counts[self.index] if counts else 0
 
     def accepts(self, x: Tensor) -> bool:
-        """Alone, none."""
+        """Returns False: the stack takes observations, and this buffer takes none by itself."""
         return False
 
     def next_buffer(self) -> StackRow:
         return self
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        row = {key: value[self.index].clone() for key, value in self.batch.now[0].items()}
+        row = {key: value[self.index].clone() for key, value in self.stack.now[0].items()}
         return {self.paths[0]: reducer.merge(self.base, row)}
 
     def shown(self, position: int) -> Any:
-        return self.batch.now[0]
+        return self.stack.now[0]
 
 
 class StepBatch:
-    """What the monitors that are told of one moment see, gathered, and reduced when all were told."""
+    """Gathers the observations of the monitors that are notified of a moment, and reduces them when all were notified."""
 
     def __init__(self) -> None:
         self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
@@ -154,16 +157,16 @@ class StepBatch:
         self._usable = self._usable and not inside_transform()
 
     def accepts(self, x: Tensor) -> bool:
-        """Whether a tensor may be observed together with others: a plain one that holds numbers."""
+        """Whether a tensor may be reduced together with others: a plain strided tensor with elements, not on the meta device."""
         kind = type(x)
         plain = kind is Tensor or kind is nn.Parameter
         return plain and self._usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
 
     def gather(self, monitor: StackedMonitor, module: nn.Module, found: Found) -> Found:
-        """Gathers those observations of a monitor that may be; returns the others. What is reduced is the first operand.
+        """Gathers those observations of a monitor that may be reduced together; returns the others. The first operand is reduced.
 
-        Their rows are looked up here, while what belongs to the monitor is in the cache: to come back to each takes longer than all
-        that is computed, where parameters are small.
+        The rows are looked up here, while the data of the monitor is in the cache. If parameters are small, a later look-up for
+        each monitor would take longer than all the computation.
         """
         others, common, pending = {}, id(monitor.buffer.common), monitor.buffer.stored.pending
         for path, operands in found.items():
@@ -175,21 +178,21 @@ class StepBatch:
         return others
 
     def keep(self, kept: Tensor, x: Tensor) -> None:
-        """Copies `x` into `kept`, once all were told."""
+        """Copies `x` into `kept` when all monitors were notified."""
         self._copies.append((kept, x.detach()))
 
     def add_change(self, monitor: StackedMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
-        """Gathers what has changed; `before` is overwritten with it."""
+        """Gathers the update of a parameter; `before` is overwritten with `after - before`."""
         key = id(monitor.buffer.common), before.dtype, before.device
         self._changing.add(key)
         self._groups[key].append((monitor, module, path, (before,), monitor.buffer.stored.pending.get((path,)), after.detach()))
 
     def record(self) -> None:
-        """Reduces all that was gathered, and binds it at once: an interrupt leaves either all of it or nothing."""
+        """Reduces everything that was gathered, and binds all of it at once: an interrupt leaves either all of it or nothing."""
         if not self._groups and not self._copies:
             return
         failed = as_monitor(self._record_all)
-        for group in failed:  # alone, each tells what is wrong with it, and the others are recorded
+        for group in failed:  # each records alone: those that are at fault report it, and the others are recorded
             for monitor, module, path, operands, *_ in group:
                 monitor._record(module, *operands, path=path)
 
@@ -200,19 +203,20 @@ class StepBatch:
             if self._copies:
                 torch._foreach_copy_([kept for kept, _ in self._copies], [x for _, x in self._copies])
             self._subtract()
-            moment, batches = Moment(), []
+            moment, stacks = Moment(), []
             for group in self._groups.values():
-                found = _observe(group, self._left, moment)
+                found = _prepare(group, self._left, moment)
                 if found is None:
                     failed.append(group)
                 else:
-                    batches += found
+                    stacks += found
             moment.recorded = True
-            for batch in batches:
-                batch.forget()
+            for stack in stacks:
+                stack.forget()
         return failed
 
     def _subtract(self) -> None:
+        """Overwrites the tensors before updates with the updates."""
         befores, afters = [], []
         for before, after in [(seen[3][0], seen[5]) for key in self._changing for seen in self._groups[key]]:
             if after is None:
@@ -227,72 +231,75 @@ class StepBatch:
             torch._foreach_neg_(befores)
 
 
-def _observe(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:
-    """Prepares observations of one reducer, dtype and device, for when `moment` is recorded.
+def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:
+    """Prepares observations of one reducer, dtype and device, to become valid when `moment` is recorded.
 
-    Returns the batches that they are in; None, and nothing is prepared, if one of them fails. `left` is what `Batch.left` was
-    before their rows were found.
+    Returns the stacks that hold them. If one of the observations fails, returns None and prepares nothing. `left` is the value of
+    `StateStack.left` from before the rows were looked up.
     """
     reducer = group[0][0].buffer.common
     try:
         lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _, _ in group])
-        places: dict[StateStack, dict[int, int]] = {}
-        apart: list[int] = []
+        targets: dict[StateStack, dict[int, int]] = {}  # for each stack, the row for each position in the group
+        unplaced: list[int] = []
         for position, (monitor, _, path, _, row, _) in enumerate(group):
             if left != StateStack.left:
                 row = monitor.buffer.stored.pending.get((path,))
             if isinstance(row, StackRow):
-                places.setdefault(row.batch, {})[position] = row.index
+                targets.setdefault(row.stack, {})[position] = row.index
             else:
-                apart.append(position)
+                unplaced.append(position)
         prepared: list[tuple[StateStack, _Rows]] = []
-        for batch, there in places.items():
-            rows = batch.rows(moment)
-            if len(places) > MANY or _kinds(rows[0]) != _kinds(lifted):  # or its rows were never recorded
-                apart += there
+        for stack, indices in targets.items():
+            rows = stack.rows(moment)
+            if len(targets) > MANY or _kinds(rows[0]) != _kinds(lifted):  # they also differ if the rows were never recorded
+                unplaced += indices
             else:
-                prepared.append((batch, _joined(reducer, rows, lifted, there)))
-        if apart:
-            prepared.append(_begun(group, sorted(apart), lifted))
+                prepared.append((stack, _merge_rows(reducer, rows, lifted, indices)))
+        if unplaced:
+            prepared.append(_new_stack(group, sorted(unplaced), lifted))
     except Exception:
         return None
-    for batch, rows in prepared:
-        batch.prepare(moment, rows)
-    return [batch for batch, _ in prepared]
+    for stack, rows in prepared:
+        stack.prepare(moment, rows)
+    return [stack for stack, _ in prepared]
 
 
-def _joined(reducer: Reducer, rows: _Rows, lifted: State, places: Mapping[int, int]) -> _Rows:
-    """The rows with those lifted, of which `places` says which goes where."""
+def _merge_rows(reducer: Reducer, rows: _Rows, lifted: State, indices: Mapping[int, int]) -> _Rows:
+    """Returns the rows merged with the lifts; `indices` maps the position of a lift to its row."""
     stacked, counts = rows
-    if len(next(iter(lifted.values()))) == len(counts) and [*places] == [*places.values()] == [*range(len(counts))]:
+    if len(next(iter(lifted.values()))) == len(counts) and [*indices] == [*indices.values()] == [*range(len(counts))]:
         return reducer.merge(stacked, lifted), [count + 1 for count in counts]
     device = next(iter(stacked.values())).device
-    come, go = int_tensor([*places], device), int_tensor([*places.values()], device)
-    joined = reducer.merge({key: value[go] for key, value in stacked.items()}, {key: value[come] for key, value in lifted.items()})
-    more = list(counts)
-    for place in places.values():
-        more[place] += 1
-    return {key: value.index_copy(0, go, joined[key]) for key, value in stacked.items()}, more
+    sources, targets = int_tensor([*indices], device), int_tensor([*indices.values()], device)
+    merged = reducer.merge(
+        {key: value[targets] for key, value in stacked.items()}, {key: value[sources] for key, value in lifted.items()}
+    )
+    new_counts = list(counts)
+    for index in indices.values():
+        new_counts[index] += 1
+    return {key: value.index_copy(0, targets, merged[key]) for key, value in stacked.items()}, new_counts
 
 
-def _begun(group: list[_Seen], positions: list[int], lifted: State) -> tuple[StateStack, _Rows]:
-    """A new batch of those at these positions, and its rows. It is empty until these are recorded."""
-    batch, device = StateStack(), next(iter(lifted.values())).device
+def _new_stack(group: list[_Seen], positions: list[int], lifted: State) -> tuple[StateStack, _Rows]:
+    """Returns a new stack for the leaves at these positions, and its first rows. The stack is empty until these are recorded."""
+    stack, device = StateStack(), next(iter(lifted.values())).device
     first, _, _, operands, *_ = group[positions[0]]
     wanted = {key: value.shape for key, value in first.buffer.common.update({}, operands[0].detach()).items()}
     if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
-        raise StateMismatchError(f"{first.buffer.common!r} lifts the rows of a matrix to other shapes than each by itself")
+        raise StateMismatchError(f"{first.buffer.common!r} lifts the rows of a matrix to other shapes than each row by itself")
     StateStack.left += 1
     for index, position in enumerate(positions):
         monitor, _, path, *_ = group[position]
         held = monitor.buffer.flush()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
-        monitor.buffer.stored = held.moved((path,), StackRow(path, batch, index, base))
+        monitor.buffer.stored = held.moved((path,), StackRow(path, stack, index, base))
     if len(positions) < len(group):
-        come = int_tensor(positions, device)
-        lifted = {key: value[come] for key, value in lifted.items()}
-    return batch, (lifted, [1] * len(positions))
+        sources = int_tensor(positions, device)
+        lifted = {key: value[sources] for key, value in lifted.items()}
+    return stack, (lifted, [1] * len(positions))
 
 
 def _kinds(stacked: State) -> dict[str, Any]:
+    """Returns the shape of a row, the dtype and the device of each tensor."""
     return {key: (value.shape[1:], value.dtype, value.device) for key, value in stacked.items()}

@@ -1,8 +1,16 @@
-"""What belongs to one call is kept in the frame of that call: it is gone with the call, however that ends.
+"""Values that belong to one call of a module, kept in the frame of that call.
 
-Hooks that come in pairs, one before and one after, leave something over where the call in between is interrupted: PyTorch calls no
-hook then. A frame dies all the same, and cannot be taken for that of another call, of this thread or another one. That names may be
-added to a frame is said by PEP 667; older versions of Python do so too.
+A hook before the forward may keep a value for the hook after it. PyTorch does not call the second hook if the call is interrupted
+(`KeyboardInterrupt`). The frame of the call is freed in any case, and the value with it. No other call, of this thread or of
+another, has the same frame while the value exists.
+
+The usual way is a stack of entries in a thread-local. The entry of an interrupted call would stay there until the next call in the
+thread, and keep a clone of a tensor alive. With such a stack
+`test_after_a_forward_that_was_interrupted_nothing_is_retained_and_the_next_call_records_correctly` fails: the clones must be freed
+once the error has left the call, without another call. Entries of optimizer steps hold only ids and weak references, so
+`schedule/under_way.py` uses a stack.
+
+PEP 667 specifies that `frame.f_locals` accepts new names; versions of Python before it accept them too.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ _HOOK = Hook.__call__.__code__
 
 
 def keep(frame: FrameType, name: str, value: Any) -> None:
-    """Keeps `value` as long as the call of `frame` goes on, or until it is kept anew under this name.
+    """Keeps `value` under `name` until the call of `frame` ends, or until another value is kept under this name.
 
     >>> import sys
     >>> def call():
@@ -35,15 +43,18 @@ def keep(frame: FrameType, name: str, value: Any) -> None:
 
 
 def kept(frame: FrameType, name: str) -> Any:
-    """What is kept under this name, None where nothing is."""
+    """Returns the value kept under `name`, or None."""
     return frame.f_locals.get(name)
 
 
 def forward_frame() -> FrameType:
-    """For what a `Hook` calls: the frame of the module's call, the same before the forward, after it, and after an exception."""
+    """Returns the frame of the call of the module for which a `Hook` runs; the `Hook` must be among the callers.
+
+    The frame is the same before the forward, after it, and after an exception.
+    """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code is not _HOOK:  # what times hooks may be in between
+    while frame.f_back is not None and frame.f_code is not _HOOK:  # a measured step adds frames
         frame = frame.f_back
     frame = frame.f_back or frame
-    outer = frame.f_back  # hooks are called from a function within the call, but those that come after an exception
+    outer = frame.f_back  # PyTorch calls hooks in a function within `_call_impl`, but after an exception in `_call_impl` itself
     return outer if outer is not None and outer.f_code is _CALL and frame.f_code in _CALL.co_consts else frame

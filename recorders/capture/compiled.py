@@ -1,14 +1,14 @@
-"""Inside the user's compiled graphs: observations are lifted there, and join the State outside, by operators of our own.
+"""Observations inside the user's compiled graphs: the graph lifts them, and operators of this package join the lifts to the State.
 
-No State is in a graph. Were one rebound in it, each leaf would need a second graph, for there is nothing to join at the first call,
-and a hook on a gradient may rebind nothing at all. Were it written in place, two forwards before their backwards would end in an
-error in the user's program: a graph saves what its backward writes into, and finds it changed by the first of the two. So the graph
-hands each lift, which it fuses with what made the activation, to an operator that runs as plain Python: states join and are bound
-as in eager mode, in memory of their own, which no graph reuses.
+No State is in a graph. If a graph rebound it, each leaf would need a second graph, because at the first call there is no State to
+join, and a hook on a gradient may rebind nothing at all. If a graph wrote into it, two forwards before their backwards would raise
+an error in the user's program: a graph saves the tensor that it writes into for its backward, and autograd finds that the other
+forward changed this tensor. So the graph passes each lift to an operator that runs as plain Python. The compiler fuses the lift
+with the operation that made the activation. The operator joins and binds States as in eager mode, in memory that no graph reuses.
 
-Nothing in a graph belongs to one monitor alone. Blocks of one class that are compiled each by itself share a graph, if all that the
-compiler guards is the same for each of them. So the receiver of an observation is an input of the graph, a tensor that holds its
-number; and what the compiler sees of a monitor is a twin, which all monitors that are made alike have in common.
+Nothing in a graph belongs to a single monitor. If everything that the compiler guards is equal, blocks of one class that are each
+compiled by themselves share a graph. So the receiver of an observation is an input of the graph: a tensor that holds the receiver's
+number. The compiler sees of a monitor only a twin, which all monitors made alike share.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from reducers import Reducer, State
 
 __all__ = ["emit_call", "emit_leaves", "find_receiver", "find_twin", "new_receiver", "new_twin_key", "operands_of", "unpacked"]
 
-_NEXT = "\x1f"
-
+_NEXT = "\x1f"  # separates the fields of a layout
 
 _numbers = itertools.count()
 _receivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -37,12 +36,14 @@ _twins: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def new_receiver(receiver: Any) -> Tensor:
-    """The number of `receiver`, as the tensor by which graphs know it. It is called by the operators' names when the graph runs:
+    """Returns a tensor with a new number, by which graphs identify `receiver`. `receiver` is held weakly.
 
-    - `take(layout, packs, stream)`: one observation, lifted, the State of it alone for each of its leaves, packed;
-    - `take_leaves(leaves, stream)`: one that the graph could not lift, its tensors by leaf path;
-    - `take_call(operands, stream)`: one whose operands callables ask for; `operands()` makes them;
-    - `take_failure()`: one whose operands could not be read while the graph was traced.
+    When a graph runs, the operators call one of these methods of the receiver for each observation:
+
+    - `take(layout, packs, stream)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
+    - `take_leaves(leaves, stream)`: the graph could not lift the observation; `leaves` are its tensors by path;
+    - `take_call(operands, stream)`: callables need the operands; `operands()` returns them;
+    - `take_failure()`: the operands could not be read while the graph was traced.
     """
     number = next(_numbers)
     _receivers[number] = receiver
@@ -53,33 +54,33 @@ def new_receiver(receiver: Any) -> Tensor:
 
 
 def new_twin_key(twin: Any) -> str:
-    """The name under which graphs know `twin`: a string, because a graph may make a variable of a number."""
+    """Returns a new key by which graphs identify `twin`: a string, because a graph may turn a number into a variable."""
     key = str(next(_numbers))
     _twins[key] = twin
     return key
 
 
 def find_receiver(receiver: Tensor) -> Any:
-    """Whose number it is; None if it is no more, for a graph may outlive the monitor."""
+    """Returns the receiver of this number, or None if it was freed: a graph may outlive the monitor."""
     return _receivers.get(int(receiver))
 
 
 def find_twin(key: str) -> Any:
-    """The twin of this name."""
+    """Returns the twin of this key, or None if it was freed."""
     return _twins.get(key)
 
 
 def emit_call(receiver: Tensor, operands: Any, stream: str) -> None:
-    """Called while a graph is traced: a call of the operator that hands the operands on as they are."""
+    """Adds a call of the operator that passes on the operands as they are; called while a graph is traced."""
     layout, tensors, numbers = packing.packed(operands)
     torch.ops.torch_recorders.take_call(receiver, stream, layout, tensors, numbers)
 
 
 def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str) -> None:
-    """A node of the user's graph: the lift of these leaves, and a call of the operator that takes all of them at once.
+    """A node of the user's graph: lifts these leaves, and calls the operator that takes all of them at once.
 
-    The compiler's front end does not look inside. It runs where the graph is traced behind the front end, in plain Python, so
-    that a reducer that no graph can hold costs no graph: it gets the tensors themselves when the graph runs.
+    Dynamo does not look inside. AOT traces this function in plain Python, so a reducer that cannot be traced does not break the
+    graph: it gets the tensors themselves when the graph runs.
     """
     twin = find_twin(key)
     if twin is not None:
@@ -91,21 +92,21 @@ def _emit_leaves(receiver: Tensor, reducer: Reducer, paths: list[str], tensors: 
         leaves = {path: tensor.detach() for path, tensor in zip(paths, tensors, strict=True)}
         try:
             layout, packs = _packed_lifts(reducer, leaves)
-        except Exception:  # it looks at numbers, or fails: in eager mode it gets them, or tells what is wrong
+        except Exception:  # the reducer reads values, or fails; outside the graph it gets the values, or reports its error
             torch.ops.torch_recorders.take_leaves(receiver, stream, list(leaves), list(leaves.values()))
         else:
             torch.ops.torch_recorders.take(receiver, stream, layout, packs)
 
 
-torch.fx.has_side_effect(emit_leaves)  # it returns nothing, and would be removed
+torch.fx.has_side_effect(emit_leaves)  # otherwise the compiler removes the node, because it returns nothing
 torch.compiler.allow_in_graph(emit_leaves)  # type: ignore[no-untyped-call]
 
 
 def _packed_lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> tuple[str, list[Tensor]]:
-    """The lifts by leaf path. By the laws of reducers a lift is an update of the empty state.
+    """Lifts the leaves; returns the layout of the lifts and their tensors. A lift is an update of the empty state.
 
-    What is empty has no lift; the tensor itself stands for it. Tensors of one dtype and shape go as one, which the compiler makes
-    of them where it computes them: there are fewer to copy.
+    An empty leaf has no lift, and its tensor is packed instead. Tensors of one dtype and shape are stacked. The compiler writes
+    each directly into its stack, so there are fewer tensors to copy.
     """
     packs: list[list[Tensor]] = []
     layout = ""
@@ -125,65 +126,65 @@ def _packed_lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> tuple[str, 
 
 @lru_cache(maxsize=4096)
 def columns(layout: str) -> tuple[tuple[str, str, int, int], ...]:
-    """Leaf path, key, pack and place in it, of each tensor that a graph hands over."""
+    """Returns for each tensor that a graph passes on: its leaf path, key, pack and index in the pack."""
     parts = layout.split(_NEXT)
     return tuple(
-        (path, key, int(pack), int(place)) for path, key, pack, place in zip(*(parts[i::4] for i in range(4)), strict=False)
+        (path, key, int(pack), int(index)) for path, key, pack, index in zip(*(parts[i::4] for i in range(4)), strict=False)
     )
 
 
 def unpacked(layout: str, packs: Sequence[Tensor], dim: int = 0) -> dict[str, State]:
-    """By leaf path the State of an observation, as views of the packs; with `dim=1` of several, which are stacked."""
+    """Returns the State of an observation by leaf path, as views of the packs; with `dim=1`, of several stacked observations."""
     lifted: dict[str, State] = {}
-    for path, key, pack, place in columns(layout):
+    for path, key, pack, index in columns(layout):
         state = lifted.setdefault(path, {})
         if key:
-            state[key] = packs[pack].select(dim, place)
+            state[key] = packs[pack].select(dim, index)
     return lifted
 
 
 def operands_of(layout: str, tensors: list[Tensor], numbers: list[int]) -> Any:
-    """What was handed to `emit_call`, in memory of its own: the graph reuses that of what it hands over."""
+    """Returns the operands given to `emit_call`, with cloned tensors, because the graph reuses the memory of its own."""
     return packing.unpacked(layout, [tensor.clone() for tensor in tensors], numbers)
 
 
-def _received(method: str, receiver: Tensor, *args: Any) -> None:
-    """What all operators do when the graph runs."""
+def _call_receiver(method: str, receiver: Tensor, *args: Any) -> None:
+    """Calls a method of the receiver, if it still exists; called by all operators when the graph runs."""
 
-    def hand_over() -> None:
+    def call() -> None:
         found = find_receiver(receiver)
         if found is not None:
             getattr(found, method)(*args)
 
-    outside_modes(hand_over)
+    outside_modes(call)
 
 
 def _take(receiver: Tensor, stream: str, layout: str, packs: list[Tensor]) -> None:
-    _received("take", receiver, layout, packs, stream)
+    _call_receiver("take", receiver, layout, packs, stream)
 
 
 def _take_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor]) -> None:
-    _received("take_leaves", receiver, dict(zip(paths, tensors, strict=True)), stream)
+    _call_receiver("take_leaves", receiver, dict(zip(paths, tensors, strict=True)), stream)
 
 
 def _fail(receiver: Tensor) -> None:
-    _received("take_failure", receiver)
+    _call_receiver("take_failure", receiver)
 
 
 def _take_call(receiver: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int]) -> None:
-    _received("take_call", receiver, lambda: operands_of(layout, tensors, numbers), stream)
+    _call_receiver("take_call", receiver, lambda: operands_of(layout, tensors, numbers), stream)
 
 
 _library: Any = torch.library.Library("torch_recorders", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _define(schema: str, run: Callable[..., None]) -> None:
-    # replaying kernels would pass the operator by, so CUDA graphs end before it
+    # A CUDA graph replays kernels and would skip the operator, so CUDA graphs must end before it.
     _library.define(schema, tags=(torch.Tag.cudagraph_unsafe,))
     name = schema.partition("(")[0]
     _library.impl(name, run, "CompositeExplicitAutograd")
     _library._register_fake(name, lambda *_: None)
-    # without an effect it would be removed, for it returns nothing; ordered, for some statistics depend on what came first
+    # Without an effect it would be removed, because it returns nothing. Ordered, because some statistics depend on the order.
     make_effectful(getattr(torch.ops.torch_recorders, name).default)
 
 

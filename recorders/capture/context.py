@@ -1,8 +1,7 @@
-"""What surrounds the work of a monitor: none of the user's modes, full precision, no gradients.
+"""The context in which a monitor works: outside the user's modes, in full precision, without gradients.
 
-A dispatch or function mode that sees what a monitor computes counts it (a FLOP counter, a profiler), keeps it (selective
-checkpointing, which then finds other operations in the recomputation than it kept), or changes it. So all that runs for a monitor
-runs outside of them.
+Otherwise a dispatch or function mode of the user would count the operations of a monitor (a FLOP counter, a profiler), change them,
+or keep their outputs: selective checkpointing would then find other operations in the recomputation than it kept.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
 
 def capturing() -> bool:
-    """Whether this thread is at work for a monitor: what its callables and reducers call is none of the user's program."""
+    """Whether this thread works for a monitor. What callables and reducers call then is not part of the user's program."""
     return _capturing.get()
 
 
 def as_monitor(function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function(*args)` as the work of a monitor: outside modes, in full precision, without gradients; return what it returns.
+    """Calls `function(*args)` as the work of a monitor: outside modes, in full precision, without gradients. Returns its result.
 
-    The mark of `capturing` is set in a context of its own, so that it cannot be left behind by an interruption.
+    The flag of `capturing` is set in a separate context, so it does not stay set if the call is interrupted.
     """
-    return outside_modes(copy_context().run, _marked, function, args)
+    return outside_modes(copy_context().run, _run, function, args)
 
 
-def _marked(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     _capturing.set(True)
     with NoInference(False), NoAutocast():
-        set_grad_enabled(False)  # until NoInference ends, which turns gradients on again
+        set_grad_enabled(False)  # the end of NoInference turns gradients on again
         return function(*args)

@@ -1,4 +1,4 @@
-"""Hooks that run for a monitor: guarded at their entry, traced into graphs, and not kept by copies of a model."""
+"""Hook: the callable that a monitor registers. It catches exceptions, can be traced into graphs, and is not copied with a model."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["Hook"]
 
 
 class Hook:
-    """What is put into a module. A copied or unpickled model carries a no-op in its place, made of the standard library alone.
+    """A hook that is registered on a module. A copied or unpickled model has a no-op of the standard library in its place.
 
-    It runs outside of the user's modes, and nothing that goes wrong in it reaches the user, but a `MonitorError`: that one is asked
-    for by `on_error="raise"`.
+    The hook runs outside the user's modes. The only exception that leaves it is a `MonitorError`, which the user asks for by
+    `on_error="raise"`.
 
     Args:
-        run: what is called outside of graphs.
-        trace: what is called while a graph is traced, with `receiver` before the other arguments; nothing if None.
+        run: is called outside of graphs.
+        trace: is called while a graph is traced, with `receiver` before the other arguments. If it is None, nothing is called.
         receiver: see `recorders.capture.compiled.new_receiver`.
-        fail: told of what went wrong, and the module.
+        fail: is called with the exception of `run`, and the module.
 
     Attributes:
-        usual: what is called outside of graphs.
-        run: that one, or for a while a timed version of it.
-        traced: whether a graph knows it, and guards that it is there.
+        usual: the function that was given as `run`.
+        run: the function that is called outside of graphs: `usual`, or a timed version of it during a measured step.
+        traced: whether a graph contains the hook, and guards that it is registered.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Hook:
                 self._mark_traced()
                 try:
                     self.trace(self.receiver, *args)
-                except Exception:  # of what an attribute or a walk calls; it would end the user's compilation
+                except Exception:  # for example of a property that is read; it would end the user's compilation
                     if self.receiver is not None:
                         torch.ops.torch_recorders.fail(self.receiver)
             return
@@ -70,17 +70,22 @@ class Hook:
 
     @assume_constant_result  # type: ignore[untyped-decorator]
     def _mark_traced(self) -> bool:
-        """While a graph is traced."""
+        """Sets `traced`; called while a graph is traced."""
         self.traced = True
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies as a no-op: the `__exit__` of a `nullcontext` takes any arguments and returns None.
+
+        A no-op class of this package could not be imported on a machine without the package, and the model would not load there.
+        `test_a_pickled_model_loads_and_runs_if_this_package_is_not_installed` fails with such a class.
+        """
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _warn_of_old_torch() -> bool:
-    """Called while a graph is traced: warn once in a process."""
+    """Warns once in a process; called while a graph is traced."""
     return _warned()
 
 
@@ -95,6 +100,6 @@ def _warned() -> bool:
     return True
 
 
-# A hook that is reached outside a compiled graph (after a graph break, or on the outermost module) runs as it is; compiled by
-# itself, it would be compiled anew for every monitor, up to the limit. Inside a graph it is traced all the same.
+# Outside a compiled graph (after a graph break, or on the outermost module) a hook runs as plain Python. Otherwise Dynamo would
+# compile it by itself, again for every monitor, up to the recompile limit. Inside a graph it is traced all the same.
 run_uncompiled(Hook.__call__.__code__)

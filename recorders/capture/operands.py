@@ -1,4 +1,4 @@
-"""What a hook hands over: tensor leaves of nested values, named by their paths, cut off from the autograd graph."""
+"""Operands: the leaves of nested values with their paths, tensors without their autograd graph, and tensors without values."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = [
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in `value`, each with its path: keys, indices and field names joined by dots; "" for a lone tensor.
+    """Yields the tensors in `value`, each with its path: keys, indices and field names joined by dots; "" for a single tensor.
 
-    Walks tuples, named tuples, lists, mappings and dataclasses (and so the outputs of Hugging Face models); whatever else
-    holds tensors, such as a key-value cache, is left alone.
+    Walks tuples, named tuples, lists, mappings and dataclasses, and so the outputs of Hugging Face models. Other objects that hold
+    tensors, such as a key-value cache, are ignored.
 
     >>> import torch
     >>> [path for path, _ in leaves({"logits": torch.ones(1), "states": (torch.ones(1), torch.ones(2))})]
@@ -60,12 +60,12 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def detached(value: Any) -> Any:
-    """The same structure with every tensor detached, so that a callable may keep what it is given."""
+    """Returns the same structure with every tensor detached, so that a callable may keep its arguments."""
     return mapped(value, Tensor.detach)
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with `function` applied to every tensor."""
+    """Returns the same structure with `function` applied to every tensor."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -89,13 +89,13 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """`tensor` cut off from the autograd graph, as a reducer takes it: the numbers themselves, in a tensor of no subclass.
+    """Returns the values of `tensor` as a reducer takes them: detached, in a plain `Tensor` without a subclass.
 
-    A quantised tensor is dequantised. Of a tensor that is spread over processes it is the part that this one holds, so that nothing
-    is communicated.
+    A quantised tensor is dequantised. For a tensor that is spread over processes the part of this process is returned, so that
+    nothing is communicated.
 
     Raises:
-        OperandError: a subclass that keeps its numbers elsewhere than in its own memory.
+        OperandError: the tensor is of a subclass that does not keep its values in its own memory.
     """
     found = tensor.detach()
     if type(found) is Tensor:
@@ -104,20 +104,20 @@ def plain(tensor: Tensor) -> Tensor:
         return plain(found.to_local())
     if type(found).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise OperandError(
-            f"a {type(found).__name__} keeps its numbers in other tensors: hand one of those over with op_=lambda ...: tensor"
+            f"a {type(found).__name__} keeps its values in other tensors: return one of those with op_=lambda ...: tensor"
         )
     return found.as_subclass(Tensor)
 
 
 def symbolic(value: Any) -> bool:
-    """Whether a program is being written down by `torch.fx`, which hands proxies around in place of tensors."""
+    """Whether `torch.fx` is tracing a program; its proxies are then in the places of tensors."""
     if isinstance(value, torch.fx.Proxy):
         return True
     return any(symbolic(item) for _, item in _items(value))
 
 
 def pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The inputs of a call: the only one as it is, several as a tuple, keywords as a dict by name or index; None without any."""
+    """Returns the inputs of a call: a single one as it is, several as a tuple, keywords as a dict by name or index, or None."""
     if not kwargs:
         return args[0] if len(args) == 1 else args or None
     if not args and len(kwargs) == 1:
@@ -126,39 +126,42 @@ def pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def as_operand(value: Any) -> Any:
-    """A Python number as a tensor (float64 or int64), a NumPy number or array as the tensor it is; anything else as it is."""
+    """Returns a Python number as a tensor (float64 or int64), a NumPy number or array as a tensor, anything else unchanged."""
     if isinstance(value, (bool, int)):
         return torch.tensor(value)
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     if hasattr(value, "__array__") and not isinstance(value, (Tensor, type)):
-        with contextlib.suppress(TypeError):  # an array of objects is none of numbers
+        with contextlib.suppress(TypeError):  # an array of objects
             return torch.as_tensor(value)
     return value
 
 
 def transient(tensor: Tensor) -> bool:
-    """Whether a tensor holds no numbers of its own: meta and fake tensors, and those inside vmap, grad and functionalisation."""
+    """Whether a tensor has no values of its own: meta and fake tensors, and tensors inside vmap, grad and functionalisation."""
     if tensor.is_meta or inside_transform() or is_batched(tensor):
         return True
     return type(tensor) is not Tensor and type(tensor).__name__ in ("FakeTensor", "FunctionalTensor")
 
 
 def why_no_numbers(tensors: Iterable[Tensor]) -> str:
-    """Why these tensors cannot be recorded; "" if they can."""
+    """Returns the reason why these tensors cannot be recorded; "" if they can."""
     if tracing():
         return "traced (torch.jit.trace or make_fx)"
     return "not a real tensor (meta, fake, vmap or grad)" if any(map(transient, tensors)) else ""
 
 
 def recomputing() -> bool:
-    """Whether this forward runs inside a backward pass: activation checkpointing at work, on a call that was seen before."""
+    """Whether this code runs inside a backward pass. A forward is then a recomputation of activation checkpointing."""
     return graph_task() != -1
 
 
 def tracing() -> bool:
-    """Whether a program is being written down with nothing of a monitor in it: `torch.export`, `torch.jit.trace`, `make_fx`, and
-    what `torch.compile` finds inside vmap and grad, whose tensors hold no numbers of their own."""
+    """Whether a program is traced that must contain nothing of a monitor.
+
+    These are the programs of `torch.export`, `torch.jit.trace` and `make_fx`, and parts of compiled programs inside vmap and grad,
+    where tensors have no values of their own.
+    """
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting() or _transforming()
     return is_being_written_down()
@@ -170,14 +173,14 @@ def _transforming() -> bool:
 
 
 def shapes(value: Any) -> str:
-    """The shapes and dtypes of the tensors in `value`, for messages.
+    """Returns the shapes and dtypes of the tensors in `value`, for messages.
 
     >>> shapes((torch.ones(2, 3), "text"))
     '0: (2, 3) float32'
     """
     try:
         shown = [_shape(path, tensor) for path, tensor in leaves(value)]
-    except Exception as error:  # nested tensors have no shape, a value that holds itself has no end
+    except Exception as error:  # a nested tensor has no shape; a value that contains itself has no end
         return f"{type(value).__name__} of unknown shape ({type(error).__name__})"
     return ", ".join(shown[:8]) + (" and more" if len(shown) > 8 else "") if shown else f"no tensor, but {type(value).__name__}"
 

@@ -1,4 +1,4 @@
-"""Operands as an operator of a compiled graph takes them: tensors, whole numbers, and a text that says how they were nested."""
+"""Operands as arguments of an operator in a compiled graph: tensors, integers, and a text that says how they were nested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["packed", "unpacked"]
 
 
 def packed(value: Any) -> tuple[str, list[Tensor], list[int]]:
-    """The layout of a nested value, its tensors and its whole numbers. Called while a graph is traced.
+    """Returns the layout of a nested value, its tensors and its integers; called while a graph is traced.
 
     >>> import torch
     >>> layout, tensors, numbers = packed({"logits": torch.ones(1), "loss": None, "steps": [2, "two"]})
@@ -32,7 +32,7 @@ def packed(value: Any) -> tuple[str, list[Tensor], list[int]]:
 
 
 def _layout(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
-    """A Python literal: a kind, and what it needs. Numbers may vary from call to call, so they are no part of it."""
+    """Returns a Python literal: a kind and its arguments. Numbers may vary from call to call, so they are not in it."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return "('tensor',)"
@@ -68,7 +68,7 @@ def _named(kind: str, name: str, items: list[tuple[Any, Any]], tensors: list[Ten
 
 
 def unpacked(layout: str, tensors: list[Tensor], numbers: list[int]) -> Any:
-    """The value that was packed; objects that hold no tensors by the field's rules come back as an `Absent`."""
+    """Returns the value that was packed. An object that `packed` does not walk, such as a key-value cache, becomes an `Absent`."""
     return _build(_parsed(layout), iter(tensors), iter(numbers))
 
 
@@ -96,7 +96,7 @@ def _build(tree: Any, tensors: Iterator[Tensor], numbers: Iterator[int]) -> Any:
     cls = _class(rest[0])
     try:
         return named if kind == "dict" and cls in (dict, None) else _instance(kind, cls, named)
-    except Exception:  # its own rules forbid to make it anew; its fields are all that a callable needs
+    except Exception:  # its class does not allow a new instance like this; callables only need the fields
         return SimpleNamespace(**{str(key): value for key, value in named.items()})
 
 
@@ -120,13 +120,13 @@ def _instance(kind: str, cls: Any, named: dict[Any, Any]) -> Any:
 
 
 class Absent:
-    """Stands for an operand that no graph can hand on, such as a key-value cache; asked for anything, it says so."""
+    """Stands for an operand that a graph cannot pass on, such as a key-value cache. Reading an attribute raises an OperandError."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
 
     def __getattr__(self, attr: str) -> Any:
         raise OperandError(
-            f"a compiled graph cannot hand a {self._name} on to filter_, map_ or op_, which asked for its {attr!r}: "
-            "use the tensors beside it, or keep this module out of the graph with torch.compiler.disable"
+            f"a compiled graph cannot pass a {self._name} to filter_, map_ or op_, and one of these read its {attr!r}: "
+            "use the other operands, which are tensors, or keep this module out of the graph with torch.compiler.disable"
         )

@@ -1,11 +1,11 @@
-"""Hooks that are not due are taken out of PyTorch's dictionaries, and put back under the same ids at the same place.
+"""SwitchedHooks: takes hooks that are not due out of PyTorch's dictionaries; puts them back under the same ids, at the same place.
 
-A hook that does nothing costs a call all the same, and a module without hooks takes a shorter way: in small steps that is more than
-any budget. While a hook is out, the dictionary that it belongs to keeps it as an attribute. So it lives as long as it would in the
-dictionary, without the Recorder too, and a copy of the model has a no-op there, as it has for hooks that are on.
+A hook that does nothing still costs a call, and PyTorch calls a module without hooks on a shorter path. In short steps these costs
+exceed any budget. While a hook is out, an attribute of its dictionary holds it. So the hook lives as long as it would in the
+dictionary, even if the Recorder is freed, and a copy of the model has a no-op in that attribute too.
 
-`torch.compile` must find every hook: it writes no guard for one that is not there, and would run such a graph for ever. So whenever
-it begins to compile, all hooks that are out are put back first, and those that it found stay where they are from then on.
+`torch.compile` must find every hook: it writes no guard for an absent hook, so a graph without the hook would be used for ever. So
+before anything is compiled, all hooks that are out are put back. The hooks that the compiler traced are never taken out again.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from recorders.capture.context import capturing
 __all__ = ["Switchable", "SwitchedHooks", "grouped", "hook_of", "put_back", "take_out"]
 
 Hooks: TypeAlias = "OrderedDict[int, Any]"
-Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, ids in it
+Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, and ids of hooks
 
 
 class Switchable(Protocol):
-    """What has hooks that may be taken out."""
+    """An object with hooks that may be taken out."""
 
     def switchable(self) -> tuple[list[Any], bool]:
-        """The handles of its hooks that may be taken out now, and whether these will stay the same."""
+        """Returns the handles of the hooks that may be taken out now, and whether later calls will return the same handles."""
 
 
-_OUT = "hooks taken out"
-PATIENCE = 8  # times that hooks are put back because something is compiled; after that they stay
+_OUT = "hooks taken out"  # the attribute of a dictionary that holds the hooks taken out of it
+PATIENCE = 8  # how often hooks are put back because something is compiled; after that they stay in
 
 
 def grouped(handles: Iterable[Any]) -> list[Group]:
-    """By dictionary the ids behind handles that PyTorch gave for hooks; hooks that graphs know are left out."""
+    """Groups the hooks of these handles by dictionary. Hooks that a graph contains are left out, because they must stay in."""
     found: dict[int, tuple[Any, list[int]]] = {}
     for handle in handles:
         hooks = handle.hooks_dict_ref()
@@ -47,7 +47,7 @@ def grouped(handles: Iterable[Any]) -> list[Group]:
 
 
 def hook_of(handle: Any) -> Any:
-    """What the handle stands for, whether it is out or not; None if it was removed."""
+    """Returns the hook of this handle, whether it is out or not; None if it was removed."""
     hooks = handle.hooks_dict_ref()
     if hooks is None:
         return None
@@ -55,77 +55,86 @@ def hook_of(handle: Any) -> Any:
 
 
 def take_out(groups: Iterable[Group]) -> None:
-    """Takes hooks out of their dictionaries. Flags of a hook that PyTorch keeps in other dictionaries, by its id, stay."""
+    """Takes hooks out of their dictionaries. Flags of a hook, which PyTorch keeps by id in other dictionaries, stay there."""
     for dictionary, ids in groups:
         hooks = dictionary()
         if hooks is None:
             continue
         out = vars(hooks).setdefault(_OUT, {})
-        there = list(hooks) if _ordered(hooks) else []
+        order = list(hooks) if _ordered(hooks) else []
         for key in ids:
             if key in hooks:
-                out[key] = hooks[key], there
+                out[key] = hooks[key], order
                 del hooks[key]
 
 
 def put_back(groups: Iterable[Group]) -> None:
-    """Puts hooks back that are out. What was interrupted is completed by the next call."""
+    """Puts back those of the hooks that are out. If a call is interrupted, the next call puts back the rest."""
     for dictionary, ids in groups:
         hooks = dictionary()
         out = None if hooks is None else vars(hooks).get(_OUT)
         if hooks is None or not out:
             continue
-        among = bool(hooks) and _ordered(hooks)
+        restores_order = bool(hooks) and _ordered(hooks)
         for key in ids:
             if key in out:
-                hook, there = out[key]
+                hook, order = out[key]
                 hooks[key] = hook
-                if among:
-                    _order(hooks, key, there)
+                if restores_order:
+                    _restore_order(hooks, key, order)
                 del out[key]
 
 
 def _ordered(hooks: Hooks) -> bool:
-    """Whether it matters in which order hooks are called: not where all are ours."""
+    """Whether the order of the hooks matters. It does not if all of them belong to this package."""
     return getattr(hooks, "ordered", True)
 
 
-def _order(hooks: Hooks, key: int, there: list[int]) -> None:
-    """Moves `key` behind what stood before it when it was taken out, and before all others but those that were put first since."""
+def _restore_order(hooks: Hooks, key: int, order: list[int]) -> None:
+    """Moves `key` to its place. `order` are the ids in the dictionary when `key` was taken out.
+
+    `key` comes after the hooks that preceded it then. If there are none, it comes before the others of `order`, but after hooks
+    that were registered since and come first.
+    """
     others = [other for other in hooks if other != key]
-    before = set(there[: there.index(key)])
+    before = set(order[: order.index(key)])
     behind = [index + 1 for index, other in enumerate(others) if other in before]
-    known = [index for index, other in enumerate(others) if other in there]
+    known = [index for index, other in enumerate(others) if other in order]
     later = others[behind[-1] if behind else known[0] if known else 0 :]
-    deque(map(hooks.move_to_end, later), maxlen=0)  # in one call of C, which no signal interrupts halfway
+    deque(map(hooks.move_to_end, later), maxlen=0)  # one call of C, which no signal interrupts
 
 
 class SwitchedHooks:
     """The hooks of some monitors, which are taken out and put back together.
 
     Attributes:
-        again: the step from which on it is worth to ask the monitors again which of their hooks to take out.
+        again: the next step at which the monitors are asked which hooks may be taken out.
     """
 
     def __init__(self) -> None:
         self._groups: list[Group] = []
         self._out: list[Group] = []
-        self.again, self._wait, self._returns = 0, 1, 0
+        self.again = 0
+        self._wait = 1  # steps until the monitors are asked again
+        self._restored = 0  # how often hooks were put back for the compiler
         _all.add(self)
 
     def change(self) -> None:
-        """The monitors, or their hooks, are others from now on."""
+        """Notes that the monitors or their hooks have changed."""
         self.again, self._wait = 0, 1
 
     def off(self, monitors: Iterable[Switchable], step: int) -> None:
-        """Takes the hooks out. Monitors that were never called are asked again at steps twice as far apart each time."""
+        """Takes the hooks out, except those of monitors that were never called.
+
+        Such monitors are asked again at a later step. The number of steps until then doubles each time.
+        """
         if step >= self.again:
             found = [monitor.switchable() for monitor in monitors]
             self._wait *= 2
             self.again = sys.maxsize if all(final for _, final in found) else step + self._wait
-            self._groups = grouped(handle for handles, _ in found for handle in handles) if self._returns < PATIENCE else []
+            self._groups = grouped(handle for handles, _ in found for handle in handles) if self._restored < PATIENCE else []
         if self._groups:
-            _listen()
+            _install_callback()
             self._out = self._groups
             take_out(self._out)
 
@@ -135,33 +144,33 @@ class SwitchedHooks:
         self._out = []
 
     def restore_for_compiler(self) -> None:
-        """Something is about to be compiled. Where that happens again and again the hooks stay from now on."""
+        """Puts the hooks back before something is compiled. After `PATIENCE` times they stay in."""
         if self._out:
             self.on()
             self.change()
-            self._returns += 1
+            self._restored += 1
             self._groups = []
 
 
 _all: WeakSet[SwitchedHooks] = WeakSet()
 
 
-class _Lasting(list[Any]):
-    """Callbacks, one of which `torch._dynamo.reset()`, which clears the list, does not remove."""
+class _Callbacks(list[Any]):
+    """Callbacks of the compiler. `torch._dynamo.reset()` clears the list; `_before_compiling` stays in it."""
 
     def clear(self) -> None:
         super().clear()
-        self.append(_compiling)
+        self.append(_before_compiling)
 
 
-def _listen() -> None:
+def _install_callback() -> None:
     handler = compilation.callback_handler
-    if _compiling not in handler.start_callbacks:
-        handler.start_callbacks = _Lasting([*handler.start_callbacks, _compiling])
+    if _before_compiling not in handler.start_callbacks:
+        handler.start_callbacks = _Callbacks([*handler.start_callbacks, _before_compiling])
 
 
-def _compiling(found: Any) -> None:
-    """Called by the compiler before it looks at a program; what a monitor compiles for itself holds no modules."""
+def _before_compiling(found: Any) -> None:
+    """Puts all hooks back before Dynamo looks at a program. A function that a monitor compiles for itself contains no modules."""
     if found.callback_trigger is compilation.CallbackTrigger.DYNAMO and not capturing():
         for switched in list(_all):
             switched.restore_for_compiler()

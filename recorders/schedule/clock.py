@@ -1,4 +1,4 @@
-"""The clock: where in a training the program is, and in which steps a monitor records."""
+"""Clock: the position in a training. It switches monitors on and off between steps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from recorders.schedule.stopwatch import now
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
-MANY = 64  # steps after which the gates are asked in any case, for hooks may have been put back for the compiler
+MANY = 64  # the most steps without a decision of the groups: hooks may have been put back for the compiler meanwhile
 Phase: TypeAlias = Literal["module", "grad"]
 
 
 class StepMeter(Protocol):
-    """What measures the steps of a clock."""
+    """Measures the steps of a clock; see `recorders.recorder.meter.Meter`."""
 
     budget: float | None
     every_step: int
@@ -34,36 +34,35 @@ class StepMeter(Protocol):
     uneventful: int
 
     def begin(self, records: bool) -> None:
-        """A step begins, in which some monitor records or none."""
+        """Begins a step; `records` says whether any monitor that the clock switches records in it."""
 
     def end(self) -> int:
-        """A step has ended; returns the cadence from now on."""
+        """Ends a step; returns the cadence from now on."""
         ...
 
     def drop(self) -> None:
-        """The step under way is not like the others."""
+        """Discards the measurement of the present step."""
 
     def switched(self, started: float) -> None:
-        """Hooks were taken out or put back since then."""
+        """Adds the time since `started`, in which hooks were taken out or put back."""
 
     def forwards(self, count: int) -> None:
-        """So many forwards have come since the last step."""
+        """Takes the number of forwards since the last step."""
 
 
 class Clock:
-    """Step, micro-batch, phase and recomputation: where in a training the program is.
+    """The position in a training: step, micro-batch, phase and recomputation.
 
-    A step begins after the optimizer step before it: forwards, backwards and what the optimizer does at the end of them belong to
-    one step. The clock is advanced by hand or by an optimizer that it is attached to. Between calls, never within one, it switches
-    monitors with `steps` or `every_step` on and off. A compiled graph reads nothing of it but `busy`: there is one graph for the
-    steps in which any of them records, whichever these are, and one for the others.
+    A step is the forwards, the backwards and the optimizer step at their end. The clock is advanced by hand, or by an optimizer to
+    which it is attached. It switches monitors with `steps` or `every_step` on and off between calls, never within one. A compiled
+    graph reads only `busy`: there is one graph for all steps in which any of these monitors records, and one for the other steps.
 
     Attributes:
-        attached: whether an optimizer advances it.
-        busy: whether this step is one of any monitor with `steps` or `every_step`, or with a budget.
-        cadence: of the steps that each monitor chooses, one in so many is recorded: 1, but where there is a budget.
-        micro_batch: how many micro-batches of this step came before, 0 at its first. Counted by forwards with gradients on, once
-            an optimizer is attached, or with a budget, and then only in steps that record. May be set by hand.
+        attached: whether an optimizer advances the clock.
+        busy: whether any monitor with `steps` or `every_step`, or with a budget, records in this step.
+        cadence: one in this many of the steps that a monitor chooses is recorded; 1 without a budget.
+        micro_batch: the number of micro-batches of this step before the present one. The clock counts forwards with gradients on,
+            if an optimizer is attached or there is a budget; with a budget only in steps that record. May be set by hand.
 
     >>> clock = Clock()
     >>> clock.advance()
@@ -77,40 +76,40 @@ class Clock:
         self.attached = False
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
-        self._gates: list[StepGroup] = []
+        self._groups: list[StepGroup] = []
         self._meter: StepMeter | None = None
         self._handle: Any = None
         self._counting = SwitchedHooks()
         self.busy, self.cadence = False, 1
-        self._uneventful = self._skipped = 0  # coming steps in which nothing is switched, and those of them that have ended
+        self._uneventful = self._skipped = 0  # coming steps in which nothing is switched; how many have ended
         self._lock = threading.RLock()
         self._receiver = new_receiver(self)
 
     @property
     def step(self) -> int:
-        """How many steps have ended; set it to resume a training.
+        """The number of steps that have ended; set it to resume a training.
 
         Raises:
-            ValueError: set to what is no whole number, or below 0.
-            MonitorError: `steps` of a monitor with `on_error="raise"` failed; the clock stands at the new step all the same.
+            ValueError: it is set to a negative number, or to something that is not an integer.
+            MonitorError: `steps` of a monitor with `on_error="raise"` failed; the step is set all the same.
         """
         return self._step
 
     @step.setter
     def step(self, step: int) -> None:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"Clock.step = {step!r}: a step is a whole number, 0 at the first")
+            raise ValueError(f"Clock.step = {step!r}: a step is a whole number, and the first is 0")
         with self._lock:
             if self._meter is not None:
                 self._meter.drop()
             self._catch_up()
-            self._stand_at(step)
+            self._set_step(step)
 
     def advance(self) -> None:
-        """Ends a step, by hand. Several threads may do so at once.
+        """Ends a step. Threads may call it at the same time.
 
         Raises:
-            MonitorError: as at setting `step`.
+            MonitorError: as if `step` is set.
         """
         with self._lock:
             meter = self._meter
@@ -127,41 +126,42 @@ class Clock:
             if meter is not None:
                 self.cadence = meter.end()
             try:
-                self._stand_at(self._step + 1)
+                self._set_step(self._step + 1)
             finally:
                 if meter is not None:
                     meter.begin(self.busy)
-            self._uneventful = min([MANY, *[gate.undue_steps(self._step, self.cadence) for gate in self._gates]])
+            self._uneventful = min([MANY, *[group.undue_steps(self._step, self.cadence) for group in self._groups]])
 
     def _catch_up(self) -> None:
-        """Tells the gates of steps for which they were not asked; from now on they are asked at every step, until more is known."""
-        for gate in self._gates:
-            gate.skip(self._step - self._skipped, self._skipped)
+        """Counts the skipped steps in the groups. Then the groups decide at every step, until the next undue steps are known."""
+        for group in self._groups:
+            group.skip(self._step - self._skipped, self._skipped)
         self._uneventful = self._skipped = 0
 
-    def _stand_at(self, step: int) -> None:
+    def _set_step(self, step: int) -> None:
+        """Sets the step, and switches the groups for which the decision has changed."""
         self._step, self.micro_batch, self._begun = step, 0, False
         failed: MonitorError | None = None
         busy = False
-        for gate in self._gates:
-            gate.ask(step, self.cadence)
-            busy = busy or gate.due
-            if gate.due != gate.told or gate.error is not None:
+        for group in self._groups:
+            group.decide(step, self.cadence)
+            busy = busy or group.due
+            if group.due != group.notified or group.error is not None:
                 started = None if self._meter is None else now()
-                failed = gate.tell(step) or failed
+                failed = group.notify(step) or failed
                 if self._meter is not None and started is not None:
                     self._meter.switched(started)
-            elif not gate.due and step >= gate.hooks.again:
-                gate.hooks.off(gate.monitors, step)
+            elif not group.due and step >= group.hooks.again:
+                group.hooks.off(group.monitors, step)
         if busy != self.busy:
-            self._rest(busy)
+            self._switch_counting(busy)
         self.busy = busy
         if failed is not None:
             raise failed
 
-    def _rest(self, busy: bool) -> None:
-        """Its own hook costs as much as those of monitors; with a budget it is out in steps that record nothing."""
-        self._gates = [gate for gate in self._gates if gate.monitors]
+    def _switch_counting(self, busy: bool) -> None:
+        """Drops empty groups. With a budget, takes out the clock's own hook, which costs as much as others, in idle steps."""
+        self._groups = [group for group in self._groups if group.monitors]
         if self._meter is None or self._meter.budget is None:
             return
         if busy:
@@ -170,12 +170,12 @@ class Clock:
             self._counting.off([self], self._step)
 
     def switchable(self) -> tuple[list[Any], bool]:
-        """The handle of its own hook, where micro-batches are counted."""
+        """Returns the handle of the hook that counts micro-batches, if there is one, and True, because it stays the same."""
         return [] if self._handle is None else [self._handle], True
 
     @property
     def phase(self) -> Literal["train", "eval", "no_grad"]:
-        """Of this moment: "eval" while the network watched is in evaluation mode, else "no_grad" while gradients are off."""
+        """The phase now: "eval" if the watched network is in evaluation mode, otherwise "no_grad" if gradients are off."""
         net = None if self._net is None else self._net()
         if net is not None and not net.training:
             return "eval"
@@ -183,18 +183,18 @@ class Clock:
 
     @property
     def recompute(self) -> bool:
-        """Whether this code runs inside a backward pass: forwards then are activation checkpointing at work."""
+        """Whether this code runs inside a backward pass. A forward is then a recomputation of activation checkpointing."""
         return recomputing()
 
     def attach(self, optimizer: Optimizer) -> Clock:
-        """Advances by one after every step of `optimizer`, once all monitors were told of it; returns the clock itself.
+        """Advances by one after every step of `optimizer`, when all monitors were notified of it; returns the clock itself.
 
-        Steps that a GradScaler skips do not count, but for a fused optimizer on an accelerator, which would have to be waited for
-        to know. Where one optimizer wraps another, its step and what it calls are one step, whichever of the two is attached. The
-        optimizer does not keep the clock, nor the clock the optimizer.
+        Steps that a GradScaler skips do not count. Skipped steps of a fused optimizer on an accelerator count, because asking would
+        synchronise with the device. If one optimizer wraps another, its step and the steps within it are one step, whichever of the
+        two is attached. The optimizer does not keep the clock alive, nor the clock the optimizer.
 
         Raises:
-            TypeError: `optimizer` is none.
+            TypeError: `optimizer` is not a `torch.optim.Optimizer`.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"a clock is attached to a torch.optim.Optimizer, or advanced by hand; got {type(optimizer).__name__}")
@@ -203,13 +203,13 @@ class Clock:
         return self
 
     def detach(self) -> Clock:
-        """No optimizer advances it any more; returns the clock itself."""
+        """Ends the attachment to all optimizers; returns the clock itself."""
         stop_counting(self)
         self.attached = False
         return self
 
     def measure(self, meter: StepMeter) -> None:
-        """Tells `meter` of every step from now on, and takes the cadence from it."""
+        """Notifies `meter` of every step from now on, and takes the cadence from it."""
         with self._lock:
             self._catch_up()
             self._meter, self.cadence = meter, meter.every_step
@@ -219,16 +219,16 @@ class Clock:
         self._net = weakref.ref(net)
 
     def count(self, net: nn.Module) -> Any:
-        """Takes the forwards of `net` for micro-batches; returns the handle that ends it, None where it takes no hooks."""
+        """Counts the forwards of `net` as micro-batches; returns the handle of the hook, or None if `net` takes no hooks."""
         try:
             self._handle = net.register_forward_pre_hook(Hook(self._forward, _trace_forward, self._receiver))
-        except RuntimeError:  # of torch.jit.script
+        except RuntimeError:  # a module of torch.jit.script
             self._handle = None
         self._counting.change()
         return self._handle
 
     def uncount(self) -> None:
-        """Counts micro-batches no more."""
+        """Stops counting micro-batches."""
         self._counting.on()
         if self._handle is not None:
             self._handle.remove()
@@ -240,40 +240,40 @@ class Clock:
         steps, every_step = monitor.gate.steps, monitor.gate.every_step
         with self._lock:
             self._catch_up()
-            gate = next((gate for gate in self._gates if gate.steps == steps and gate.every_step == every_step), None)
-            if gate is None:
-                gate = StepGroup(steps, every_step)
-                gate.ask(self._step, self.cadence)
-                gate.told = gate.due
-                self._gates.append(gate)
-            gate.monitors.add(monitor)
-            gate.hooks.change()
-            self.busy = self.busy or gate.due
-        monitor.switch(gate.due, gate.error)
+            group = next((group for group in self._groups if group.steps == steps and group.every_step == every_step), None)
+            if group is None:
+                group = StepGroup(steps, every_step)
+                group.decide(self._step, self.cadence)
+                group.notified = group.due
+                self._groups.append(group)
+            group.monitors.add(monitor)
+            group.hooks.change()
+            self.busy = self.busy or group.due
+        monitor.switch(group.due, group.error)
 
     def release(self, monitor: StepChooser) -> None:
-        """Leaves `monitor` as it is from now on."""
+        """Stops switching `monitor`; it stays on or off as it is now."""
         self.restore_hooks(monitor)
         with self._lock:
             self._catch_up()
-            for gate in self._gates:
-                gate.monitors.discard(monitor)
+            for group in self._groups:
+                group.monitors.discard(monitor)
 
     def restore_hooks(self, monitor: Any) -> None:
-        """Puts the hooks of `monitor` back for now: they are about to be removed, or others to come."""
+        """Puts the hooks of `monitor` back, before hooks are removed or added."""
         with self._lock:
             self._catch_up()
             put_back(grouped(monitor.all_handles()))
-            for gate in self._gates:
-                if monitor in gate.monitors:
-                    gate.hooks.change()
+            for group in self._groups:
+                if monitor in group.monitors:
+                    group.hooks.change()
 
     def _forward(self, *_: Any) -> None:
         if torch.is_grad_enabled() and not tracing():
             self.take("", [], "")
 
     def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
-        """A forward with gradients on has begun, in a compiled graph or outside of one."""
+        """Counts a forward with gradients on that has begun, in a compiled graph or outside of one."""
         if not recomputing():
             with self._lock:
                 self.micro_batch += self._begun
@@ -285,7 +285,7 @@ class Clock:
         return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _at, (self._step,)
+        return _clock_at, (self._step,)
 
 
 def _trace_forward(receiver: Tensor, *_: Any) -> None:
@@ -293,7 +293,7 @@ def _trace_forward(receiver: Tensor, *_: Any) -> None:
         torch.ops.torch_recorders.take(receiver, "", "", [])
 
 
-def _at(step: int) -> Clock:
+def _clock_at(step: int) -> Clock:
     clock = Clock()
     clock.step = step
     return clock

@@ -1,4 +1,4 @@
-"""In which steps monitors record: what may be given for it, and the gate of those that record in the same steps."""
+"""The steps in which monitors record: how a user gives them, and `StepGroup`, the monitors that record in the same steps."""
 
 from __future__ import annotations
 
@@ -33,51 +33,57 @@ class StepChooser(Protocol):
         ...
 
     def switch(self, active: bool, error: Exception | None) -> None:
-        """Whether to record from now on; `error` is what asking for that raised."""
+        """Turns recording on or off; `error` is the exception that the choice of steps raised, or None."""
 
     def switchable(self) -> tuple[list[Any], bool]:
-        """The handles of its hooks that may be taken out now, and whether these will stay the same."""
+        """Returns the handles of the hooks that may be taken out now, and whether later calls will return the same handles."""
 
 
 class StepGroup:
-    """The monitors that record in the same steps, held weakly. In other steps their hooks are out, where that can be."""
+    """The monitors that record in the same steps, held weakly. In other steps their hooks are taken out if possible.
+
+    Attributes:
+        due: whether the monitors record in the present step.
+        notified: the value of `due` that the monitors were given last; None if that was interrupted.
+        error: the exception that the choice of steps raised for the present step.
+    """
 
     def __init__(self, steps: Chosen, every_step: int) -> None:
         self.steps, self.every_step = steps, every_step
         self.monitors: WeakSet[Any] = WeakSet()
         self.due = True
-        self.told: bool | None = True
+        self.notified: bool | None = True
         self.hooks = SwitchedHooks()
-        self._ago = 0  # steps chosen since the last one in which they recorded, itself included; 0 before the first
+        self._since = 0  # chosen steps since the last due one, which counts too; 0 before the first
         self.error: Exception | None = None
 
-    def ask(self, step: int, cadence: int) -> None:
-        """Finds out whether `step` is one of theirs, one in so many of them."""
+    def decide(self, step: int, cadence: int) -> None:
+        """Sets `due` for `step`: one in `cadence` of the chosen steps is due."""
         self.due, self.error = False, None
         try:
             chosen = self.steps is None or (self.steps(step) if callable(self.steps) else step in self.steps)
             if chosen and step % self.every_step == 0:
-                self.due = self._ago == 0 or self._ago >= cadence
-                self._ago = 1 if self.due else self._ago + 1
+                self.due = self._since == 0 or self._since >= cadence
+                self._since = 1 if self.due else self._since + 1
         except Exception as error:
             self.error = error
 
     def undue_steps(self, step: int, cadence: int) -> int:
-        """The number of steps after `step`, which is not due, before the next one that is due; 0 if that is not known."""
-        if self.due or self.told is not False or self.error is not None or self.steps is not None:
+        """Returns the number of steps between `step` and the next due one; 0 if `step` is due, or the number is not known."""
+        if self.due or self.notified is not False or self.error is not None or self.steps is not None:
             return 0
-        chosen = max(0, cadence - self._ago)  # of these, before the one that is due
+        chosen = max(0, cadence - self._since)  # chosen steps before the next due one
         due = (step // self.every_step + 1 + chosen) * self.every_step
         return max(0, min(due, self.hooks.again) - step - 1)
 
     def skip(self, step: int, count: int) -> None:
-        """Makes up for `count` steps after `step` in which it was not asked, because none is due."""
-        self._ago += (step + count) // self.every_step - step // self.every_step
+        """Counts `count` steps after `step` for which `decide` was not called, because none of them is due."""
+        self._since += (step + count) // self.every_step - step // self.every_step
 
-    def tell(self, step: int) -> MonitorError | None:
-        """Switches the monitors and their hooks; returns what the first of them raised."""
+    def notify(self, step: int) -> MonitorError | None:
+        """Switches the monitors and their hooks; returns the first error that a monitor raised."""
         failed: MonitorError | None = None
-        self.told = None  # if this is interrupted the next step tells them again
+        self.notified = None  # if this call is interrupted, the next step notifies the monitors again
         if self.due:
             self.hooks.on()
         for monitor in list(self.monitors):
@@ -87,16 +93,16 @@ class StepGroup:
                 failed = failed or error
         if not self.due:
             self.hooks.off(self.monitors, step)
-        self.told = self.due
+        self.notified = self.due
         return failed
 
 
 def as_steps(steps: Steps | None) -> Chosen:
-    """`steps` in a form that compares, pickles and has a hash: a slice becomes a range, a collection a sorted tuple.
+    """Returns `steps` in a form with equality and a hash that pickles: a slice becomes a range, a collection a sorted tuple.
 
     Raises:
-        ValueError: it can hold no step.
-        TypeError: it is of another kind.
+        ValueError: `steps` is empty, or contains a negative step.
+        TypeError: `steps` is not a range, a slice, a collection of whole numbers, a function or None.
 
     >>> as_steps({3, 1}), as_steps(slice(10, 20))
     ((1, 3), range(10, 20))
@@ -109,22 +115,22 @@ def as_steps(steps: Steps | None) -> Chosen:
     elif isinstance(steps, Collection) and all(hasattr(step, "__index__") and not isinstance(step, bool) for step in steps):
         found = tuple(sorted(set(map(operator.index, steps))))
     else:
-        raise TypeError(f"steps={steps!r}: give range(100, 200), slice(100, None), the steps themselves, or a function of the step")
+        raise TypeError(f"steps={steps!r}: give range(100, 200), slice(100, None), some whole numbers, or a function of the step")
     if isinstance(found, (range, tuple)) and (not found or min(found[0], found[-1]) < 0):
-        raise ValueError(f"steps={steps!r}: steps are counted from 0 on, and there must be one")
+        raise ValueError(f"steps={steps!r}: steps are counted from 0, and at least one must be given")
     return found
 
 
 def shown_steps(steps: Chosen, every_step: int, cadence: int = 1) -> str:
-    """In words, "" for all steps; `cadence` is that of a budget.
+    """Returns a description of the steps; "" for all steps. `cadence` is the cadence that a budget sets.
 
     >>> shown_steps(range(100, 200), 10)
     'steps 100 to 199, every 10 steps'
     """
     parts = []
     if isinstance(steps, range):
-        begin = f"from {steps[0]} on" if steps.stop == sys.maxsize else f"{steps[0]} to {steps[-1]}"
-        parts = [f"steps {begin}"] + ([f"{steps.step} apart"] if steps.step != 1 else [])
+        span = f"from {steps[0]} on" if steps.stop == sys.maxsize else f"{steps[0]} to {steps[-1]}"
+        parts = [f"steps {span}"] + ([f"{steps.step} apart"] if steps.step != 1 else [])
     elif isinstance(steps, tuple):
         parts = [f"steps {', '.join(map(str, steps[:8]))}{' and more' if len(steps) > 8 else ''}"]
     elif steps is not None:

@@ -1,4 +1,4 @@
-"""Optimizer steps, told to the monitors that sit on the modules whose parameters they change."""
+"""Notifies monitors of the optimizer steps that change the parameters of their modules."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ __all__ = ["StepHandle", "StepMonitor", "count_steps", "stop_counting"]
 class StepMonitor(Protocol):
     """A monitor of optimizer steps.
 
-    `mine` are the ids of the parameters that the optimizer holds. What is put into `step_batch` is reduced once all monitors were
+    `mine` are the ids of the optimizer's parameters. Observations that are put into `step_batch` are reduced when all monitors were
     notified.
 
     Attributes:
-        counts: how often it was called, and why nothing was recorded.
-        timer: set while a measured step times it.
+        counts: the number of calls, and by reason the number of calls that were not recorded.
+        timer: is set while a measured step times the monitor.
     """
 
     counts: dict[str, int]
     timer: Timer | None
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """The optimizer is about to change those of `mine`."""
+        """Is called before the optimizer changes the parameters of `mine`."""
 
     def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
+        """Is called when the gradients of `mine` are final: before a step, or after a step with a closure."""
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """The optimizer has changed those of `mine`."""
+        """Is called when the optimizer has changed the parameters of `mine`."""
 
 
 class _Listeners(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
-    """Module and monitor by handle. Like hooks, they are taken out in steps in which their monitor is not due."""
+    """Module and monitor by the id of their handle. Like hooks, they are taken out in steps in which the monitor is not due."""
 
-    ordered = False
+    ordered = False  # see recorders.capture.switching
 
 
 class _Steps:
-    """One pair of hooks on all optimizers of the process, on while any monitor wants them.
+    """One pair of hooks on all optimizers of the process, which are on while any monitor or clock needs them.
 
-    It keeps its monitors alive as long as their modules live; they hold the modules weakly.
+    Monitors live as long as their modules: this object keeps them alive, and they hold their modules weakly.
 
     The hooks are plain Python in a compiled training too. `torch.compile(optimizer.step)` would trace the function of PyTorch that
-    calls them, and with it the hooks; while they are on that function runs as plain Python, and what is compiled is the `step` that
-    it wraps. If a function of the user that calls `step` is compiled, the graph ends before that call, as it does anyway with those
-    optimizers of PyTorch that break the graph. If the user demands one graph, nothing is recorded in it, and the report says so.
+    calls them, and so the hooks. While the hooks are on, that function runs as plain Python, and the `step` that it wraps is
+    compiled. If the user compiles a function that calls `step`, its graph ends before that call, as it does in any case for those
+    optimizers of PyTorch that break the graph. If the user demands one graph, nothing of the step is recorded; the report says so.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class _Steps:
         self._remove_unused_hooks()
 
     def _remove_unused_hooks(self) -> None:
-        """Takes the hooks off if nobody wants them any more: modules, optimizers and clocks may have died."""
+        """Takes the hooks off if no monitor and no clock is left: modules, optimizers and clocks may have been freed."""
         if any(optimizer() is None or clock() is None for optimizer, clock in self.clocks):
             self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
         if not self.monitors and not self.clocks:
@@ -111,13 +111,13 @@ class _Steps:
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             if not break_graph():
-                _tell_of_one_graph()
+                _count_lost_steps()
             return
         timing = HookTiming() if open_samples else None
         steps = _under_way.steps
         if steps or self.listeners or type(optimizer) not in self._seen:
             self._before(optimizer, sys._getframe(1), args, kwargs)
-        else:  # only clocks are attached; what a call costs here, every step of every optimizer pays
+        else:  # only clocks are attached; no further call, because every step of every optimizer would pay for it
             steps.append(Step(optimizer=weakref.ref(optimizer), frame=id(sys._getframe(1))))
         if timing is not None:
             timing.end()
@@ -141,13 +141,13 @@ class _Steps:
             clocks = self._clocks_of(optimizer, steps.pop().clocks)
         if timing is not None:
             timing.end()
-        for clock in clocks:  # after the monitors: what they saw belongs to the step that ends
+        for clock in clocks:  # after the monitors, whose observations belong to the step that ends
             clock.advance()
         if not clocks:
             self._remove_unused_hooks()
 
     def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Sequence[StepCounter]:
-        """Returns the clocks that the step advances."""
+        """Ends the step and notifies the monitors; returns the clocks that advance now."""
         step = _under_way.end(optimizer, frame)
         skipped = _skipped(optimizer)
         if not skipped:
@@ -159,11 +159,11 @@ class _Steps:
             if _has_closure(args, kwargs):
                 self._notify(step.own, optimizer, "_at_gradients")
             inner = None if step.inner is None else step.inner()
-            self._notify(step.own, inner or optimizer, "_after_step")  # the one that steps in the end keeps its state itself
+            self._notify(step.own, inner or optimizer, "_after_step")  # the inner optimizer keeps the state
         return step.clocks
 
     def _clocks_of(self, optimizer: Optimizer, found: Sequence[StepCounter]) -> Sequence[StepCounter]:
-        """Those found, and those attached to `optimizer` or to one that shares its parameter groups, as wrappers do."""
+        """Returns `found` and the clocks of `optimizer`, or of an optimizer that shares its parameter groups, as wrappers do."""
         clocks = list(found)
         for counted, counter in self.clocks:
             other = counted()
@@ -190,16 +190,16 @@ class _Steps:
                         step_batch.notify(monitor.timer, notify, module, optimizer, mine)
                     else:
                         notify(module, optimizer, mine, step_batch)
-        except Exception:  # one of them may raise, and the others have seen what they have seen; nothing if the user interrupts
+        except Exception:  # a monitor raised, and the observations of the others count; if the user interrupts, none counts
             step_batch.record()
             raise
         step_batch.record()
 
 
 class StepHandle:
-    """Puts a monitor on the steps of all optimizers; like the handle of a hook, `remove` takes it off.
+    """Notifies a monitor of the steps of all optimizers, until `remove` is called. It is used like the handle of a hook.
 
-    What is taken out of the dictionary that `hooks_dict_ref` returns is told of no step until it is put back.
+    While an entry is taken out of the dictionary that `hooks_dict_ref` returns, its monitor is not notified.
     """
 
     def __init__(self, module: nn.Module, monitor: StepMonitor) -> None:
@@ -208,7 +208,7 @@ class StepHandle:
         _steps.add(module, monitor)
         _steps.listeners[self.id] = self.module, self.monitor
 
-    @staticmethod  # which holds no monitor
+    @staticmethod  # a static method holds no monitor
     def hooks_dict_ref() -> OrderedDict[int, Any]:
         return _steps.listeners
 
@@ -220,12 +220,12 @@ class StepHandle:
 
 
 def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
-    """From now on `clock` is advanced after every step of `optimizer`. Both are held weakly."""
+    """Advances `clock` after every step of `optimizer` from now on. Both are held weakly."""
     _steps.count(optimizer, clock)
 
 
 def stop_counting(clock: StepCounter) -> None:
-    """No optimizer advances `clock` any more."""
+    """Advances `clock` no longer after steps of any optimizer."""
     _steps.stop_counting(clock)
 
 
@@ -233,20 +233,22 @@ IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"
 _steps = _Steps()
 _numbers = itertools.count()
 _under_way = StepsUnderWay()
-_STEP_CALL = Optimizer.profile_hook_step(lambda: None).__code__  # what PyTorch wraps each `step` in, and calls the hooks
+_STEP_CALL = Optimizer.profile_hook_step(
+    lambda: None
+).__code__  # the function in which PyTorch wraps each `step`; it calls the hooks
 
 never_trace(_Steps.before)
 never_trace(_Steps.after)
 
 
-def _tell_of_one_graph() -> None:
-    """Called while Dynamo traces, which runs it as plain Python, once a graph."""
+def _count_lost_steps() -> None:
+    """Counts, for the report, a graph whose steps cannot be recorded. Dynamo runs it as plain Python, once for each graph."""
     for monitors in _steps.monitors.values():
         for monitor in monitors:
             monitor.counts[IN_ONE_GRAPH] = monitor.counts.get(IN_ONE_GRAPH, 0) + 1
 
 
-_tell_of_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does
+_count_lost_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does
 
 
 def _share_groups(one: Optimizer, other: Optimizer) -> bool:
@@ -255,11 +257,11 @@ def _share_groups(one: Optimizer, other: Optimizer) -> bool:
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether `step` was given a closure, which makes the gradients itself: they are there only afterwards."""
+    """Whether `step` was given a closure. A closure computes the gradients within the step, so they are final after it."""
     return kwargs.get("closure") is not None or any(argument is not None for argument in args[1:2])
 
 
 def _skipped(optimizer: Optimizer) -> bool:
-    """Whether a fused optimizer was told that this step overflowed. Only on the CPU: elsewhere to ask would synchronise."""
+    """Whether a GradScaler told a fused optimizer on the CPU that this step overflowed. On a device, asking would synchronise."""
     found = vars(optimizer).get("found_inf")
     return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())

@@ -1,4 +1,4 @@
-"""Steps of optimizers under way, which may step within each other."""
+"""StepsUnderWay: the optimizer steps that run in a thread. An optimizer may step within the step of another."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["Step", "StepCounter", "StepsUnderWay"]
 
 
 class StepCounter(Protocol):
-    """What counts the steps of an optimizer."""
+    """Counts the steps of an optimizer."""
 
     def advance(self) -> None:
-        """A step has ended."""
+        """Ends a step."""
 
 
 class Step(SimpleNamespace):
-    """A call of `step` under way. What happens in it to the parameters that its optimizer holds is part of this step.
+    """A running call of `step`. All changes of the optimizer's parameters during the call belong to this step.
 
-    Optimizers step within steps of others that hold the same parameters: those that wrap another one, or call the step of their
-    base class. The outermost step counts. Which parameters these are is only looked up if somebody asks.
+    An optimizer that wraps another one, or calls the step of its base class, steps within a step that holds the same parameters.
+    The outermost step counts. The ids of the parameters are collected only if they are needed.
 
     Attributes:
-        optimizer: whose step it is.
+        optimizer: the optimizer that steps.
         frame: the `id` of the frame of the call.
-        outer: the steps in which this one happens, the outermost first.
-        clocks: those that advance at its end, its own and those of the steps within it that have ended.
-        inner: the optimizer within this one that steps the parameters in the end, and keeps their state.
+        outer: the steps within which this one runs, the outermost first.
+        clocks: the clocks that advance at the end of this step: its own, and those of the steps within it that have ended.
+        inner: the optimizer within this step that changes the parameters in the end, and keeps their state.
     """
 
-    # A step is made at every step of every optimizer while any has a clock: by code in C, with what is seldom set on the class.
+    # While a clock is attached, every step of every optimizer makes a Step. So C code makes it, and defaults are on the class.
     optimizer: weakref.ref[Optimizer]
     frame: int
     outer: Sequence[Step] = ()
@@ -44,7 +44,7 @@ class Step(SimpleNamespace):
 
     @property
     def mine(self) -> set[int]:
-        """The ids of the parameters that the optimizer holds."""
+        """The ids of the optimizer's parameters."""
         if self._mine is None:
             optimizer = self.optimizer()
             groups = [] if optimizer is None else optimizer.param_groups
@@ -53,36 +53,36 @@ class Step(SimpleNamespace):
 
     @property
     def own(self) -> set[int]:
-        """Those that no outer step holds."""
+        """The ids of the optimizer's parameters that no outer step holds."""
         return self.mine.difference(*(step.mine for step in self.outer)) if self.outer else self.mine
 
     @property
     def owner(self) -> Step | None:
-        """The outermost of the outer steps that shares parameters with this one, if outer steps hold all of them."""
+        """The outermost step that shares parameters with this one, if outer steps hold all parameters of this one."""
         if not self.outer or self.own:
             return None
         return next((step for step in self.outer if not self.mine.isdisjoint(step.mine)), None)
 
     def take(self, step: Step, optimizer: Optimizer) -> None:
-        """A step within this one has ended: its clocks advance at the end of this one."""
+        """Takes over the clocks of `step`, which ran within this one and has ended; they advance at the end of this one."""
         self.clocks, step.clocks = list(dict.fromkeys([*self.clocks, *step.clocks])), ()
         if self.inner is None and self.mine <= step.mine:
             self.inner = weakref.ref(optimizer)
 
 
 class StepsUnderWay(threading.local):
-    """The steps under way in this thread, the outermost first.
+    """The steps that run in this thread, the outermost first.
 
-    PyTorch calls no hook after a step that raises, so its entry stays. It is dropped when the next step begins, which looks whether
-    the calls of the entries are among those that it happens in. An entry knows its call by the `id` of the frame, which keeps
-    nothing alive. Another call may be given the same one only after the first has ended, and drops the entry as it begins.
+    PyTorch calls no hook after a step that raised, so the entry of that step stays. The next step drops it when it begins: it keeps
+    only entries whose calls are among its own callers. An entry identifies its call by the `id` of the frame, which keeps nothing
+    alive. Another call can get the same `id` only after the first has ended; if that call is a step, it drops the old entry.
     """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
     def begin(self, optimizer: Optimizer, frame: FrameType) -> Step:
-        """Adds the step whose call has this frame."""
+        """Adds the step whose call has this frame; returns it."""
         steps, step = self.steps, Step(optimizer=weakref.ref(optimizer), frame=id(frame))
         if steps:
             calls = _calls_around(frame)
@@ -92,19 +92,19 @@ class StepsUnderWay(threading.local):
         return step
 
     def end(self, optimizer: Optimizer, frame: FrameType) -> Step:
-        """Removes it; hooks may have been put on in the middle of it, so that it was never added."""
+        """Removes the step whose call has this frame; returns it. If hooks were put on during the step, the step is added first."""
         steps, call = self.steps, id(frame)
         if len(steps) == 1 and steps[0].frame == call:
             return steps.pop()
         while steps and steps[-1].frame != call and any(step.frame == call for step in steps):
-            steps.pop()  # a step within this one that was interrupted
+            steps.pop()  # a step within this one, which was interrupted
         if not steps or steps[-1].frame != call:
             self.begin(optimizer, frame)
         return steps.pop()
 
 
 def _calls_around(frame: FrameType) -> set[int]:
-    """The ids of the frames of the calls of the same function that the one of `frame` happens in."""
+    """Returns the ids of the frames of those callers of `frame` that run the same function."""
     found, outer = set(), frame.f_back
     while outer is not None:
         if outer.f_code is frame.f_code:
