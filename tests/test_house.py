@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
+from paths import ROOT
 
 # Each may import those above it. Imports that are deferred, and those for types alone, count as imports.
 ORDER = {
