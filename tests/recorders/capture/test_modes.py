@@ -49,7 +49,7 @@ def test_autocast_does_not_reach_into_a_state() -> None:
     assert mapped.peek().dtype == torch.float32
 
 
-def test_meta_and_fake_tensors_and_transforms_are_left_out_and_do_not_break_the_call() -> None:
+def test_meta_and_fake_tensors_and_transforms_are_left_out_and_break_no_call() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     layer = nn.Linear(3, 2)
@@ -98,7 +98,7 @@ def test_after_a_forward_that_raised_the_next_call_records_correctly() -> None:
     assert difference.peek().tolist() == [3]
 
 
-def test_a_smaller_last_batch_is_weighted_by_its_count_and_one_sample_does_not_broadcast() -> None:
+def test_a_smaller_batch_is_weighted_by_its_count_and_one_sample_does_not_broadcast() -> None:
     layer = nn.Identity()
     monitor = ForwardMonitor(Product(mean=Mean("b c -> c"), moments=Moments("b c -> c")), layer)
     data = torch.randn(9, 3)

@@ -20,7 +20,7 @@ def _old(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
 
 
-def test_an_old_torch_is_told_of_once_when_a_hook_is_traced_and_the_network_computes_the_same() -> None:
+def test_an_old_torch_is_told_of_once_and_the_network_computes_the_same() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     x = torch.randn(4, 3)
     expected = torch.autograd.grad(net(x).sum(), net[0].weight)[0]

@@ -543,7 +543,7 @@ def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:
     assert cost.recorder.samples("loss") == 500
 
 
-def test_what_pushes_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_too_much(time: Time) -> None:
+def test_what_pushes_cost_that_record_nothing_is_counted_and_told_if_it_is_too_much(time: Time) -> None:
     recorder = Recorder(loss=CallMonitor(Count(), op_=time.costing(0.1)), budget=0.05)
     due = recorder[0]._due
 

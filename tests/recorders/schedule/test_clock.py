@@ -402,7 +402,7 @@ def test_micro_batches_are_the_forwards_of_a_step() -> None:
 
 @pytest.mark.parametrize("gates", [{}, {"steps": [100]}], ids=["recording", "at rest"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part of more"])
-def test_micro_batches_are_counted_inside_compiled_graphs_without_breaks_or_recompiles(gates: dict[str, Any], whole: bool) -> None:
+def test_micro_batches_are_counted_in_compiled_graphs_without_breaks_or_recompiles(gates: dict[str, Any], whole: bool) -> None:
     from torch._dynamo.utils import counters
 
     net = Net()
