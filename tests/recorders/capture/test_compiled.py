@@ -26,9 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()
-    counters.clear()
+def _fresh(fresh_compiler: None) -> None:
     torch.manual_seed(0)
 
 

@@ -211,6 +211,7 @@ def test_asynchronous_exceptions_do_not_tear_a_state() -> None:
     assert torn == 0
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_forward_monitors_are_inside_a_compiled_graph_without_breaks_or_recompiles() -> None:
     from torch._dynamo.utils import counters
 
@@ -218,8 +219,6 @@ def test_forward_monitors_are_inside_a_compiled_graph_without_breaks_or_recompil
     recorder = Recorder(
         out=ForwardMonitor(Product(moments=Moments("b c -> c"), top=Max())), inp=ForwardInputMonitor(Mean())
     ).modules(net, leaves=True)
-    torch._dynamo.reset()
-    counters.clear()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
     batches = [torch.randn(5, 3) for _ in range(12)]
     for batch in batches:
@@ -344,6 +343,7 @@ def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
     assert recorder["inp"].counts["operand was None"] == 1
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None:
     from torch._dynamo.utils import counters
 
@@ -352,8 +352,6 @@ def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None
         Recorder(out=ForwardMonitor(reducer), inp=ForwardInputMonitor(reducer)).modules(net)
         for reducer in (Mean(), Max(), Sum(), Count())
     ]
-    torch._dynamo.reset()
-    counters.clear()
     net.compile(backend="eager")  # the hooks of the outermost module run outside of its graph
     for _ in range(3):
         net(torch.randn(4, 3))
@@ -361,10 +359,10 @@ def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None
     assert {samples for recorder in recorders for samples in recorder.iter_samples()} == {3}
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_mistake_met_while_compiling_is_said_and_does_not_break_the_call() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     recorder = Recorder(wrong=ForwardMonitor(Mean("b c h w -> c")), right=ForwardMonitor(Mean())).modules(net, types=nn.Linear)
-    torch._dynamo.reset()
     compiled = torch.compile(net, backend="eager")
     x = torch.randn(4, 3)
     with pytest.warns(RecordingWarning, match="needs 4 axes, got 2"):

@@ -14,10 +14,9 @@ from reducers import Mean
 
 
 @pytest.fixture(autouse=True)
-def _old(monkeypatch: pytest.MonkeyPatch) -> None:
+def _old(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> None:
     monkeypatch.setattr(hooks, "CAPTURES_IN_GRAPHS", False)
     hooks._warned.cache_clear()
-    torch._dynamo.reset()
 
 
 def test_an_old_torch_is_told_of_once_and_the_network_computes_the_same() -> None:

@@ -706,11 +706,10 @@ def test_a_forgotten_recorder_goes_on_within_its_budget(time: Time) -> None:
 # Inside torch.compile
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("budget", [None, 0.03])
 def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: Time, budget: float | None) -> None:
-    torch._dynamo.reset()
-    counters.clear()
     torch.manual_seed(0)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -746,8 +745,8 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
     assert "what compiled graphs compute for it in their own kernels" in recorder.overhead().note
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
     layer = nn.Linear(3, 2)
     recorder = Recorder(ForwardMonitor(Sum())).modules(layer)
     take = ForwardMonitor._take
