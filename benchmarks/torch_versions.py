@@ -62,7 +62,7 @@ def suites(version: str, python: Path) -> list[dict[str, Any]]:
 
 def run(python: Path, names: tuple[str, ...], keyword: str) -> dict[str, Any]:
     """Counts of what passed, failed and was skipped, and the names of what failed."""
-    files = [f"tests/test_{name}.py" for name in names]
+    files = [str(next((ROOT / "tests").rglob(f"test_{name}.py")).relative_to(ROOT)) for name in names]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", "-k", keyword, *files]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "capture.md").read_text()
 ROWS = [line for line in PAGE.splitlines() if line.startswith("|") and not line.startswith(("| hazard", "|---"))]
 
 
 def there() -> set[str]:
     found: set[str] = set()
-    for path in (ROOT / "tests").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         found.update(node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
     return found
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
-from pathlib import Path
 
 import laws
 import pytest
 import torch
+from paths import ROOT
 
 import reducers
 
-GUIDE = Path(__file__).parent.parent / "docs" / "adding-a-reducer.md"
+GUIDE = ROOT / "docs" / "adding-a-reducer.md"
 MODULES = sorted(module.name for module in pkgutil.walk_packages(reducers.__path__, "reducers."))
 
 

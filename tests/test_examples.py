@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 pytest.importorskip("sklearn")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 ARGUMENTS = {"digits.py": ["out", "1"], "inspect_gradients.py": ["out"]}
 """What keeps a script small, or tells it where to write; the others get none."""
 
@@ -20,7 +21,7 @@ ARGUMENTS = {"digits.py": ["out", "1"], "inspect_gradients.py": ["out"]}
 def test_example_runs(script: str, tmp_path: Path) -> None:
     environment = {
         **os.environ,
-        "PYTHONPATH": str(EXAMPLES.parent),
+        "PYTHONPATH": str(ROOT),
         "MPLCONFIGDIR": str(tmp_path / "mpl"),
         "OMP_NUM_THREADS": "1",
     }

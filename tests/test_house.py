@@ -1,4 +1,4 @@
-"""The house: packages import only those above them, nothing imports in a circle, and no room is too big."""
+"""The house: packages import only those above them, none in a circle, no room is too big, and tests lie as packages do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
+from paths import ROOT
 
 # Each may import those above it. Imports that are deferred, and those for types alone, count as imports.
 ORDER = {
@@ -29,6 +28,21 @@ ORDER = {
     ],
     "recorders": ["errors", "_torch", "recordings", "capture", "schedule", "monitors", "recorder", "watch", "", "demo", "cli"],
 }
+
+TESTS = ROOT / "tests"
+SPANNING = {
+    "test_capture_table.py",
+    "test_docs.py",
+    "test_docs_reducers.py",
+    "test_examples.py",
+    "test_golden.py",
+    "test_house.py",
+    "test_memory.py",
+    "test_plain_pytorch.py",
+    "test_project.py",
+    "test_real_networks.py",
+}
+"""Files at the top of tests/: what they test is both packages, the documents, or PyTorch itself."""
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -118,3 +132,21 @@ def test_private_apis_of_pytorch_are_used_in_one_file() -> None:
     private = re.compile(r"^(?!.*[\"'#`].*torch\._).*(?:from |import |\b)torch(?:\.\w+)*\._(?!foreach)", re.MULTILINE)
     found = [name for name, path in modules("recorders").items() if private.search(path.read_text())]
     assert found == ["recorders._torch"]
+
+
+def test_every_test_file_lies_in_the_folder_of_what_it_tests() -> None:
+    packages = {path.parent.relative_to(ROOT) for package in ORDER for path in (ROOT / package).rglob("__init__.py")}
+    found = {path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    assert {path.name for path in found if path.parent == Path()} == SPANNING
+    assert {path.parent for path in found} - packages == {Path(), Path("faults")}
+
+
+def test_names_of_tests_have_fewer_than_80_characters() -> None:
+    functions = [
+        node.name
+        for path in TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(functions) > 500
+    assert [name for name in functions if len(name) >= 80] == []

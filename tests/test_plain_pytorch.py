@@ -384,7 +384,7 @@ class Both(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the compiler's own
 @pytest.mark.parametrize(("wrapped", "seen"), [(False, 1.0), (True, 4.0)])
-def test_a_hook_on_what_the_outermost_compiled_module_returns_misses_what_the_graph_makes_of_it(wrapped: bool, seen: float) -> None:
+def test_a_hook_on_what_a_compiled_module_returns_misses_what_the_graph_makes_of_it(wrapped: bool, seen: float) -> None:
     net, total = Both(), torch.zeros(())
 
     def add(gradient: Tensor) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import configparser
 import re
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 import recorders
 import reducers
 
-ROOT = Path(__file__).parent.parent
 TOOLS = {"demo", "test", "bench", "all"}
 """Extras that bring whole environments. Every other extra is one that code asks for by `require(module, extra)`."""
 

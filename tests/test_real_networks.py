@@ -317,14 +317,14 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.filterwarnings(COMPILERS_OWN)
 @pytest.mark.parametrize(("name", "way"), [*cases()])
-def test_a_compiled_network_is_recorded_as_it_is_without_a_compiler_and_trains_the_same(name: str, way: str) -> None:
+def test_a_compiled_network_is_recorded_as_without_a_compiler_and_trains_the_same(name: str, way: str) -> None:
     if name in HUGGING_FACE:
         pytest.importorskip("transformers")
     check(name, COMPILED[way])
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_gradients_of_a_compiled_transformer_are_recorded_in_its_one_graph_and_leave_every_bit(name: str) -> None:
+def test_gradients_of_a_compiled_transformer_are_recorded_in_its_one_graph(name: str) -> None:
     pytest.importorskip("transformers")
     check(name, Way(micro_batches=1, compiled=True, layers=1, groups=("back", "back_inp")))
     assert counters["stats"]["unique_graphs"] == 1

@@ -6,7 +6,7 @@ another, has the same frame while the value exists.
 
 The usual way is a stack of entries in a thread-local. The entry of an interrupted call would stay there until the next call in the
 thread, and keep a clone of a tensor alive. With such a stack
-`test_after_a_forward_that_was_interrupted_nothing_is_retained_and_the_next_call_records_correctly` fails: the clones must be freed
+`test_an_interrupted_forward_retains_nothing_and_the_next_call_is_recorded` fails: the clones must be freed
 once the error has left the call, without another call. Entries of optimizer steps hold only ids and weak references, so
 `schedule/under_way.py` uses a stack.
 

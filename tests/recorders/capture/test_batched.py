@@ -503,7 +503,7 @@ def test_a_reducer_that_lifts_no_rows_is_recorded_all_the_same(modules: int) -> 
     assert all(monitor.last_error is None for monitor in recorder.values())
 
 
-def test_a_monitor_that_leaves_its_batch_in_the_middle_of_a_step_is_observed_in_its_next_row() -> None:
+def test_a_monitor_that_leaves_its_batch_within_a_step_is_observed_in_its_next_row() -> None:
     net, optimizer = still(3)
     recorder = Recorder(ParameterGradientMonitor(Count())).modules(net)
     optimizer.step()

@@ -117,7 +117,7 @@ class Training:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", MAKE)
-def test_a_compiled_step_has_as_many_graphs_as_without_a_recorder_and_records_what_eager_mode_does(kind: str, way: str) -> None:
+def test_a_compiled_step_has_no_graph_more_and_records_what_eager_mode_does(kind: str, way: str) -> None:
     bare = Training(kind, way).run()
     graphs, breaks, recompiles = bare.found
 
@@ -163,7 +163,7 @@ def test_fused_by_inductor_the_parameters_are_the_same_to_the_bit() -> None:
     assert set(recorder.iter_samples()) == {3}
 
 
-def test_a_recorder_that_comes_and_goes_between_compiled_steps_records_while_it_is_there() -> None:
+def test_a_recorder_that_comes_and_goes_between_compiled_steps_records_meanwhile() -> None:
     bare = Training("plain", "step").run(6)
     training = Training("plain", "step").run(2)
     recorder = recorder_of(training.net, True)
@@ -176,7 +176,7 @@ def test_a_recorder_that_comes_and_goes_between_compiled_steps_records_while_it_
 
 
 @pytest.mark.parametrize("way", ["step", "function"])
-def test_one_graph_demanded_of_an_optimizer_that_breaks_none_is_had_with_a_recorder_too(way: str) -> None:
+def test_an_optimizer_whose_step_is_one_graph_keeps_it_with_a_recorder(way: str) -> None:
     bare = Training("plain", way, fullgraph=True).run()
     training = Training("plain", way, fullgraph=True)
     recorder = recorder_of(training.net, True).attach(training.optimizer)
@@ -194,7 +194,7 @@ class Interrupt(BaseException):
     """What a user does."""
 
 
-def test_entries_of_interrupted_steps_keep_nothing_alive_and_are_dropped_when_the_next_step_begins() -> None:
+def test_entries_of_interrupted_steps_keep_nothing_alive_and_end_with_the_next_step() -> None:
     training = Training("adam", None)
     net, optimizer = training.net, training.optimizer
     recorder = recorder_of(net, False).attach(optimizer)

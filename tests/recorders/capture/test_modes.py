@@ -49,7 +49,7 @@ def test_autocast_does_not_reach_into_a_state() -> None:
     assert mapped.peek().dtype == torch.float32
 
 
-def test_meta_and_fake_tensors_and_transforms_are_left_out_and_do_not_break_the_call() -> None:
+def test_meta_and_fake_tensors_and_transforms_are_left_out_and_break_no_call() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     layer = nn.Linear(3, 2)
@@ -98,7 +98,7 @@ def test_after_a_forward_that_raised_the_next_call_records_correctly() -> None:
     assert difference.peek().tolist() == [3]
 
 
-def test_a_smaller_last_batch_is_weighted_by_its_count_and_one_sample_does_not_broadcast() -> None:
+def test_a_smaller_batch_is_weighted_by_its_count_and_one_sample_does_not_broadcast() -> None:
     layer = nn.Identity()
     monitor = ForwardMonitor(Product(mean=Mean("b c -> c"), moments=Moments("b c -> c")), layer)
     data = torch.randn(9, 3)
@@ -211,6 +211,7 @@ def test_asynchronous_exceptions_do_not_tear_a_state() -> None:
     assert torn == 0
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_forward_monitors_are_inside_a_compiled_graph_without_breaks_or_recompiles() -> None:
     from torch._dynamo.utils import counters
 
@@ -218,8 +219,6 @@ def test_forward_monitors_are_inside_a_compiled_graph_without_breaks_or_recompil
     recorder = Recorder(
         out=ForwardMonitor(Product(moments=Moments("b c -> c"), top=Max())), inp=ForwardInputMonitor(Mean())
     ).modules(net, leaves=True)
-    torch._dynamo.reset()
-    counters.clear()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
     batches = [torch.randn(5, 3) for _ in range(12)]
     for batch in batches:
@@ -344,6 +343,7 @@ def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
     assert recorder["inp"].counts["operand was None"] == 1
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None:
     from torch._dynamo.utils import counters
 
@@ -352,8 +352,6 @@ def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None
         Recorder(out=ForwardMonitor(reducer), inp=ForwardInputMonitor(reducer)).modules(net)
         for reducer in (Mean(), Max(), Sum(), Count())
     ]
-    torch._dynamo.reset()
-    counters.clear()
     net.compile(backend="eager")  # the hooks of the outermost module run outside of its graph
     for _ in range(3):
         net(torch.randn(4, 3))
@@ -361,10 +359,10 @@ def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None
     assert {samples for recorder in recorders for samples in recorder.iter_samples()} == {3}
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_mistake_met_while_compiling_is_said_and_does_not_break_the_call() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     recorder = Recorder(wrong=ForwardMonitor(Mean("b c h w -> c")), right=ForwardMonitor(Mean())).modules(net, types=nn.Linear)
-    torch._dynamo.reset()
     compiled = torch.compile(net, backend="eager")
     x = torch.randn(4, 3)
     with pytest.warns(RecordingWarning, match="needs 4 axes, got 2"):

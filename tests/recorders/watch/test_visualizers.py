@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 from recorders.errors import LensError, MissingExtraError
 from recorders.watch.charts import Chart, ChartView, keep_charts
@@ -235,5 +236,4 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, name
 
 def test_importing_brings_no_drawing_library_in() -> None:
     script = "import sys, recorders.watch.inspector; assert not {'rich', 'matplotlib'} & set(sys.modules), 'imported'"
-    root = Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -55,7 +55,7 @@ def test_layers_of_two_networks_are_compared_under_the_right_names() -> None:
         )
 
 
-def test_an_output_without_partner_is_left_out_and_a_later_change_in_place_is_not_seen() -> None:
+def test_an_output_without_partner_is_left_out_and_later_changes_are_not_seen() -> None:
     first, second = nn.Identity(), nn.Identity()
     monitor = PairMonitor(Collect(), second, first, op_=lambda mine, other: torch.stack((mine, other)))
     first(torch.tensor(1.0))

@@ -90,7 +90,7 @@ def test_a_thousand_parts_merged_are_one_pass_to_twelve_digits() -> None:
     laws.close(merged.peek(), whole.peek(), rtol=1e-12, atol=0)
 
 
-def test_the_first_of_a_shape_is_reduced_at_once_so_that_mistakes_show_where_they_are_made() -> None:
+def test_the_first_of_a_shape_is_reduced_at_once_so_that_mistakes_show_in_place() -> None:
     monitor = ForwardMonitor(Mean("b c -> c"), layer := nn.Identity())
     for _ in range(3):
         layer(torch.ones(2, 3))
@@ -109,7 +109,7 @@ def test_one_that_cannot_be_reduced_is_left_out_alone() -> None:
     assert (monitor.samples, monitor.counts["errors"]) == (3, 1)
 
 
-def test_where_it_is_to_be_raised_it_is_raised_once_when_it_is_reduced_and_the_others_stay() -> None:
+def test_an_error_to_be_raised_is_raised_once_and_the_other_observations_stay() -> None:
     monitor = ForwardMonitor(Picky(), layer := nn.Identity(), on_error="raise")
     for value in (1.0, -1.0, 2.0):
         layer(torch.full((2,), value))

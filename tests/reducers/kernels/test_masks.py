@@ -52,7 +52,7 @@ def test_what_is_shown_gives_what_nan_in_place_of_the_hidden_gives(
     laws.close(quick, taken(), rtol=1e-6, atol=1e-6)
 
 
-def test_it_is_left_to_nan_where_the_mask_varies_along_kept_axes_and_for_integers_and_few() -> None:
+def test_masks_along_kept_axes_integers_and_few_elements_are_left_to_nan() -> None:
     x, tokens = torch.randn(SHAPE), mask_of("tokens").expand(SHAPE)
     assert can_compact(x, tokens, (0, 1))
     assert can_compact(x, mask_of("elements"), (0, 1, 2))

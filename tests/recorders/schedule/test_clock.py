@@ -400,16 +400,15 @@ def test_micro_batches_are_the_forwards_of_a_step() -> None:
     assert recorder[0].samples == 6  # each step: the validation, and the first micro-batch
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("gates", [{}, {"steps": [100]}], ids=["recording", "at rest"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part of more"])
-def test_micro_batches_are_counted_inside_compiled_graphs_without_breaks_or_recompiles(gates: dict[str, Any], whole: bool) -> None:
+def test_micro_batches_are_counted_in_compiled_graphs_without_breaks_or_recompiles(gates: dict[str, Any], whole: bool) -> None:
     from torch._dynamo.utils import counters
 
     net = Net()
     optimizer = sgd(net)
     recorder = Recorder(ForwardMonitor(Count(), **gates)).modules(net, leaves=True).attach(optimizer)
-    torch._dynamo.reset()
-    counters.clear()
     call = torch.compile(net if whole else lambda x: net(x) * 2, backend="aot_eager", fullgraph=True)
     seen = []
     for step in range(4):
@@ -426,13 +425,13 @@ def test_micro_batches_are_counted_inside_compiled_graphs_without_breaks_or_reco
     assert set(recorder.iter_samples()) == ({0} if gates else {14})
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_condition_is_asked_when_the_graph_runs_and_finds_its_micro_batch(inside: bool) -> None:
     net = Net()
     optimizer = sgd(net)
     recorder = Recorder(ForwardMonitor(Count(), condition=lambda: clock.micro_batch == 0)).modules(net, names="first")
     clock = recorder.attach(optimizer).clock
-    torch._dynamo.reset()
     call = torch.compile((lambda x: net(x) * 2) if inside else net, backend="aot_eager", fullgraph=True)
     for _ in range(4):
         for _ in range(3):
@@ -441,10 +440,10 @@ def test_a_condition_is_asked_when_the_graph_runs_and_finds_its_micro_batch(insi
     assert recorder[0].samples == 4
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_forward_that_checkpointing_recomputes_is_one_micro_batch() -> None:
     net = Net()
     clock = Recorder(ForwardMonitor(Count())).modules(net, names="first").attach(sgd(net)).clock
-    torch._dynamo.reset()
     call = torch.compile(net, backend="aot_eager")
     for _ in range(3):
         checkpoint(call, torch.ones(1, 3), use_reentrant=False).sum().backward()
@@ -625,13 +624,12 @@ def test_compiled_cadence_records_the_same_as_eager() -> None:
             torch.testing.assert_close(value, results[1][name].state[key])
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_gradients_that_are_not_due_break_no_graph() -> None:
     from torch._dynamo.utils import counters
 
     net = Net()
     recorder = Recorder(BackwardMonitor(Count(), steps=[5])).modules(net, leaves=True)
-    torch._dynamo.reset()
-    counters.clear()
     train(net, sgd(net), 3, torch.compile(net, backend="aot_eager", fullgraph=True))
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]

@@ -257,9 +257,9 @@ def test_an_interruption_while_hooks_are_switched_loses_none(way: str, monkeypat
     assert set(recorder.iter_samples()) == {6 if way == "take_out" else 5}  # all but the step that was interrupted
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("reset", [False, True])
 def test_what_is_compiled_while_hooks_are_out_has_them_all_the_same(reset: bool) -> None:
-    torch._dynamo.reset()
     model = net()
     recorder = Recorder(ForwardMonitor(Mean(), every_step=4)).modules(model, leaves=True)
     model(torch.ones(1, 3))
@@ -277,8 +277,8 @@ def test_what_is_compiled_while_hooks_are_out_has_them_all_the_same(reset: bool)
     assert list(recorder.iter_samples()) == [4, 4, 4]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_where_something_is_compiled_again_and_again_hooks_stay() -> None:
-    torch._dynamo.reset()
     model = net()
     recorder = Recorder(ForwardMonitor(Mean(), every_step=2)).modules(model, leaves=True)
     for _ in range(2 * switching.PATIENCE + 2):

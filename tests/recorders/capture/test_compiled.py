@@ -26,9 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()
-    counters.clear()
+def _fresh(fresh_compiler: None) -> None:
     torch.manual_seed(0)
 
 
@@ -155,7 +153,7 @@ def test_another_shape_costs_one_graph_more() -> None:
     assert recorder["back/1"].peek() == 27 * 5
 
 
-def test_states_that_grow_and_statistics_in_which_order_matters_are_as_in_eager_mode() -> None:
+def test_states_that_grow_and_statistics_with_an_order_are_as_in_eager_mode() -> None:
     layer = nn.Linear(2, 2)
     net = nn.Sequential(layer, nn.Tanh(), layer)  # called twice in each graph
     recorder = Recorder(all=ForwardMonitor(Collect()), last=ForwardMonitor(Last()), back=BackwardMonitor(Collect())).modules(net)
@@ -300,7 +298,7 @@ class Block(nn.Module):
         return out
 
 
-def test_a_second_model_of_the_class_that_runs_the_first_ones_graph_is_told_by_the_report() -> None:
+def test_a_second_model_that_runs_the_first_ones_graph_is_told_by_the_report() -> None:
     first, second = Block(), Block()
     x = torch.randn(2, 3)
     torch.compile(first, backend="aot_eager")(x)
@@ -377,9 +375,7 @@ class Meeting(nn.Module):
 
 @pytest.mark.parametrize("kind", ["same", "changed in place", "alias", "given"])
 @pytest.mark.parametrize("op_", [None, lambda gradient, seen: gradient * seen], ids=["bare", "op"])
-def test_a_tensor_that_one_monitor_meets_again_in_a_graph_is_recorded_as_often_as_in_eager_mode(
-    kind: str, op_: Callable[..., Tensor] | None
-) -> None:
+def test_a_tensor_met_again_in_a_graph_is_recorded_as_often_as_in_eager_mode(kind: str, op_: Callable[..., Tensor] | None) -> None:
     net = Meeting(kind)
     recorder = Recorder(back=BackwardMonitor(Collect(), op_=op_), into=BackwardInputMonitor(Collect(), op_=op_))
     recorder.modules(net, names="same")
@@ -496,7 +492,7 @@ class Regional(nn.Module):
             part.compile(backend="aot_eager")
 
 
-def test_layers_that_are_compiled_each_by_itself_are_recorded_and_the_report_tells_what_is_partial() -> None:
+def test_layers_compiled_apart_are_recorded_and_the_report_tells_what_is_partial() -> None:
     statistics = Product(moments=Moments(), last=Last())
     net = Regional()
     kinds = {"out": ForwardMonitor(statistics), "back": BackwardMonitor(statistics), "into": BackwardInputMonitor(statistics)}
@@ -519,7 +515,7 @@ def test_layers_that_are_compiled_each_by_itself_are_recorded_and_the_report_tel
     assert counters["stats"]["unique_graphs"] == 3  # one a part
 
 
-def test_what_the_outermost_module_returns_and_uses_is_told_by_the_report_and_recorded_where_its_hooks_are_inside() -> None:
+def test_what_the_outermost_module_returns_is_recorded_or_told_by_the_report() -> None:
     net = Both()
     recorder = Recorder(BackwardMonitor(Last())).modules(net, depth=0)
     x = torch.randn(2, 3)

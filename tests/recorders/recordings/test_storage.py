@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paths import ROOT
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -597,7 +598,7 @@ class TestFolder:
             "part = Subrecording(Sum(), {'': Sum().update({}, torch.ones(3))})\n"
             "atexit.register(Recording({'a': part, 'b': part, 'c': part}).save, sys.argv[1])\n"
         )
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], check=True, cwd=Path(__file__).parents[1], timeout=60)
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], check=True, cwd=ROOT, timeout=60)
         assert load(tmp_path / "run")["c"].peek().item() == 3.0
 
 

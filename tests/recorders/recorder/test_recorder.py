@@ -249,7 +249,7 @@ def test_a_recorder_pickles_and_copies_with_its_data_and_without_its_hooks() -> 
         assert "out/1" in double
 
 
-def test_a_forgotten_recorder_does_not_keep_the_model_alive_and_the_model_needs_no_cycle_collector() -> None:
+def test_a_recorder_keeps_no_model_alive_and_no_model_needs_the_cycle_collector() -> None:
     model = net()
     recorder = Recorder(out=ForwardMonitor(Mean()), grad=BackwardMonitor(Mean()), weights=ParameterGradientMonitor(Mean())).modules(
         model

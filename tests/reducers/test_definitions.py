@@ -25,7 +25,7 @@ def reduced(reducer, observations):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(("shape", "pattern", "axes"), [((6, 5), "b c -> c", (0,)), ((6, 5, 3, 2), "b c ... -> c", (0, 2, 3))])
-def test_activity_is_the_share_of_samples_and_positions_and_death_that_of_units_a_batch(
+def test_activity_is_a_share_of_samples_and_positions_and_death_of_units_a_batch(
     shape: tuple[int, ...], pattern: str, axes: tuple[int, ...]
 ) -> None:
     data = batches(*shape)

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -305,14 +305,6 @@ def test_traces_of_fx_are_told_of_by_the_report_and_not_warned_of() -> None:
 # Inside compiled graphs
 
 
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 def boom(*_: object) -> Any:
     raise ValueError("boom")
 
@@ -332,7 +324,7 @@ FAILING: dict[str, Callable[[], Monitor]] = {
 }
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("make", FAILING.values(), ids=FAILING)
 def test_what_fails_in_a_monitor_ends_no_compilation(make: Callable[[], Monitor]) -> None:
@@ -363,7 +355,7 @@ def test_what_fails_in_a_monitor_ends_no_compilation(make: Callable[[], Monitor]
     assert recorder["bad"].counts["errors"] == 2
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_complex_outputs_in_a_graph_are_left_out_as_in_eager_mode() -> None:
     class Complex(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -377,7 +369,7 @@ def test_complex_outputs_in_a_graph_are_left_out_as_in_eager_mode() -> None:
     assert monitor.samples == 0
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_callables_in_a_graph_see_what_they_see_in_eager_mode() -> None:
     @dataclasses.dataclass
     class Out:
@@ -419,7 +411,7 @@ def test_callables_in_a_graph_see_what_they_see_in_eager_mode() -> None:
     assert [item[4] for item in seen] == [1, 3, 4]
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_on_error_raise_in_a_graph_raises_when_it_runs() -> None:
     layer = nn.ReLU()
     ForwardMonitor(Mean(), layer, op_=boom, on_error="raise")
@@ -428,7 +420,7 @@ def test_on_error_raise_in_a_graph_raises_when_it_runs() -> None:
         call(torch.ones(2))
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("kind", [StateMonitor, DifferenceMonitor])
 def test_an_attribute_that_raises_in_a_graph_ends_no_compilation(kind: Callable[..., Monitor]) -> None:
     class Moody(nn.Module):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import ROOT
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, SelectionError, StorageError, TickError
 from recorders.watch.timeline import Row, Timeline
@@ -300,7 +301,7 @@ timeline.append(2, {"loss": {"mean": 2.0}})
 assert timeline.series("loss", "mean") == ([0, 1, 2], [0.0, 1.0, 2.0])
 assert memory.ticks() == [0]
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "run.db")], check=True, timeout=60, cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "run.db")], check=True, timeout=60, cwd=ROOT)
 
 
 def test_another_process_reads_while_it_is_written(tmp_path: Path) -> None:

@@ -165,8 +165,8 @@ def test_a_hundred_blocks_share_their_graphs_whatever_the_number_of_monitors() -
     assert run.same_training(Run(100, False))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_steps_that_are_chosen_cost_one_graph_more_for_all_blocks() -> None:
-    torch._dynamo.reset()
     net = Net(12, False)
     recorder = Recorder(out=ForwardMonitor(Summary(), every_step=2), back=BackwardMonitor(Summary(), every_step=2))
     recorder.modules(net, exclude=nn.ModuleList)
@@ -180,8 +180,8 @@ def test_steps_that_are_chosen_cost_one_graph_more_for_all_blocks() -> None:
     assert set(recorder.iter_samples()) == {3}
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_blocks_with_other_reducers_do_not_share_a_graph() -> None:
-    torch._dynamo.reset()
     net = Net(4, False)
     recorder = Recorder(even=ForwardMonitor(Summary()), odd=ForwardMonitor(Quantile()))
     for index in range(4):

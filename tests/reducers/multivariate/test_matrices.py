@@ -93,9 +93,9 @@ def test_gradients_are_left_alone(function: object) -> None:
     assert not function(layer.weight).requires_grad  # type: ignore[operator]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @each
 def test_it_traces(function: object) -> None:
-    torch._dynamo.reset()
     weight = torch.randn(3, 4)
     torch.testing.assert_close(torch.compile(function, backend="eager", fullgraph=True)(weight), function(weight))  # type: ignore[operator]
 

@@ -129,7 +129,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, Stop])
-def test_after_a_forward_that_was_interrupted_nothing_is_retained_and_the_next_call_records_correctly(
+def test_an_interrupted_forward_retains_nothing_and_the_next_call_is_recorded(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[StorageWeakRef] = []
@@ -170,7 +170,7 @@ def test_after_a_forward_that_was_interrupted_nothing_is_retained_and_the_next_c
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_inner_call_that_fails_before_its_value_was_read_leaves_the_outer_one_alone(error: type[BaseException]) -> None:
+def test_an_inner_call_that_fails_early_leaves_the_outer_one_alone(error: type[BaseException]) -> None:
     class Recovering(nn.Module):
         total = torch.zeros(1)
 

@@ -121,7 +121,7 @@ def test_optimizer_state_that_is_not_kept_is_said() -> None:
     assert monitor.peek() is None
 
 
-def test_gradients_of_fused_optimizers_under_a_scaler_are_unscaled_and_overflows_left_out() -> None:
+def test_gradients_of_fused_optimizers_are_unscaled_and_overflows_left_out() -> None:
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -245,7 +245,7 @@ def test_gradients_that_a_closure_makes_are_those_of_its_own_step(make: Callable
     assert "no gradient (frozen or unused)" not in gradient.counts
 
 
-def test_accumulated_gradients_follow_parameters_that_are_replaced_frozen_and_thawed() -> None:
+def test_accumulated_gradients_follow_parameters_replaced_frozen_and_thawed() -> None:
     layer = nn.Linear(2, 1, bias=False).requires_grad_(False)
     monitor = ParameterGradientMonitor(Count(), "weight", layer, when="accumulate")
     x = torch.ones(1, 2, requires_grad=True)
@@ -399,7 +399,7 @@ def test_an_optimizer_that_wraps_another_is_observed_and_counted_once_a_step(mak
     torch.testing.assert_close(update, torch.stack(values).diff(dim=0).flatten(0, 1), rtol=0, atol=0)
 
 
-def test_the_two_halves_of_a_step_taken_by_hand_are_one_step_of_the_optimizer_that_shares_its_groups() -> None:
+def test_two_halves_of_a_step_by_hand_are_one_step_of_the_optimizer_inside() -> None:
     layer = nn.Linear(2, 1, bias=False)
     optimizer = SAM(layer.parameters(), torch.optim.Adam, lr=0.1)
     clocks, monitors = [Clock().attach(optimizer), Clock().attach(optimizer.base)], all_of(layer, "exp_avg")
@@ -412,7 +412,7 @@ def test_the_two_halves_of_a_step_taken_by_hand_are_one_step_of_the_optimizer_th
     assert [clock.step for clock in clocks] == [3, 3]
 
 
-def test_an_optimizer_that_calls_the_step_of_its_base_class_is_observed_and_counted_once() -> None:
+def test_an_optimizer_that_calls_the_step_of_its_base_class_is_counted_once() -> None:
     layer = nn.Linear(2, 1, bias=False)
     optimizer, _ = Derived(layer.parameters(), lr=0.1, momentum=0.9), torch.optim.SGD(layer.parameters(), lr=0.1)
     clock, monitors = Clock().attach(optimizer), all_of(layer, "momentum_buffer")
@@ -422,7 +422,7 @@ def test_an_optimizer_that_calls_the_step_of_its_base_class_is_observed_and_coun
     assert clock.step == 1
 
 
-def test_optimizers_one_after_another_count_each_and_so_does_one_within_anothers_closure_that_holds_other_parameters() -> None:
+def test_optimizers_in_turn_and_one_in_anothers_closure_count_each() -> None:
     first, second = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
     outer, inner = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
     again = torch.optim.SGD(first.parameters(), lr=0.1)

@@ -60,7 +60,7 @@ def test_one_loop_is_as_exact_as_several(kind: str, pattern: str) -> None:
     assert (result["var"] >= 0).all()
 
 
-def test_rows_that_are_too_long_and_numbers_that_are_too_wide_are_left_to_several_loops() -> None:
+def test_rows_too_long_and_numbers_too_wide_are_left_to_several_loops() -> None:
     assert fused_moments(drawn(1 << 15), (0,)) is None
     assert fused_moments(drawn(8, 8).double(), (0, 1)) is None
 
@@ -88,7 +88,7 @@ def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> N
     assert copied.peek()["count"].equal(recorder["out/0"].peek()["count"])
 
 
-def test_a_mistake_in_one_reducer_is_told_as_without_fusing_and_leaves_the_others_fused() -> None:
+def test_a_mistake_in_one_reducer_is_told_as_ever_and_leaves_the_others_fused() -> None:
     x = drawn(BIG)
     with pytest.raises(PatternError, match="needs 2 axes, got 1"):
         Fused(Max("b c -> c")).update({}, x)

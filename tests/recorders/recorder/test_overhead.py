@@ -544,7 +544,7 @@ def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:
     assert cost.recorder.samples("loss") == 500
 
 
-def test_what_pushes_cost_that_record_nothing_is_part_of_it_and_told_where_it_is_too_much(time: Time) -> None:
+def test_what_pushes_cost_that_record_nothing_is_counted_and_told_if_it_is_too_much(time: Time) -> None:
     recorder = Recorder(loss=CallMonitor(Count(), op_=time.costing(0.1)), budget=0.05)
     due = recorder[0]._due
 
@@ -707,11 +707,10 @@ def test_a_forgotten_recorder_goes_on_within_its_budget(time: Time) -> None:
 # Inside torch.compile
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("budget", [None, 0.03])
 def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: Time, budget: float | None) -> None:
-    torch._dynamo.reset()
-    counters.clear()
     torch.manual_seed(0)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -747,8 +746,8 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
     assert "what compiled graphs compute for it in their own kernels" in recorder.overhead().note
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
     layer = nn.Linear(3, 2)
     recorder = Recorder(ForwardMonitor(Sum())).modules(layer)
     add_lifts = Buffer.add_lifts

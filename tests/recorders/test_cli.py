@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from paths import ROOT
 from torch import nn
 
 from recorders import load
 from recorders.cli import main
-
-ROOT = Path(__file__).parents[1]
 
 
 def recorders(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

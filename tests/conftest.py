@@ -1,0 +1,19 @@
+"""Fixtures for tests at any depth. The helpers beside this file are imported by name: see `pythonpath` in pyproject.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing is compiled and nothing is counted before the test; what it compiles does not outlive it."""
+    import torch._dynamo  # here, as most tests compile nothing and need not wait for it
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
