@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import inside_transform
-from recorders.capture.buffers import PendingBuffer
+from recorders.capture.buffers import Pending
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
 from reducers import Reducer, State, StateMismatchError
@@ -45,7 +45,7 @@ class StackedMonitor(Protocol):
 _Rows = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
 # The monitor, its module, the path of the leaf, the operands, the buffer of the leaf, and the parameter after an update or None.
-_Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], PendingBuffer | None, Tensor | None]
+_Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], Pending | None, Tensor | None]
 
 
 def common(reducer: Reducer) -> Reducer:
@@ -109,8 +109,8 @@ class StateStack:
         self._before = self.now
 
 
-class StackRow(PendingBuffer):
-    """The buffer of a leaf whose observations are joined in a row of a stack.
+class StackRow:
+    """A `Pending` whose observations are merged in a row of a stack already.
 
     Attributes:
         stack: the stack.
@@ -118,30 +118,38 @@ class StackRow(PendingBuffer):
         base: the state of the leaf from before the stack.
     """
 
-    __slots__ = ("base", "index", "stack")
+    __slots__ = ("base", "index", "key", "paths", "stack")
+    capacity = 2  # more than 1, so that it stays when it is flushed
 
     def __init__(self, path: str, stack: StateStack, index: int, base: State) -> None:
-        self.paths, self.size, self.capacity = (path,), 0, 2
+        self.key = self.paths = (path,)
         self.stack, self.index, self.base = stack, index, base
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         """The number of observations in the row."""
         counts = self.stack.now[1]
         return counts[self.index] if counts else 0
 
-    def accepts(self, x: Tensor) -> bool:
-        """Returns False: the stack takes observations, and this buffer takes none by itself."""
-        return False
+    def add(self, x: Tensor) -> bool | None:
+        """Returns None: only the stack takes observations."""
+        return None
+
+    def add_all(self, tensors: Sequence[Tensor]) -> bool | None:
+        """Returns None: only the stack takes observations."""
+        return None
 
     def next_buffer(self) -> StackRow:
+        """Returns itself: it is never full."""
         return self
 
-    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+    def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+        """Returns the state of the leaf: that from before the stack, merged with the row."""
         row = {key: value[self.index].clone() for key, value in self.stack.now[0].items()}
         return {self.paths[0]: reducer.merge(self.base, row)}
 
-    def shown(self, position: int) -> Any:
+    def observation(self, position: int) -> Any:
+        """Returns the stack, because a row does not keep single observations."""
         return self.stack.now[0]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from recorders.capture.compiled import unpacked
 from reducers import Reducer, State
 
-__all__ = ["EMPTY", "MonitorState", "PendingBuffer", "flush", "new_buffer", "new_lift_buffer"]
+__all__ = ["EMPTY", "MonitorState", "Pending", "PendingBuffer", "flush", "new_buffer", "new_lift_buffer"]
 
 SMALL = 1 << 14  # the most bytes of an observation that is buffered
 ENOUGH = 3 << 16  # the bytes of a full buffer
@@ -26,6 +26,47 @@ MOST = 96  # the most observations in a buffer: more make none of them cheaper
 TOGETHER = 1 << 25  # the bytes of all buffers of the process
 
 _all_buffers: WeakSet[PendingBuffer] = WeakSet()
+
+
+class Pending(Protocol):
+    """Observations of some leaves that the states of a monitor do not include yet. All kinds of buffers have these methods."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key by which `MonitorState` finds it."""
+        ...
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the leaves."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """The number of observations in it."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """The number of observations at which it is flushed."""
+        ...
+
+    def add(self, x: Tensor) -> bool | None:
+        """Adds an observation of one tensor; returns whether the buffer is full then, or None if it does not accept the tensor."""
+
+    def add_all(self, tensors: Sequence[Tensor]) -> bool | None:
+        """Adds an observation of several tensors; returns what `add` returns."""
+
+    def next_buffer(self) -> Pending:
+        """Returns the buffer for the next observations: this one, unless it is full."""
+        ...
+
+    def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+        """Returns new states of the leaves: `states` with the observations from `start` to `stop`."""
+        ...
+
+    def observation(self, position: int) -> Any:
+        """Returns one observation, for messages."""
 
 
 class PendingBuffer:
@@ -69,42 +110,36 @@ class PendingBuffer:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """By what it is found."""
         return self.paths
 
-    def accepts(self, x: Tensor) -> bool:
-        """Whether this one is of the shape, dtype and device that wait here, and there is room for it."""
-        return self.count < self.capacity and x.shape == self._shape and x.dtype is self._dtype and x.device == self._device
-
-    def accepts_all(self, tensors: Sequence[Tensor]) -> bool:
-        """The same for all tensors of an observation."""
-        return self.accepts(tensors[0]) and [(x.shape, x.dtype, x.device) for x in tensors[1:]] == self._rest
-
-    def add(self, x: Tensor) -> bool:
-        """Copies an observation of one tensor; returns whether these are enough."""
+    def add(self, x: Tensor) -> bool | None:
         count = self.count
+        if count >= self.capacity or x.shape != self._shape or x.dtype is not self._dtype or x.device != self._device:
+            return None
         if not self._slots:
             self._allocate()
         self._slots[count].copy_(x)
         self.count = count + 1
         return count + 1 >= self.capacity
 
-    def add_all(self, tensors: Sequence[Tensor]) -> bool:
-        """Copies all tensors of one observation; returns whether these are enough."""
-        if not self._slots:
-            self._allocate()
-        for slots, x in zip(self._others, tensors[1:], strict=True):
-            slots[self.count].copy_(x)
+    def add_all(self, tensors: Sequence[Tensor]) -> bool | None:
+        if self.count >= self.capacity or [(x.shape, x.dtype, x.device) for x in tensors[1:]] != self._rest:
+            return None
+        if self._rest:
+            if not self._slots:
+                self._allocate()
+            for slots, x in zip(self._others, tensors[1:], strict=True):
+                slots[self.count].copy_(x)  # not counted yet, and overwritten if the first tensor is not accepted
         return self.add(tensors[0])
 
     def _allocate(self) -> None:
         kinds = [(self._shape, self._dtype, self._device), *self._rest]
         self._buffers = [torch.empty((self.capacity, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds]
         slots, *self._others = [buffer.unbind() for buffer in self._buffers]
-        self._slots = slots  # last, because they say that all of it is there
+        self._slots = slots  # last, because `add` takes them for the sign that everything is allocated
 
     def next_buffer(self) -> PendingBuffer:
-        """Where the next ones wait: here, or if this is full in the same buffers, smaller if more monitors share the memory."""
+        """Returns this one, or if it is full one with the same memory; with less if more monitors share the memory by now."""
         if self.count < self.capacity:
             return self
         other = copy.copy(self)
@@ -114,20 +149,18 @@ class PendingBuffer:
         _all_buffers.add(other)
         return other
 
-    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        """The states of the leaves after those of the observations."""
+    def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         return {
             path: reducer.update_all(states.get(path, {}), buffer[start:stop])
             for path, buffer in zip(self.paths, self._buffers, strict=True)
         }
 
-    def shown(self, position: int) -> Any:
-        """One observation, for messages."""
+    def observation(self, position: int) -> Any:
         return [buffer[position] for buffer in self._buffers]
 
 
 class PendingLifts(PendingBuffer):
-    """Observations that a compiled graph lifted, which wait to be joined: their States, packed as it hands them over."""
+    """Lifts of observations that a compiled graph made, packed as the graph hands them over."""
 
     __slots__ = ("_layout",)
 
@@ -139,7 +172,7 @@ class PendingLifts(PendingBuffer):
     def key(self) -> tuple[str, ...]:
         return (self._layout,)
 
-    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+    def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         lifted = unpacked(self._layout, [buffer[start:stop] for buffer in self._buffers], dim=1)
         return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifted.items()}
 
@@ -157,31 +190,31 @@ class MonitorState(NamedTuple):
 
     states: dict[str, State]
     counts: dict[str, int]
-    pending: dict[tuple[str, ...], PendingBuffer]
+    pending: dict[tuple[str, ...], Pending]
     reduced: Mapping[tuple[str, ...], int] = MappingProxyType({})
     merged: int = 0
 
     @property
     def has_pending(self) -> bool:
-        """Whether there are observations that the states do not hold."""
+        """Whether there are observations that the states do not include."""
         return any(pending.count != self.reduced.get(key, 0) for key, pending in self.pending.items())
 
     @property
     def samples(self) -> int:
-        """How many observations the leaf with most has."""
+        """The number of observations of the leaf that has most."""
         counts = dict(self.counts)
         for key, pending in self.pending.items():
             _count(counts, pending.paths, pending.count - self.reduced.get(key, 0))
         return self.merged + max(counts.values(), default=0)
 
-    def after(self, states: Mapping[str, State], pending: PendingBuffer | None) -> MonitorState:
-        """With new states of these leaves, one observation more; and perhaps a place where the next ones like it wait."""
+    def after(self, states: Mapping[str, State], pending: Pending | None) -> MonitorState:
+        """Returns this with new states of these leaves, one observation more, and a buffer for the next ones like it, if any."""
         counts = dict(self.counts)
         _count(counts, states, 1)
         return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged).moved(states, pending)
 
-    def moved(self, paths: Collection[str], pending: PendingBuffer | None) -> MonitorState:
-        """With no place where observations of these leaves wait but this one, of which the states hold nothing."""
+    def moved(self, paths: Collection[str], pending: Pending | None) -> MonitorState:
+        """Returns this with `pending`, of which the states include nothing, as the only buffer of these leaves."""
         kept = {key: other for key, other in self.pending.items() if not any(path in paths for path in other.paths)}
         if pending is not None:
             kept[pending.key] = pending
@@ -193,7 +226,7 @@ EMPTY = MonitorState({}, {}, {})
 
 
 def new_buffer(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PendingBuffer | None:
-    """Where observations like this one may wait; None where they are too big, or too many others wait already."""
+    """Returns a buffer for observations like this one; None if they are too big, or too many monitors share the memory."""
     size = 0
     for x in tensors:
         if type(x) is not Tensor or x.layout is not torch.strided:
@@ -203,7 +236,7 @@ def new_buffer(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PendingBuff
 
 
 def new_lift_buffer(layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> PendingBuffer | None:
-    """The same for observations that a graph lifted."""
+    """Returns a buffer for observations that a graph lifted, or None."""
     lifts = PendingLifts(layout, packs, paths)
     return _roomy(lifts) if 0 < lifts.size <= SMALL else None
 
@@ -212,35 +245,35 @@ def _roomy(pending: PendingBuffer) -> PendingBuffer | None:
     return pending if pending.capacity > 1 else None
 
 
-def flush(held: MonitorState, reducer: Reducer) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
-    """With nothing that waits; and the observations that cannot be reduced, each with its error."""
-    states, counts = dict(held.states), dict(held.counts)
+def flush(stored: MonitorState, reducer: Reducer) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
+    """Reduces all pending observations; returns the new state, and the observations that failed, each with its error."""
+    states, counts = dict(stored.states), dict(stored.counts)
     failed: list[tuple[Exception, Any]] = []
-    places: dict[tuple[str, ...], PendingBuffer] = {}
+    buffers: dict[tuple[str, ...], Pending] = {}
     reduced: dict[tuple[str, ...], int] = {}
-    for key, pending in held.pending.items():
-        start, count = held.reduced.get(key, 0), pending.count
+    for key, pending in stored.pending.items():
+        start, count = stored.reduced.get(key, 0), pending.count
         try:
             if count != start:
-                states.update(pending.joined(reducer, states, start, count))
+                states.update(pending.merged(reducer, states, start, count))
                 _count(counts, pending.paths, count - start)
-        except Exception:  # one by one, to leave out no more than those that are at fault
+        except Exception:  # then one by one, to leave out only those at fault
             for position in range(start, count):
                 try:
-                    states.update(pending.joined(reducer, states, position, position + 1))
+                    states.update(pending.merged(reducer, states, position, position + 1))
                     _count(counts, pending.paths, 1)
                 except Exception as error:
-                    failed.append((error, pending.shown(position)))
+                    failed.append((error, pending.observation(position)))
         next_buffer = pending.next_buffer()
         if next_buffer is pending:
-            places[key], reduced[key] = pending, count
+            buffers[key], reduced[key] = pending, count
         elif next_buffer.capacity > 1:
-            places[key] = next_buffer
-    return MonitorState(states, counts, places, reduced, held.merged), failed
+            buffers[key] = next_buffer
+    return MonitorState(states, counts, buffers, reduced, stored.merged), failed
 
 
 def _capacity(size: int) -> int:
-    """How many observations of so many bytes are enough."""
+    """Returns the capacity of a buffer for observations of so many bytes."""
     return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_all_buffers))) // max(1, size))
 
 

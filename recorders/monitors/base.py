@@ -133,7 +133,7 @@ class Monitor(Past, ABC):
             self._clock.release(self)
         self._clock = clock
         if self.gate.chooses_steps:
-            clock.gate(self)
+            clock.add(self)
             renew_twins(self)
 
     def register(self, module: nn.Module | None = None) -> Monitor:

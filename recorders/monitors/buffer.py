@@ -53,9 +53,7 @@ class Buffer:
             None if they do not accept it; otherwise whether there are enough now to flush.
         """
         pending = self.stored.pending.get(_LONE)
-        if pending is None or not is_plain_moment(x) or not pending.accepts(x):
-            return None
-        return pending.add(x.data if x.requires_grad else x)
+        return None if pending is None or not is_plain_moment(x) else pending.add(x.data if x.requires_grad else x)
 
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         """Adds one observation, by leaf: to those pending, or to the states."""
@@ -63,9 +61,10 @@ class Buffer:
         alone = self.batchable and len(tensors) == len(paths) > 0
         with self.lock:
             pending = self.stored.pending.get(paths) if alone else None
-            if pending is not None and pending.accepts_all(tensors):
-                if pending.add_all(tensors):
-                    self.flush()
+            full = None if pending is None else pending.add_all(tensors)
+            if full:
+                self.flush()
+            if full is not None:
                 return
             stored = self.flush()
             states = {path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()}
@@ -75,9 +74,10 @@ class Buffer:
         """Adds one observation that a compiled graph lifted."""
         with self.lock:
             pending = self.stored.pending.get((layout,))
-            if pending is not None and pending.accepts_all(packs):
-                if pending.add_all(packs):
-                    self.flush()
+            full = None if pending is None else pending.add_all(packs)
+            if full:
+                self.flush()
+            if full is not None:
                 return
             stored = self.flush()
             lifted = unpacked(layout, packs)

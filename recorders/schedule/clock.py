@@ -235,7 +235,7 @@ class Clock:
         self._handle = None
         self._counting.change()
 
-    def gate(self, monitor: StepChooser) -> None:
+    def add(self, monitor: StepChooser) -> None:
         """Switches `monitor`, which is held weakly, on and off from now on."""
         steps, every_step = monitor.gate.steps, monitor.gate.every_step
         with self._lock:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
-from reducers.kernels.cpu import sweep
-from reducers.kernels.inductor import fused_moments
+from reducers.kernels.dispatch import eager_moments, traced_moments
 from reducers.kernels.precision import (
     abs_squared,
     comparable,
@@ -151,13 +150,13 @@ class Moments(Statistic):
     stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return (sweep(x, axes) if self.order == 2 else None) or super().observe(x, axes)
+        return (eager_moments(x, axes) if self.order == 2 else None) or super().observe(x, axes)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
             raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance but no skewness; use order=2")
-        fused = fused_moments(x, axes) if self.order == 2 and torch.compiler.is_compiling() else None
-        return fused or lift_moments(x, axes, "Moments", self.order)[0]
+        fast = traced_moments(x, axes) if self.order == 2 else None
+        return fast or lift_moments(x, axes, "Moments", self.order)[0]
 
     def join(self, a: State, b: State) -> State:
         return join_moments(a, b)
@@ -192,11 +191,11 @@ class Summary(Statistic):
     stackable_join: ClassVar[bool] = True
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return sweep(x, axes, with_extremes=True) or super().observe(x, axes)
+        return eager_moments(x, axes, with_extremes=True) or super().observe(x, axes)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        if torch.compiler.is_compiling() and (fused := fused_moments(x, axes, with_extremes=True)) is not None:
-            return fused
+        if (fast := traced_moments(x, axes, with_extremes=True)) is not None:
+            return fast
         x = comparable(x, "Summary")
         state, mask = lift_moments(x, axes, "Summary")
         low, high = extremes(x, axes, mask)
