@@ -265,6 +265,8 @@ class Monitor(Past, ABC):
         """The result so far, by leaf path if operands were nested; None if nothing was recorded."""
         return self.snapshot().peek()
 
+    compute = peek
+
     def snapshot(self) -> Subrecording:
         """What was recorded so far, without hooks."""
         with self.buffer.lock:

@@ -269,8 +269,10 @@ class Recorder(Mapping[str, Monitor]):
     def reset(self) -> Self:
         """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
         for monitor in self.values():
-            monitor.clear()
+            monitor.reset()
         return self
+
+    clear = reset
 
     def snapshot(self) -> Recording:
         """A copy of what was recorded so far, without hooks."""

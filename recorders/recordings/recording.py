@@ -67,6 +67,8 @@ class Subrecording(Past):
             return None
         return leaves[""] if set(leaves) == {""} else leaves
 
+    compute = peek
+
     def merge(self, other: Subrecording) -> Subrecording:
         """The merged subrecording of both.
 

@@ -71,6 +71,8 @@ class Cell(nn.Module):
         """
         return self.reducer.compute(self._state)
 
+    compute = peek
+
     def latest(self) -> Result:
         """Return the newest result of a `History`.
 
@@ -118,6 +120,8 @@ class Cell(nn.Module):
         elif self._state:
             self._shapes = {key: value.new_empty(()).expand(value.shape) for key, value in self._state.items()}
         self._state = self.reducer.init()
+
+    reset = clear
 
     def merge(self, other: Cell) -> None:
         """Merge the state of another cell, as the later one.
