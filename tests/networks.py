@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -113,17 +114,18 @@ class Output(dict[str, Any]):
 
 
 class UNet(Checkpointed):
-    """Convolutions down and up again, with one ReLU in place for all of them, one convolution used twice, and skips."""
+    """Convolutions down and up again, with one ReLU in place for all of them, one convolution used twice, and skips.
+
+    Each module is compiled with all its monitors, which takes seconds: so there are few, and pooling is no module.
+    """
 
     def __init__(self, inplace: bool) -> None:
         super().__init__()
         self.inplace = inplace
         self.act = nn.ReLU(inplace=inplace)
         self.down = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), self.act)
-        self.pool = nn.MaxPool2d(2)
         self.twice = nn.Conv2d(4, 4, 3, padding=1)
-        self.up = nn.Upsample(scale_factor=2)
-        self.head = nn.Sequential(nn.Conv2d(8, 4, 1), self.act, nn.Dropout2d(0.1), nn.Conv2d(4, 1, 1))
+        self.head = nn.Sequential(self.act, nn.Dropout2d(0.1), nn.Conv2d(8, 1, 1))
 
     def middle(self, x: Tensor) -> Tensor:
         found: Tensor = self.twice(self.act(self.twice(x)))
@@ -131,12 +133,12 @@ class UNet(Checkpointed):
 
     def forward(self, x: Tensor) -> Mapping[str, Any]:
         skip = self.down(x)
-        low = self.part(self.middle, self.pool(skip))
+        low = self.part(self.middle, F.max_pool2d(skip, 2))
         if self.inplace:
             low += 1
         else:
             low = low + 1
-        out = self.head(torch.cat([skip, self.up(low)], dim=1))
+        out = self.head(torch.cat([skip, F.interpolate(low, scale_factor=2)], dim=1))
         return Output(loss=out.square().mean(), mask=out > 0)
 
 

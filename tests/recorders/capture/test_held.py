@@ -179,17 +179,17 @@ def test_big_observations_do_not_wait() -> None:
 
 def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    monkeypatch.setattr(recorders.capture.buffers, "TOGETHER", together := 1 << 22)
-    net = nn.Sequential(*[nn.Identity() for _ in range(1_000)])
+    monkeypatch.setattr(recorders.capture.buffers, "TOGETHER", together := 1 << 21)
+    net = nn.Sequential(*[nn.Identity() for _ in range(500)])
     recorder = Recorder(ForwardMonitor(Mean())).children(net)
-    for _ in range(4 * MOST):
+    for _ in range(2 * MOST):  # so often that each buffer was full once, and is of the size that it keeps
         net(torch.ones(512))
     places = [place for monitor in recorder.values() for place in monitor.buffer.stored.pending.values()]
     buffers = [buffer.nbytes for place in places if isinstance(place, PendingBuffer) for buffer in place._buffers]
-    assert len(buffers) > 500
+    assert len(buffers) > 250
     assert max(buffers) <= ENOUGH
     assert sum(buffers) <= 2 * together
-    assert set(recorder.iter_samples()) == {4 * MOST}
+    assert set(recorder.iter_samples()) == {2 * MOST}
     del recorder, net, places
     gc.collect()
     assert not [place for place in recorders.capture.buffers._all_buffers if place.size == 2048]

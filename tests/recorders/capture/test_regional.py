@@ -156,7 +156,17 @@ def test_equal_blocks_make_as_many_graphs_as_without_a_recorder(
 
 def test_a_hundred_blocks_share_their_graphs_whatever_the_number_of_monitors() -> None:
     def many() -> dict[str, Monitor]:
-        return {**forwards(), **gradients(), **cadences()}
+        """The kinds of the matrix, with reducers that are compiled in a moment: the matrix has the others, for 12 blocks."""
+        return {
+            "out": ForwardMonitor(Last()),
+            "inp": ForwardInputMonitor(Quantile()),
+            "more": ForwardMonitor(Collect()),
+            "back": BackwardMonitor(Last()),
+            "into": BackwardInputMonitor(Quantile()),
+            "third": ForwardMonitor(Last(), every=3),
+            "training": BackwardMonitor(Last(), eval_update=False),
+            "grad": ForwardMonitor(Last(), phase="grad"),
+        }
 
     run = Run(100, False, many)
     assert run.graphs == 2
