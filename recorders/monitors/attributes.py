@@ -30,7 +30,7 @@ _NOT_DUE = object()
 
 
 class _AttributeMonitor(Monitor):
-    """Reads attributes of the module, by dot path."""
+    """A monitor that reads attributes of its module, by dot path."""
 
     def __init__(
         self, reducer: Reducer, attr: str | Sequence[str], module: nn.Module | None = None, **options: Unpack[MonitorOptions]
@@ -53,7 +53,7 @@ class _AttributeMonitor(Monitor):
             self._read(module, name)
 
     def _check_readable(self, module: nn.Module, name: str) -> None:
-        """A parametrized tensor is computed at every reading, which may change the model: a step of power iteration, say."""
+        """Refuses a parametrized tensor: reading computes it, which may change the model (by a step of power iteration, say)."""
         if _parametrized(module, name):
             owner_name, _, leaf = name.rpartition(".")
             place = f"{owner_name}.parametrizations.{leaf}" if owner_name else f"parametrizations.{leaf}"
@@ -66,12 +66,12 @@ class _AttributeMonitor(Monitor):
         try:
             return as_operand(operator.attrgetter(name)(module))
         except AttributeError:
-            there = sorted(
+            known = sorted(
                 {*module._parameters, *module._buffers, *module._modules, *(k for k in vars(module) if k[0] != "_")} - {"training"}
             )
             raise TargetError(
-                f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; it has {there}. "
-                "Where forward sets it, give it a first value (None will do) before the monitor is put on"
+                f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; it has {known}. "
+                "If forward sets it, give it a first value (such as None) before the monitor is put on"
             ) from None
 
 
@@ -84,7 +84,7 @@ def _has(module: nn.Module, name: str) -> bool:
 
 
 def _parametrized(module: nn.Module, name: str) -> bool:
-    """Whether the attribute is computed by `torch.nn.utils.parametrize`; found out without reading it."""
+    """Whether `torch.nn.utils.parametrize` computes the attribute; the attribute is not read."""
     owner_name, _, leaf = name.rpartition(".")
     if owner_name and not _has(module, owner_name):
         return False
@@ -105,7 +105,7 @@ class StateMonitor(_AttributeMonitor):
         attr: name or dot path; or several, each with a state of its own unless `map_` or `op_` brings them together.
         as_prehook: read before the forward instead of after it.
 
-    An attribute that is None is not recorded; Python numbers are taken as tensors.
+    An attribute that is None is not recorded; Python numbers become tensors.
 
     >>> import torch
     >>> from reducers import Last
@@ -153,15 +153,15 @@ class StateMonitor(_AttributeMonitor):
     def _default(self, *operands: Any) -> Any:
         if isinstance(self.attr, str):
             return operands[0]
-        there = {name: operand for name, operand in zip(self.attr, operands, strict=True) if operand is not None}
-        return there or None
+        present = {name: operand for name, operand in zip(self.attr, operands, strict=True) if operand is not None}
+        return present or None
 
 
 class DifferenceMonitor(_AttributeMonitor):
     """Records how a forward changes an attribute of its module. Operands: after, before.
 
-    The default is `after - before`; a None on one side counts as zeros, on both sides it is not recorded. The value before is
-    cloned, so that a change in place is seen. Booleans and integers are subtracted as int64.
+    The default is `after - before`. If one of the two is None it counts as zeros; if both are, nothing is recorded. The value
+    before is cloned, so that changes in place are found. Booleans and integers are subtracted as int64.
 
     >>> import torch
     >>> from reducers import Last
@@ -175,8 +175,8 @@ class DifferenceMonitor(_AttributeMonitor):
     def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         if not isinstance(attr, str):
             raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
-        self._place = f"before of monitor {id(self)}"  # where in the frame of a call its value before is kept, and gone with it
-        self._befores: list[Any] = []  # of the calls under way while a graph is traced, on a twin
+        self._key = f"before of monitor {id(self)}"  # of the value before, in the frame of the call
+        self._befores: list[Any] = []  # on a twin: the values before of calls that are being traced
         super().__init__(reducer, attr, module, **options)
 
     def _attach(self, module: nn.Module) -> list[Any]:
@@ -195,14 +195,14 @@ class DifferenceMonitor(_AttributeMonitor):
                 return
             with NoInference(False), torch.no_grad():
                 value = value.detach().clone() if isinstance(value, Tensor) else value
-        keep(forward_frame(), self._place, (value,))
+        keep(forward_frame(), self._key, (value,))
 
     def _after(self, module: nn.Module, *_: Any) -> None:
         frame = forward_frame()
-        found = kept(frame, self._place)
-        if found is None:  # put on in the middle of a call, or something failed before the value was read
+        found = kept(frame, self._key)
+        if found is None:  # the monitor was put on during the call, or reading failed
             return
-        keep(frame, self._place, None)
+        keep(frame, self._key, None)
         (before,) = found
         if before is _NOT_DUE:
             self._skip("not in its steps")
@@ -244,7 +244,7 @@ class DifferenceMonitor(_AttributeMonitor):
 
 
 def _with_zeros(after: Any, before: Any) -> tuple[Any, Any]:
-    """Both, with zeros for one that is None beside a tensor."""
+    """Returns both; if one is None and the other a tensor, with zeros for None."""
     if isinstance(after, Tensor) and before is None:
         return after, torch.zeros_like(after)
     if isinstance(before, Tensor) and after is None:

@@ -30,8 +30,8 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 class ForwardMonitor(Monitor):
     """Records what a module returns. Operands: output, inputs.
 
-    Inputs are the tensor itself where the call had one, a tuple for several, a dict where some were keywords, None without any.
-    Forwards that activation checkpointing runs again during backward are not recorded twice.
+    The inputs are the tensor itself if the call had one, a tuple if it had several, a dict if some were keywords, and None if it
+    had none. Forwards that activation checkpointing runs again during backward are not recorded twice.
 
     >>> import torch
     >>> from reducers import Mean
@@ -69,12 +69,12 @@ class ForwardMonitor(Monitor):
 
 
 def split(rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
-    """Keyword arguments and output, as a forward hook gets them; those who move hooks forget that it asked for the former."""
+    """Returns the keyword arguments and the output that a forward hook got. Code that moves hooks drops the keyword arguments."""
     return (rest[0], rest[1]) if len(rest) == 2 else ({}, rest[-1])
 
 
 class ForwardInputMonitor(Monitor):
-    """Records what a module is given, keyword arguments included, before it can change it in place. Operands: inputs.
+    """Records the inputs of a module, keyword arguments included, before the module can change them in place. Operands: inputs.
 
     >>> import torch
     >>> from reducers import Max
@@ -106,7 +106,7 @@ class ForwardInputMonitor(Monitor):
 
 
 class CallMonitor(Monitor):
-    """Records what is pushed: losses, metrics, anything that no hook sees. Operands: the values pushed.
+    """Records values that the user pushes: losses, metrics, anything that no hook gets. Operands: the values pushed.
 
     >>> from reducers import Mean
     >>> loss = CallMonitor(Mean())
@@ -118,16 +118,16 @@ class CallMonitor(Monitor):
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         super().__init__(reducer, module, **options)
-        self.twin_key = new_twin_key(self)  # what pushes inside a graph knows the monitor itself
+        self.twin_key = new_twin_key(self)  # code that pushes inside a graph uses the monitor itself, not a twin
 
     def deregister(self) -> Monitor:
-        """Takes it off its module; what is pushed is recorded all the same. Returns the monitor itself."""
+        """Takes the monitor off its module; pushed values are still recorded. Returns the monitor."""
         super().deregister()
         self.gate.on = True
         return self
 
     def push(self, *values: Any) -> None:
-        """Hands over one observation: tensors (never copied off their device), Python numbers, or nested values of them."""
+        """Records one observation: tensors (which stay on their device), Python numbers, or nested values of them."""
         if torch.compiler.is_compiling():
             if wanted_in_graph(self, self.module):
                 trace(self, self.receiver.tensor, tuple(map(_numbers, values)))
@@ -148,7 +148,9 @@ class CallMonitor(Monitor):
         return []
 
     def _training(self, module: nn.Module | None) -> bool:
-        if module is None and self.gate.phase == "module":  # there is no mode: it is pushed in one that is recorded
+        if (
+            module is None and self.gate.phase == "module"
+        ):  # without a module there is no mode, so any mode that is recorded will do
             return self.gate.train_update
         return super()._training(module)
 

@@ -31,21 +31,21 @@ INSIDE = "all uses are inside its compiled graph, its hook is not"
 
 
 class _Sighting:
-    """A tensor whose gradient is awaited: the mode of the call that it was seen in last, and the version that was hooked."""
+    """A tensor with a hook for its gradient: the mode of the last call that used it, and the version of the tensor at that time."""
 
     def __init__(self, training: bool, version: int, handle: Any) -> None:
         self.training, self.version, self.handle = training, version, handle
 
 
 class GradientMonitor(Monitor):
-    """Gradients with respect to activations, by hooks on the tensors themselves.
+    """Records gradients with respect to activations, by hooks on the tensors themselves.
 
-    A hook on a tensor sees the total gradient of that tensor, from all its uses. Unlike `register_full_backward_hook` it survives
-    in-place operations on the output and nested outputs. It is traced into the backward graph of `torch.compile`, unless the tensor
-    is a leaf: then the monitor breaks the graph once.
+    A hook on a tensor gets the total gradient of that tensor, from all its uses. Unlike `register_full_backward_hook` it works with
+    nested outputs, and with operations that change the output in place. `torch.compile` traces the hook into its backward graph,
+    unless the tensor is a leaf of autograd: then the monitor breaks the graph once.
     """
 
-    records_recomputed = True  # a backward is where checkpointing recomputes, and where gradients come from
+    records_recomputed = True  # gradients arrive during backward, and so do recomputations by checkpointing
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         self._watched: Any = WeakIdKeyDictionary()
@@ -60,7 +60,7 @@ class GradientMonitor(Monitor):
 
     @property
     def seen(self) -> bool:
-        """Whether its module was called, or that of a monitor made alike, in a graph that both share."""
+        """Whether its module was called; or, in a shared graph, the module of a monitor with the same recipe."""
         return self._seen or (isinstance(self._twin, GradientMonitor) and self._twin._seen)
 
     def _trace_watch(self, receiver: Tensor, module: nn.Module, value: Any) -> None:
@@ -80,7 +80,7 @@ class GradientMonitor(Monitor):
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _see(self) -> bool:
-        """While the graph is traced: within checkpointing a graph may change no attribute."""
+        """Called while a graph is traced. As a constant, because within checkpointing a graph must not change attributes."""
         self._seen = True
         return True
 
@@ -109,15 +109,15 @@ class GradientMonitor(Monitor):
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
         known = self._watched.get(tensor)
-        if known is not None and known.version == version:  # seen before: its one total gradient is awaited already
+        if known is not None and known.version == version:  # it has a hook, which gets the total gradient
             known.training = self._training(module)
             return
-        # A clone: an in-place operation after this module would change what a view shows by the time the gradient arrives.
+        # A clone, because operations in place after this module would change the output before the gradient arrives.
         seen = () if self.bare else (tensor.detach().clone(),)
         sighting = _Sighting(self._training(module), version, None)
         self.partial = self.partial or _used_inside(tensor)
 
-        def arrive(gradient: Tensor | None) -> None:  # holds no module: one that keeps its output would need the cycle collector
+        def arrive(gradient: Tensor | None) -> None:  # no reference to the module: if it keeps its output, that would be a cycle
             outside_modes(self._arrived, gradient, seen, sighting, path)
 
         sighting.handle = _hook(tensor, arrive)
@@ -132,7 +132,7 @@ class GradientMonitor(Monitor):
 
     @entrance
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
-        """The gradient of what a graph was given. Its mode was asked when the graph was traced."""
+        """Records the gradient of an input of a compiled graph. The mode was asked when the graph was traced."""
         if is_due_in_graph(self, path):
             self._record(self.module, gradient, *seen, path=path)
 
@@ -140,8 +140,8 @@ class GradientMonitor(Monitor):
 class BackwardMonitor(GradientMonitor):
     """Records the gradient of the loss with respect to what a module returns. Operands: gradient, output.
 
-    Each tensor leaf of the output has a gradient, and so a state, of its own. Outputs that get none (frozen, unused, under
-    `no_grad`) record nothing. The output is cloned only where a callable asks for it.
+    Each tensor leaf of the output has a gradient of its own, and so a state of its own. Nothing is recorded for outputs without a
+    gradient (frozen, unused, under `no_grad`). The output is cloned only if there are callables, which get it.
 
     >>> import torch
     >>> from reducers import Sum
@@ -165,8 +165,8 @@ class BackwardMonitor(GradientMonitor):
 class BackwardInputMonitor(GradientMonitor):
     """Records the gradient of the loss with respect to what a module is given. Operands: gradient, input.
 
-    It is the total gradient of that tensor, from all its uses: where a residual connection passes the same tensor by, that
-    path counts too.
+    This is the total gradient of that tensor, from all its uses: if a residual connection takes the same tensor past the module,
+    that path counts too.
 
     >>> import torch
     >>> from reducers import Last
@@ -189,7 +189,7 @@ class BackwardInputMonitor(GradientMonitor):
 
 
 def _used_inside(tensor: Tensor) -> bool:
-    """Whether a compiled graph returned `tensor` among others, which may be made of it: a hook outside sees no gradient of that."""
+    """Whether a compiled graph returned `tensor` among others; if they are computed from it, a hook outside misses gradients."""
     node = tensor.grad_fn
     return type(node).__name__ == "CompiledFunctionBackward" and len(node._input_metadata) > 1  # type: ignore[union-attr]
 
@@ -206,7 +206,7 @@ def _watch_uncompiled(receiver: Tensor, module: nn.Module, value: Any) -> None:
 
 
 def _hook_given(tensor: Tensor, receiver: Tensor, path: str, seen: tuple[Tensor, ...]) -> None:
-    """While a graph is traced: it was given this tensor, so the hook goes on outside of the graph, whenever the graph has run."""
+    """Called while a graph is traced: registers a hook on an input of the graph, each time that the graph runs."""
 
     def arrive(gradient: Tensor) -> None:
         outside_modes(_arrived_at_graph, receiver, gradient, seen, path)
@@ -227,10 +227,10 @@ def _monitor_of(receiver: Tensor) -> Any:
 
 
 def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str) -> None:
-    """A node of the user's graph. It runs where the graph with its backward is traced, behind the compiler's front end.
+    """Registers a hook on a tensor of the user's graph: a node of it, which runs when AOT traces the graph and its backward.
 
-    A hook that the front end traces takes some times as long to compile. Objects that were changed in the graph before it lose what
-    is changed after it (torch 2.13), so that graphs with a key-value cache would break.
+    If Dynamo traced the hook, compiling would take several times as long. And objects that were changed in the graph before the
+    hook would lose their later changes (torch 2.13), which breaks graphs with a key-value cache.
     """
     twin = find_twin(key)
     if twin is None or not tensor.requires_grad or not _first_sight(tensor, receiver):
@@ -253,7 +253,7 @@ _sighted: Any = WeakIdKeyDictionary()
 
 
 def _first_sight(tensor: Tensor, receiver: Tensor) -> bool:
-    """Whether a tensor of the tracing is new to this receiver, as in eager mode; what is remembered goes with the tracing."""
+    """Whether this receiver has no hook yet on this version of a traced tensor. The record is freed with the traced tensors."""
     versions = _sighted.setdefault(tensor, WeakIdKeyDictionary())
     if versions.get(receiver) == tensor._version:
         return False
@@ -261,14 +261,14 @@ def _first_sight(tensor: Tensor, receiver: Tensor) -> bool:
     return True
 
 
-class _Listeners:
-    """What the compiler's front end said last; it works for one thread at a time."""
+class _Answer:
+    """The last answer of Dynamo, which works for one thread at a time."""
 
     origin = ""
 
 
 def _in_reach(node: torch.fx.Node, context: ComptimeContext) -> bool:
-    """Whether what is called now sees the tensor of `node` itself: in its graph, or in checkpoints there, which run in place."""
+    """Whether the code that is traced now is part of the graph of `node`, or of a checkpoint in that graph."""
     tracer: Any = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.current_tracer
     while tracer.graph is not node.graph and tracer.source_target is torch.ops.higher_order.tag_activation_checkpoint:
         tracer = tracer.parent
@@ -279,19 +279,19 @@ def _ask(context: ComptimeContext) -> None:
     tensor, receiver = context.get_local("tensor"), context.get_local("receiver")
     node: Any = tensor.as_proxy().node  # type: ignore[union-attr]
     if node.op != "placeholder" and _in_reach(node, context):
-        _Listeners.origin = "made here"
+        _Answer.origin = "made here"
     else:
         fake: Any = tensor.as_fake()
-        _Listeners.origin = "given" if _first_sight(fake, receiver.as_fake()) else "hooked"  # type: ignore[arg-type]
+        _Answer.origin = "given" if _first_sight(fake, receiver.as_fake()) else "hooked"  # type: ignore[arg-type]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _told() -> str:
-    return _Listeners.origin
+def _answer() -> str:
+    return _Answer.origin
 
 
 def _origin(tensor: Tensor, receiver: Tensor) -> str:
-    """While a graph is traced: "made here", "given" if it has other uses outside, or "hooked" already for this receiver."""
+    """Called while a graph is traced: "made here", "given" if the graph got the tensor as an input, "hooked" if it has a hook."""
     comptime(_ask)
-    origin: str = _told()
+    origin: str = _answer()
     return origin

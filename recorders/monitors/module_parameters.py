@@ -1,4 +1,4 @@
-"""The base of monitors of parameters: which parameters of a module, and one observation of all of them at a step."""
+"""ModuleParameterMonitor: the base of monitors of the parameters of a module."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ParameterBuffer(Buffer):
 
 
 class ModuleParameterMonitor(Monitor):
-    """The parameters a module owns itself, each with a state of its own, or the ones that `attr` names.
+    """Records parameters of a module: those that it owns itself, or those that `attr` names. Each has a state of its own.
 
     Args:
         attr: name of a parameter (dots for nested ones) or several; None for all that the module itself owns.
@@ -80,7 +80,7 @@ class ModuleParameterMonitor(Monitor):
             raise TargetError(f"{self.describe(module)}: it owns no parameters itself; put the monitor on the modules inside it")
 
     def _parameters(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-        """Leaf path and parameter, read afresh each time, because parameters get replaced."""
+        """Yields leaf path and parameter. They are looked up each time, because parameters may be replaced."""
         if self.attr is None:
             yield from ((name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
             return
@@ -94,7 +94,7 @@ class ModuleParameterMonitor(Monitor):
                 yield "" if isinstance(self.attr, str) else name, parameter
 
     def _among(self, module: nn.Module, mine: set[int]) -> list[tuple[str, nn.Parameter]]:
-        """Those that are in `mine`."""
+        """Returns those whose `id` is in `mine`."""
         there = self._parameters(module) if self.attr is not None else module._parameters.items()
         return [(path, parameter) for path, parameter in there if parameter is not None and id(parameter) in mine]
 
@@ -102,20 +102,20 @@ class ModuleParameterMonitor(Monitor):
         return [StepHandle(module, self)]
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """The optimizer is about to change those of `mine`."""
+        """Is called when the optimizer is about to change those in `mine`."""
 
     def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """The gradients of `mine` are what the optimizer uses: just before its step, or after one that a closure served."""
+        """Is called when the gradients of those in `mine` are final: before the step or, if a closure computes them, after it."""
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """The optimizer has changed those of `mine`."""
+        """Is called when the optimizer has changed those in `mine`."""
 
     def _training(self, module: nn.Module | None) -> bool:
-        # gradients are off while they arrive; they are training all the same
+        # PyTorch turns gradients off during a step, but a step is training
         return super()._training(module) if self.gate.phase == "module" else True
 
     def record_shapes(self) -> None:
-        """Records the shapes of the parameters, where the module is on the meta device."""
+        """Records the shapes of the parameters, for a dry run on the meta device."""
         module = self.module
         if module is not None:
             self._observe(module, {path: (parameter, parameter) for path, parameter in self._parameters(module)})
@@ -123,7 +123,7 @@ class ModuleParameterMonitor(Monitor):
     def _observe(
         self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "", step_batch: StepBatch | None = None
     ) -> None:
-        """All parameters of one moment: one sample. `every` counts the steps of each optimizer, the stream, apart."""
+        """Records one observation, with all parameters as its leaves. `stream` is counted by itself for `every`."""
         if found and self._due(module, self._training(module), stream):
             if self._joins and step_batch is not None:
                 found = step_batch.gather(self, module, found)

@@ -1,4 +1,4 @@
-"""Monitors of two places at once, for statistics of how what one module returns goes with what another does."""
+"""PairMonitor: the outputs of two modules, for statistics of how they are related."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class PairOptions(MonitorOptions, total=False):
 class PairMonitor(Monitor):
     """Records what two modules return for the same input. Operands: output, output of the other module.
 
-    The reducer gets both, as `CKA`, `CrossCovariance` and others that take two tensors want them. What comes first is cloned and
-    waits for its partner; where a module is called again before the other one was, its older output is left out.
+    The reducer gets both, as `CKA`, `CrossCovariance` and others that take two tensors need them. The output that comes first is
+    cloned and kept until the other one comes. If a module is called again before the other was, its older output is left out.
 
     Args:
-        other: the other module; of the same network or of another. It is held weakly.
+        other: the other module, of the same network or of another. It is referenced weakly.
 
     >>> import torch
     >>> from reducers import CKA
@@ -63,7 +63,7 @@ class PairMonitor(Monitor):
 
     @property
     def other(self) -> nn.Module | None:
-        """The other module; None where there was none, or it is gone."""
+        """The other module; None if there was none, or it no longer exists."""
         return None if self._other is None else self._other()
 
     @classmethod
@@ -89,7 +89,7 @@ class PairMonitor(Monitor):
     def _arrive(self, side: str, *args: Any) -> None:
         output = args[-1]
         module = self.module
-        if module is None:  # gone; the other one lives on
+        if module is None:  # it no longer exists, and the other one does
             self.deregister()
             return
         if is_ignored(self):
@@ -115,7 +115,9 @@ class PairMonitor(Monitor):
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, (constructor, *rest) = super().__reduce__()
-        options = tuple((name, value) for name, value in constructor.options if name != "other")  # a module would be copied too
+        options = tuple(
+            (name, value) for name, value in constructor.options if name != "other"
+        )  # otherwise copies would contain the module
         return rebuild, (type(constructor)(constructor.kind, constructor.reducer, options), *rest)
 
 

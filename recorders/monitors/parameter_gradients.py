@@ -34,9 +34,9 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     """Records the gradients of parameters. Operands: gradient, value.
 
     Args:
-        when: "step" takes the final gradient just as the optimizer uses it: accumulated, clipped, unscaled; where a closure makes
-            the gradients, the last that it made. "accumulate" takes what has accumulated after every backward, scaled if a
-            GradScaler scales. Sparse gradients are made dense.
+        when: "step" records the final gradient as the optimizer uses it: accumulated, clipped, unscaled; if a closure computes the
+            gradients, the last ones. "accumulate" records the accumulated gradient after every backward, scaled if a GradScaler
+            scales. Sparse gradients are converted to dense tensors.
 
     >>> import torch
     >>> from reducers import Sum
@@ -87,7 +87,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
         return super().deregister()
 
     def _hook_new(self, module: nn.Module, *_: Any) -> None:
-        """Before every forward, because parameters get replaced, frozen and thawed."""
+        """Hooks parameters that have no hook yet. Before every forward, because parameters may be replaced, frozen and unfrozen."""
         for _path, parameter in self._parameters(module):
             if parameter.requires_grad and parameter not in self._hooked and not is_lazy(parameter):
                 self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         if self.when != "step":
             return
-        # set only on fused optimizers under a GradScaler: they unscale by themselves
+        # PyTorch sets it only on fused optimizers under a GradScaler, which unscale by themselves
         scale = getattr(optimizer, "grad_scale", None)
         found = {}
         for path, parameter in self._among(module, mine):
@@ -113,7 +113,9 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
                 continue
             gradient = _dense(gradient)
             found[path] = gradient if scale is None else gradient / scale, parameter
-        self._observe(module, found, id(optimizer), step_batch if scale is None else None)  # else all would be there twice
+        self._observe(
+            module, found, id(optimizer), step_batch if scale is None else None
+        )  # a batch of copies would double the memory
 
 
 def _dense(gradient: Tensor) -> Tensor:

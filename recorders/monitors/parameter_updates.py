@@ -22,9 +22,9 @@ __all__ = ["ParameterUpdateMonitor"]
 
 
 class ParameterUpdateMonitor(ModuleParameterMonitor):
-    """Records what an optimizer step changed. Operands: after, before; the default is `after - before`.
+    """Records how an optimizer step changes parameters. Operands: after, before; the default is `after - before`.
 
-    While it is on and due it keeps memory for a copy of its parameters, which each step writes into.
+    While the monitor is on and due it keeps memory for a copy of its parameters, which each step overwrites.
 
     >>> import torch
     >>> from reducers import Last
@@ -60,7 +60,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         found = dict(self._among(module, mine))
         for path in found:
-            self._kept.pop(path, None)  # of a step that was interrupted
+            self._kept.pop(path, None)  # left by a step that was interrupted
         if found and not self._due(module, self._training(module), id(optimizer)):
             found = {}
             self._buffers = {}

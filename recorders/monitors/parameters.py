@@ -92,7 +92,7 @@ class ParameterMonitor(ModuleParameterMonitor):
 
     @entrance
     def tick(self) -> None:
-        """Records the values as they are now, where `when="tick"`."""
+        """Records the present values, if `when="tick"`."""
         module = self.module
         if self.when == "tick" and self.registered and module is not None:
             self._called(module)
@@ -105,10 +105,10 @@ class OptimizerStateOptions(MonitorOptions, total=False):
 
 
 class OptimizerStateMonitor(ModuleParameterMonitor):
-    """Records what the optimizer keeps for each parameter, after its step. Operands: state tensor, value.
+    """Records a tensor of the optimizer's state for each parameter, after its step. Operands: state tensor, value.
 
     Args:
-        key: name of the state, such as "exp_avg" or "momentum_buffer".
+        key: the name of the state, such as "exp_avg" or "momentum_buffer".
 
     >>> import torch
     >>> from reducers import Last
