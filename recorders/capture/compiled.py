@@ -40,10 +40,10 @@ def new_receiver(receiver: Any) -> Tensor:
 
     When a graph runs, the operators call one of these methods of the receiver for each observation:
 
-    - `take(layout, packs, stream)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
-    - `take_leaves(leaves, stream)`: the graph could not lift the observation; `leaves` are its tensors by path;
-    - `take_call(operands, stream)`: callables need the operands; `operands()` returns them;
-    - `take_failure()`: the operands could not be read while the graph was traced.
+    - `receive(layout, packs, stream)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
+    - `receive_leaves(leaves, stream)`: the graph could not lift the observation; `leaves` are its tensors by path;
+    - `receive_call(operands, stream)`: callables need the operands; `operands()` returns them;
+    - `receive_failure()`: the operands could not be read while the graph was traced.
     """
     number = next(_numbers)
     _receivers[number] = receiver
@@ -73,7 +73,7 @@ def find_twin(key: str) -> Any:
 def emit_call(receiver: Tensor, operands: Any, stream: str) -> None:
     """Adds a call of the operator that passes on the operands as they are; called while a graph is traced."""
     layout, tensors, numbers = packing.packed(operands)
-    torch.ops.torch_recorders.take_call(receiver, stream, layout, tensors, numbers)
+    torch.ops.torch_recorders.receive_call(receiver, stream, layout, tensors, numbers)
 
 
 def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str) -> None:
@@ -93,9 +93,9 @@ def _emit_leaves(receiver: Tensor, reducer: Reducer, paths: list[str], tensors: 
         try:
             layout, packs = _packed_lifts(reducer, leaves)
         except Exception:  # the reducer reads values, or fails; outside the graph it gets the values, or reports its error
-            torch.ops.torch_recorders.take_leaves(receiver, stream, list(leaves), list(leaves.values()))
+            torch.ops.torch_recorders.receive_leaves(receiver, stream, list(leaves), list(leaves.values()))
         else:
-            torch.ops.torch_recorders.take(receiver, stream, layout, packs)
+            torch.ops.torch_recorders.receive(receiver, stream, layout, packs)
 
 
 torch.fx.has_side_effect(emit_leaves)  # otherwise the compiler removes the node, because it returns nothing
@@ -159,20 +159,20 @@ def _call_receiver(method: str, receiver: Tensor, *args: Any) -> None:
     outside_modes(call)
 
 
-def _take(receiver: Tensor, stream: str, layout: str, packs: list[Tensor]) -> None:
-    _call_receiver("take", receiver, layout, packs, stream)
+def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor]) -> None:
+    _call_receiver("receive", receiver, layout, packs, stream)
 
 
-def _take_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor]) -> None:
-    _call_receiver("take_leaves", receiver, dict(zip(paths, tensors, strict=True)), stream)
+def _receive_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor]) -> None:
+    _call_receiver("receive_leaves", receiver, dict(zip(paths, tensors, strict=True)), stream)
 
 
 def _fail(receiver: Tensor) -> None:
-    _call_receiver("take_failure", receiver)
+    _call_receiver("receive_failure", receiver)
 
 
-def _take_call(receiver: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int]) -> None:
-    _call_receiver("take_call", receiver, lambda: operands_of(layout, tensors, numbers), stream)
+def _receive_call(receiver: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int]) -> None:
+    _call_receiver("receive_call", receiver, lambda: operands_of(layout, tensors, numbers), stream)
 
 
 _library: Any = torch.library.Library("torch_recorders", "DEF")  # type: ignore[no-untyped-call]
@@ -188,7 +188,7 @@ def _define(schema: str, run: Callable[..., None]) -> None:
     make_effectful(getattr(torch.ops.torch_recorders, name).default)
 
 
-_define("take(Tensor receiver, str stream, str layout, Tensor[] packs) -> ()", _take)
-_define("take_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves) -> ()", _take_leaves)
+_define("receive(Tensor receiver, str stream, str layout, Tensor[] packs) -> ()", _receive)
+_define("receive_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves) -> ()", _receive_leaves)
 _define("fail(Tensor receiver) -> ()", _fail)
-_define("take_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers) -> ()", _take_call)
+_define("receive_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers) -> ()", _receive_call)

@@ -265,8 +265,6 @@ class Monitor(Past, ABC):
         """The result so far, by leaf path if operands were nested; None if nothing was recorded."""
         return self.snapshot().peek()
 
-    compute = peek
-
     def snapshot(self) -> Subrecording:
         """What was recorded so far, without hooks."""
         with self.buffer.lock:
@@ -281,7 +279,7 @@ class Monitor(Past, ABC):
         self.gate.clear()
         self.counts, self.last_error = {}, None
 
-    clear = reset
+    compute, clear = peek, reset
 
     def check_merge(self, other: Subrecording) -> Subrecording:
         """The merged subrecording of both; nothing is changed.
@@ -316,7 +314,7 @@ class Monitor(Past, ABC):
         return describe(self, module if module is not None else self.module)
 
     def __repr__(self) -> str:
-        return self.constructor.shown(self.attr)
+        return self.constructor.as_code(self.attr)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (self.constructor, self.attr, self.name, self.states, self.samples, self._functions)

@@ -30,7 +30,7 @@ class MonitorConstructor(Generic[M]):
         make: Callable[..., M] = self.kind
         return make(self.reducer, module=module, **target, **dict(self.options))
 
-    def shown(self, attr: Any) -> str:
+    def as_code(self, attr: Any) -> str:
         """The monitor's arguments as code."""
         parts = [repr(self.reducer), *([repr(attr)] if attr is not None else [])]
         return f"{self.kind.__name__}({', '.join([*parts, *(f'{name}={value!r}' for name, value in self.options)])})"

@@ -88,14 +88,14 @@ class GraphReceiver:
         return None if monitor is None else monitor.timer
 
     @entrance
-    def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
+    def receive(self, layout: str, packs: list[Tensor], stream: str) -> None:
         """Records an observation that the graph lifted."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
             work(monitor, None, tuple(packs), monitor.buffer.add_lifts, layout, packs)
 
     @entrance
-    def take_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
+    def receive_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
         """Records an observation that the graph could not lift."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
@@ -103,13 +103,13 @@ class GraphReceiver:
             work(monitor, None, (leaves,), lambda: add({path: (plain(tensor),) for path, tensor in leaves.items()}))
 
     @entrance
-    def take_call(self, operands: Callable[[], Any], stream: str) -> None:
+    def receive_call(self, operands: Callable[[], Any], stream: str) -> None:
         """Records an observation whose operands callables need."""
         monitor = self._monitor()
         if monitor is not None:
             monitor._receive_call(operands, stream)
 
-    def take_failure(self) -> None:
+    def receive_failure(self) -> None:
         """Reports operands that could not be read while the graph was traced."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, ""):

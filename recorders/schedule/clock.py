@@ -270,9 +270,9 @@ class Clock:
 
     def _forward(self, *_: Any) -> None:
         if torch.is_grad_enabled() and not tracing():
-            self.take("", [], "")
+            self.receive("", [], "")
 
-    def take(self, layout: str, packs: list[Tensor], stream: str) -> None:
+    def receive(self, layout: str, packs: list[Tensor], stream: str) -> None:
         """Counts a forward with gradients on that has begun, in a compiled graph or outside of one."""
         if not recomputing():
             with self._lock:
@@ -290,7 +290,7 @@ class Clock:
 
 def _trace_forward(receiver: Tensor, *_: Any) -> None:
     if torch.is_grad_enabled() and not tracing():
-        torch.ops.torch_recorders.take(receiver, "", "", [])
+        torch.ops.torch_recorders.receive(receiver, "", "", [])
 
 
 def _clock_at(step: int) -> Clock:

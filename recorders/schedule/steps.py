@@ -154,7 +154,7 @@ class _Steps:
             step.clocks = self._clocks_of(optimizer, step.clocks)
         owner = step.owner if step.outer else None
         if owner is not None:
-            owner.take(step, optimizer)
+            owner.absorb(step, optimizer)
         elif self.listeners and not skipped:
             if _has_closure(args, kwargs):
                 self._notify(step.own, optimizer, "_at_gradients")

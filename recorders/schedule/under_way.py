@@ -63,7 +63,7 @@ class Step(SimpleNamespace):
             return None
         return next((step for step in self.outer if not self.mine.isdisjoint(step.mine)), None)
 
-    def take(self, step: Step, optimizer: Optimizer) -> None:
+    def absorb(self, step: Step, optimizer: Optimizer) -> None:
         """Takes over the clocks of `step`, which ran within this one and has ended; they advance at the end of this one."""
         self.clocks, step.clocks = list(dict.fromkeys([*self.clocks, *step.clocks])), ()
         if self.inner is None and self.mine <= step.mine:

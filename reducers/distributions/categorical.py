@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
-from reducers.kernels.binning import kept_shape, tally, unit_count, unit_index
+from reducers.kernels.binning import kept_shape, bin_counts, unit_count, unit_index
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import integers, mix, shift_right
 from reducers.kernels.precision import count_of, real
@@ -52,7 +52,7 @@ class CountByValue(Statistic):
         return False  # lift splits the tensor itself, and its pieces share one array of counts
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"counts": tally(_check_integers(x, "CountByValue"), axes, self.values + 1, self._bin)}
+        return {"counts": bin_counts(_check_integers(x, "CountByValue"), axes, self.values + 1, self._bin)}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
         counts = self.lift(_mask_as_outside(x, mask, "CountByValue"), axes)["counts"]

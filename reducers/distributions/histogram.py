@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
-from reducers.kernels.binning import tally
+from reducers.kernels.binning import bin_counts
 from reducers.kernels.precision import comparable, finite, real
 from reducers.state import Result, State
 
@@ -98,7 +98,7 @@ class Histogram(Statistic):
         narrow = x.dtype.itemsize <= 4 if x.is_floating_point() else x.dtype.itemsize <= 2
         bounds = _bounds(edges, narrow or x.device.type == "mps").to(x.device, non_blocking=True)
         computable = self.edges is None and _is_index_computable(edges, torch.finfo(bounds.dtype).eps)
-        counts = tally(x, axes, len(edges) + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, computable))
+        counts = bin_counts(x, axes, len(edges) + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, computable))
         nan = torch.zeros_like(counts[..., 0]) if mask is None else is_nan.sum(dim=axes)
         counts[..., -1] -= nan
         return {"counts": torch.cat((counts, nan.unsqueeze(-1)), dim=-1)}

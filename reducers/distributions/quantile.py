@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.core.states import require_state
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
-from reducers.kernels.binning import tally
+from reducers.kernels.binning import bin_counts
 from reducers.kernels.precision import comparable, count_of, extremes, finite, infinite_to_nan, real
 from reducers.state import State
 
@@ -98,7 +98,7 @@ class Quantile(Statistic):
         x = comparable(x, "Quantile")
         filled, mask = finite(x)
         low, high = extremes(x, axes, mask)
-        counts = tally(filled, axes, 2 * self._buckets_per_sign + 3, self._bucket)
+        counts = bin_counts(filled, axes, 2 * self._buckets_per_sign + 3, self._bucket)
         if mask is not None:  # non-finite elements are zero in `filled`
             counts[..., self._buckets_per_sign + 1] -= count_of(x, None, axes) - mask.sum(dim=axes)
         return {"counts": counts, "min": low, "max": high}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reducers.kernels.chunks import CHUNK, pieces
 
-__all__ = ["kept_shape", "tally", "unit_count", "unit_index"]
+__all__ = ["kept_shape", "bin_counts", "unit_count", "unit_index"]
 
 
 def kept_shape(x: Tensor, axes: tuple[int, ...]) -> list[int]:
@@ -31,7 +31,7 @@ def unit_count(x: Tensor, axes: tuple[int, ...]) -> int:
     return units
 
 
-def tally(x: Tensor, axes: tuple[int, ...], bins: int, index: Callable[[Tensor], Tensor]) -> Tensor:
+def bin_counts(x: Tensor, axes: tuple[int, ...], bins: int, index: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the counts per unit and bin: int64, of shape (*kept axes, bins).
 
     Args:
