@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
-from reducers.kernels.binning import kept_shape, bin_counts, unit_count, unit_index
+from reducers.kernels.binning import bin_counts, kept_shape, unit_count, unit_index
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import integers, mix, shift_right
 from reducers.kernels.precision import count_of, real

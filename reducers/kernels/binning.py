@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reducers.kernels.chunks import CHUNK, pieces
 
-__all__ = ["kept_shape", "bin_counts", "unit_count", "unit_index"]
+__all__ = ["bin_counts", "kept_shape", "unit_count", "unit_index"]
 
 
 def kept_shape(x: Tensor, axes: tuple[int, ...]) -> list[int]:
