@@ -17,6 +17,7 @@ from recorders.errors import OperandError
 __all__ = [
     "as_operand",
     "detached",
+    "items",
     "leaves",
     "mapped",
     "pack",
@@ -43,12 +44,13 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
         return
-    for key, item in _items(value):
+    for key, item in items(value):
         name = key.replace(".", "\\.")
         yield from leaves(item, f"{path}.{name}" if path else name)
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def items(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the key and the item of each item of a tuple, list, mapping or dataclass; of other values nothing."""
     if isinstance(value, Mapping):
         yield from ((str(key), item) for key, item in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -113,7 +115,7 @@ def symbolic(value: Any) -> bool:
     """Whether `torch.fx` is tracing a program; its proxies are then in the places of tensors."""
     if isinstance(value, torch.fx.Proxy):
         return True
-    return any(symbolic(item) for _, item in _items(value))
+    return any(symbolic(item) for _, item in items(value))
 
 
 def pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from recorders._torch import NoInference
 from recorders.capture.calls import forward_frame, keep, kept
-from recorders.capture.operands import as_operand, tracing
+from recorders.capture.operands import as_operand, items, mapped, tracing
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
@@ -160,8 +160,9 @@ class StateMonitor(_AttributeMonitor):
 class DifferenceMonitor(_AttributeMonitor):
     """Records how a forward changes an attribute of its module. Operands: after, before.
 
-    The default is `after - before`. If one of the two is None it counts as zeros; if both are, nothing is recorded. The value
-    before is cloned, so that changes in place are found. Booleans and integers are subtracted as int64.
+    The default is `after - before`, leaf by leaf if the attribute is a tuple, list, dict or dataclass. If one of the two is None or
+    lacks a leaf, that counts as zeros; if both are None, nothing is recorded. All tensors of the value before are cloned, so that
+    changes in place are found. Booleans and integers are subtracted as int64.
 
     >>> import torch
     >>> from reducers import Last
@@ -194,7 +195,7 @@ class DifferenceMonitor(_AttributeMonitor):
                 self._fail(error, module, ())
                 return
             with NoInference(False), torch.no_grad():
-                value = value.detach().clone() if isinstance(value, Tensor) else value
+                value = mapped(value, _copy)
         keep(forward_frame(), self._key, (value,))
 
     def _after(self, module: nn.Module, *_: Any) -> None:
@@ -219,7 +220,7 @@ class DifferenceMonitor(_AttributeMonitor):
             return
         if in_due_step(self):
             value = self._read(module, self.attr)
-            self._befores.append(value.detach().clone() if isinstance(value, Tensor) else value)
+            self._befores.append(mapped(value, _copy))
         else:
             self._befores.append(_NOT_DUE)
 
@@ -236,11 +237,23 @@ class DifferenceMonitor(_AttributeMonitor):
         return super()._inputs(_with_zeros(after, before))
 
     def _default(self, *operands: Any) -> Any:
-        after, before = _with_zeros(*operands)
-        if after is None and before is None:
-            return None
+        difference = _difference(*operands)
+        return operands[0] if difference is None else difference  # without a tensor in it, which is an error unless it is None
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _difference(after: Any, before: Any) -> Any:
+    """Returns `after - before`, leaf by leaf if nested; None if there is no tensor. Missing leaves and None count as zeros."""
+    after, before = _with_zeros(after, before)
+    if isinstance(after, Tensor) and isinstance(before, Tensor):
         after, before = (x if x.is_floating_point() or x.is_complex() else x.long() for x in (after, before))  # 1 - 2 is no uint8
         return after - before
+    here, there = dict(items(after)), dict(items(before))
+    differences = {key: _difference(here.get(key), there.get(key)) for key in {**here, **there}}
+    return {key: difference for key, difference in differences.items() if difference is not None} or None
 
 
 def _with_zeros(after: Any, before: Any) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,7 +256,7 @@ def test_threads_have_stacks_of_their_own() -> None:
 
 @pytest.mark.parametrize("kind", [StateMonitor, DifferenceMonitor])
 def test_a_missing_attribute_is_an_error_that_lists_what_is_there(kind: type[StateMonitor]) -> None:
-    with pytest.raises(TargetError, match=r"Cell has no attribute 'tarce'; it has \[.*'trace'.*None will do"):
+    with pytest.raises(TargetError, match=r"Cell has no attribute 'tarce'; it has \[.*'trace'.*such as None"):
         kind(Last(), "tarce", Cell(None))
     with pytest.raises(TargetError, match="name of an attribute"):
         kind(Last(), "")
@@ -331,6 +332,59 @@ def test_numpy_attributes_are_taken_as_tensors() -> None:
     StateMonitor(Last(), "names", layer)
     with pytest.warns(RecordingWarning, match="no tensor to record in ndarray"):
         layer(None)
+
+
+class Nested(nn.Module):
+    """Changes tensors within containers in place, and adds or removes some."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        pair = torch.zeros(2), torch.ones(2)
+        self.held: Any = {"tuple": pair, "list": [*pair], "dict": {"a": pair[0], "b": {"c": pair[1]}}}[kind]
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.held["a"] if self.kind == "dict" else self.held[0]
+        first.add_(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_nested_attributes_are_subtracted_leaf_by_leaf(kind: str, compiled: bool, fresh_compiler: None) -> None:
+    net = Nested(kind)
+    plain = DifferenceMonitor(Collect(), "held", net)
+    pick = (lambda a, b: a["a"] - b["a"]) if kind == "dict" else (lambda a, b: a[0] - b[0])
+    picked = DifferenceMonitor(Collect(), "held", net, op_=pick)
+    call = torch.compile(nn.Sequential(net), backend="aot_eager") if compiled else net
+    for value in (1.0, 2.0):
+        call(torch.full((2,), value))
+    first, second = ("a", "b.c") if kind == "dict" else ("0", "1")
+    assert {path: result.tolist() for path, result in plain.peek().items()} == {first: [1, 1, 2, 2], second: [0, 0, 0, 0]}
+    assert picked.peek().tolist() == [1, 1, 2, 2]
+
+
+def test_leaves_that_come_or_go_count_as_zeros() -> None:
+    class Moves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held: dict[str, Any] = {"old": torch.ones(2), "none": None}
+
+        def forward(self) -> None:
+            self.held = {"new": torch.full((2,), 3.0), "none": torch.ones(1)}
+
+    net = Moves()
+    monitor = DifferenceMonitor(Last(), "held", net)
+    net()
+    assert {path: result.tolist() for path, result in monitor.peek().items()} == {"old": [-1, -1], "new": [3, 3], "none": [1]}
+
+
+def test_a_difference_without_a_tensor_is_an_error_that_says_so() -> None:
+    layer = nn.Identity()
+    layer.held = ("a", None)
+    DifferenceMonitor(Last(), "held", layer)
+    with pytest.warns(RecordingWarning, match="no tensor to record in tuple"):
+        layer(torch.ones(1))
 
 
 def test_a_difference_is_of_one_attribute() -> None:
