@@ -51,7 +51,8 @@ class ModuleParameterMonitor(Monitor):
     """Records parameters of a module: those that it owns itself, or those that `attr` names. Each has a state of its own.
 
     Args:
-        attr: name of a parameter (dots for nested ones) or several; None for all that the module itself owns.
+        attr: name of a parameter (dots for nested ones) or several; None for all that the module itself owns. Of several names
+            those are recorded that the module has; `plan()` and `report()` tell of the others.
     """
 
     buffer_class = ParameterBuffer
@@ -71,13 +72,20 @@ class ModuleParameterMonitor(Monitor):
         return any(True for _ in self._parameters(module))
 
     def _check(self, module: nn.Module) -> None:
-        names = () if self.attr is None else (self.attr,) if isinstance(self.attr, str) else self.attr
-        there = dict(module.named_parameters())
-        for name in names:
-            if name not in there:
-                raise TargetError(f"{self.describe(module)}: no parameter {name!r}; it has {list(there) or 'none'}")
-        if not names and not self.applies(module):
+        if self.applies(module):
+            return
+        if self.attr is None:
             raise TargetError(f"{self.describe(module)}: it owns no parameters itself; put the monitor on the modules inside it")
+        wanted = self.attr if isinstance(self.attr, str) else list(self.attr)
+        there = [name for name, _ in module.named_parameters()]
+        raise TargetError(f"{self.describe(module)}: no parameter {wanted!r}; it has {there or 'none'}")
+
+    def missing(self, module: nn.Module) -> list[str]:
+        """Returns the names in `attr` of parameters that `module` does not have; the others are recorded."""
+        if self.attr is None or isinstance(self.attr, str):
+            return []
+        present = {name for name, _ in self._parameters(module)}
+        return [name for name in self.attr if name not in present]
 
     def _parameters(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields leaf path and parameter. They are looked up each time, because parameters may be replaced."""

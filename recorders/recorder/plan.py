@@ -17,6 +17,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.gate import Gate
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import DEFAULTS
+from recorders.recorder.report import shown_module
 from recorders.schedule.clock import shown_steps
 
 __all__ = ["Plan", "PlanRow", "plan"]
@@ -110,7 +111,7 @@ def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     states = (twin if twin is not None and twin.states else monitor).states
     size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
-    module = "nothing" if monitor.module is None else type(monitor.module).__name__
+    module = shown_module(monitor)
     shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
     return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps)

@@ -15,7 +15,7 @@ from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.schedule.clock import shown_steps
 
-__all__ = ["Report", "ReportRow", "report"]
+__all__ = ["Report", "ReportRow", "report", "shown_module"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,15 @@ class Report:
         return "\n".join(map(str, self.rows))
 
 
+def shown_module(monitor: Monitor) -> str:
+    """The class of the monitor's module, and which of the parameters it names that module does not have."""
+    module = monitor.module
+    if module is None:
+        return "nothing"
+    missing = monitor.missing(module) if isinstance(monitor, ModuleParameterMonitor) else []
+    return type(module).__name__ + (f" without {', '.join(missing)}" if missing else "")
+
+
 def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> Report:
     """The report on `monitors`; modules that are no longer in `nets` are reported as gone, unless `nets` is empty."""
     rows = []
@@ -64,7 +73,7 @@ def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> R
     present = {id(module) for net in nets for module in net.modules()}
     for name, monitor in monitors.items():
         skipped = {reason: count for reason, count in monitor.counts.items() if reason != "calls"}
-        module = "nothing" if monitor.module is None else type(monitor.module).__name__
+        module = shown_module(monitor)
         samples = monitor.samples
         calls = max(monitor.counts.get("calls", 0), samples)  # calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)

@@ -120,6 +120,7 @@ class Subrecorders(Mapping[str, Monitor]):
                         added[name] = monitor.register(place.module)
                         self._by_module.setdefault(place.module, []).append(monitor)
                     aliases.update({other: present for other in (name, *others) if other != present})
+                _check_names(prototype, [place.module for place in places if place.attr is None])
             if not matched:
                 given = ", ".join(map(repr, chosen.values()))
                 raise SelectionError(f"none of the {len(places)} modules selected has anything to watch for {given}")
@@ -218,3 +219,13 @@ def _prototype(item: object, group: str) -> Monitor:
 
 def _join(group: str, name: str) -> str:
     return f"{group}/{name}" if group and name else group or name
+
+
+def _check_names(prototype: Monitor, modules: list[nn.Module]) -> None:
+    """Raises `SelectionError` if a parameter that the prototype names is in none of the modules, and others are."""
+    if isinstance(prototype, ModuleParameterMonitor) and any(map(prototype.applies, modules)):
+        missing = set.intersection(*[set(prototype.missing(module)) for module in modules])
+        if missing:
+            raise SelectionError(
+                f"none of the {len(modules)} modules selected has a parameter {sorted(missing)}, which {prototype!r} names"
+            )

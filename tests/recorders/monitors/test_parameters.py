@@ -17,7 +17,9 @@ from recorders import (
     ParameterGradientMonitor,
     ParameterMonitor,
     ParameterUpdateMonitor,
+    Recorder,
     RecordingWarning,
+    SelectionError,
     TargetError,
 )
 from reducers import Collect, Count, Last, Norm, Sum
@@ -461,3 +463,37 @@ def test_after_a_step_that_raised_or_was_interrupted_the_next_one_counts() -> No
         assert clock.step == 1
         clock.step = 0
     assert monitor.samples == 2
+
+
+def some_without_bias() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2, bias=False))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda attr: ParameterMonitor(Norm(), attr),
+        lambda attr: ParameterGradientMonitor(Norm(), attr),
+        lambda attr: ParameterUpdateMonitor(Norm(), attr),
+        lambda attr: OptimizerStateMonitor(Norm(), "exp_avg", attr),
+    ],
+    ids=["value", "gradient", "update", "state"],
+)
+def test_of_several_names_those_are_recorded_that_a_layer_has(make: Callable[[Any], Any]) -> None:
+    net = some_without_bias()
+    recorder = Recorder(make(("weight", "bias"))).modules(net, types=nn.Linear)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert {name: set(recorder[name].peek()) for name in recorder} == {"0": {"weight", "bias"}, "1": {"weight"}}
+    assert [row.module for row in recorder.report().rows] == ["Linear", "Linear without bias"]
+    assert "on Linear without bias" in str(recorder.plan(torch.ones(1, 2)))
+
+
+def test_a_name_that_no_layer_has_is_an_error_although_others_are_there() -> None:
+    with pytest.raises(
+        SelectionError, match=r"none of the 2 modules selected has a parameter \['wieght'\], which ParameterMonitor"
+    ):
+        Recorder(ParameterMonitor(Norm(), ("wieght", "bias"))).modules(some_without_bias(), types=nn.Linear)
+    with pytest.raises(TargetError, match=r"no parameter \['a', 'b'\]; it has \['weight', 'bias'\]"):
+        ParameterMonitor(Norm(), ("a", "b"), nn.Linear(1, 1))
