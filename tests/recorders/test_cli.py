@@ -98,9 +98,11 @@ def test_ctrl_c_saves_and_ends_with_status_130(tmp_path: Path, capsys: pytest.Ca
 
     threads = torch.get_num_threads()
     handle = nn.modules.module.register_module_forward_hook(interrupt)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore it
     try:
         assert main(["demo", "--out", str(tmp_path)]) == 130
     finally:
+        signal.signal(signal.SIGINT, usual)
         handle.remove()
         torch.set_num_threads(threads)
     assert "Interrupted after 5 steps: what was recorded until then is saved." in capsys.readouterr().out
