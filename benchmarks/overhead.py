@@ -151,7 +151,7 @@ def main() -> None:
                     f"told {100 * row['told']:5.1f} %, one in {row['every_step']}, {row['steps']} steps",
                     flush=True,
                 )
-    if chosen.steps == list(JOBS) and chosen.seconds == SECONDS:
+    if chosen.steps == list(JOBS) and chosen.seconds >= SECONDS:
         write("overhead", rows=rows)
 
 

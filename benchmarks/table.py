@@ -37,9 +37,9 @@ def headline() -> str:
     if floor.keys() >= {"Summary", plain}:
         figure = f"{_multiple(floor['Summary'])}; {_multiple(floor[plain])} for eight by plain PyTorch calls"
         found.append(("nine statistics of a 25 MB activation, of `x.sum()`", figure))
-    calls = {row["what"]: row["us beyond an empty hook"] for row in _result("hooks").get("rows", [])}
+    calls = {row["what"]: row["x the bare call"] for row in _result("hooks").get("rows", [])}
     if "Summary" in calls:
-        found.append(("nine statistics of an 8x64 output, beyond an empty hook", f"{calls['Summary']:.1f} us a call"))
+        found.append(("nine statistics of an 8x64 output, of the call of its linear layer", f"{calls['Summary']:.1f}x"))
     peaks: dict[str, float] = {}
     for row in _result("memory_peak").get("rows", []):
         if row["activation MB"] == 400:
@@ -86,12 +86,20 @@ def _hooks() -> Found:
         "Summary": "`ForwardMonitor(Summary())` on an 8x64 output",
         "BackwardMonitor(Summary)": "`BackwardMonitor(Summary())` on an 8x64 output",
     }
-    measured = {row["what"]: row["us beyond an empty hook"] for row in hooks.get("rows", [])}
+    measured = {row["what"]: row for row in hooks.get("rows", [])}
     found = [
-        (f"{label}, beyond an empty hook", f"{measured[what]:.1f} us a call") for what, label in labels.items() if what in measured
+        (
+            f"{label}, beyond an empty hook",
+            f"{row['us beyond an empty hook']:.1f} us, {row['x the bare call']:.2f} x the call of the layer",
+        )
+        for what, label in labels.items()
+        if (row := measured.get(what))
     ]
     if hooks:
         found.append(("10,000 monitors attached", f"{hooks['attach_10000_s']:.2f} s"))
+    for row in _result("attach").get("rows", []):
+        label = f"an optimizer step in which nothing is due, with {row['what']} attached"
+        found.append((label, f"{row['added us']:.1f} us more than {row['bare us']:.0f} us"))
     return found
 
 

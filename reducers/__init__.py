@@ -4,6 +4,7 @@ from reducers.combinators.cell import Cell
 from reducers.combinators.groupby import GroupBy
 from reducers.combinators.mapped import Postmap, Prefilter, Premap
 from reducers.combinators.masked import Masked
+from reducers.combinators.per_observation import PerObservation
 from reducers.combinators.product import Product
 from reducers.core.recipe import from_recipe, to_recipe
 from reducers.core.reducer import Reducer
@@ -96,6 +97,7 @@ __all__ = [
     "NoHistoryError",
     "Norm",
     "PatternError",
+    "PerObservation",
     "Postmap",
     "Prefilter",
     "Premap",

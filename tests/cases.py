@@ -72,6 +72,7 @@ from reducers import (
     Moments,
     NearestTrace,
     Norm,
+    PerObservation,
     Postmap,
     Prefilter,
     Premap,
@@ -400,6 +401,7 @@ CASES = (
     ),
     Case(Summary(), _summary),
     Case(Summary("b c -> c"), lambda xs: _summary(xs, (1,))),
+    Case(Summary(correction=0), lambda xs: {**_summary(xs), "var": units(lambda x: _moments(x, 0)["var"])(xs)}),
     Case(Activity(), _activity()),
     Case(Activity(eps=0.5, death=True), _activity(0.5, death=True), splittable=False),
     Case(Sparsity(), units(_or_nan(lambda x: (x == 0).mean())), dtypes=REAL + COMPLEX),
@@ -510,6 +512,19 @@ CASES = (
     Case(History(EMA(alpha=0.5), duration=2.0), ema(0.5), splittable=False, same_shape=True),
     Case(Window(Summary("b c -> c"), 3), lambda xs: _summary(xs[-3:], (1,)), splittable=False),
     Case(Window(EMA("b c -> c", alpha=0.5), 2), lambda xs: ema(0.5, batch_mean=True)(xs[-2:]), splittable=False),
+    Case(
+        PerObservation(Mean(), Collect()),
+        lambda xs: np.array([units(_mean)([x]) for x in xs if x.size]),
+        splittable=False,
+        graphs=8,
+    ),
+    Case(
+        PerObservation(Extremes("b c -> c"), Product(mean=Mean("o c -> c"))),
+        lambda xs: {
+            end: {"mean": units(_mean, (1,))([np.stack([_ends((1,))([x])[end] for x in xs if x.size])])} for end in ("min", "max")
+        },
+        splittable=False,
+    ),
     Case(EveryNth(Moments(), 2), lambda xs: units(_moments)(xs[::2]), splittable=False),
     Case(EveryNth(Product(last=Last(), top=Max()), 3), _third, splittable=False, same_shape=True),
     Case(Premap(Masked(Summary("b c -> c")), with_mask), masked(lambda xs: _summary(xs, (1,))), (4,), data=False),

@@ -171,14 +171,17 @@ class Moments(Statistic):
 class Summary(Statistic):
     """Nine statistics in one pass: `count`, `mean`, `var`, `min`, `max`, `absmax`, `zeros`, `nan` and `inf`.
 
-    `nan` and `inf` count the NaN and infinite elements; all others describe the finite elements. `var` is the sample variance
-    (`correction=1`). The accuracy is that of `Moments`.
+    `nan` and `inf` count the NaN and infinite elements; all others describe the finite elements. The accuracy is that of `Moments`.
+
+    Args:
+        correction: as in `Moments`: 1 for the sample variance, 0 for the population variance.
 
     Returns:
         `count`, `zeros`, `nan`, `inf` int64; `mean`, `var` float64; `min`, `max` in the dtype of the input, and so is `absmax` for
         floats, but int64 for integers (int8 cannot hold 128); all in the shape of the kept axes; NaN if no element is finite.
 
     Raises:
+        ArgumentError: `correction` is not a finite number from 0 up.
         DTypeError: the input is complex, which has no order, or uint64.
 
     >>> import torch
@@ -188,7 +191,13 @@ class Summary(Statistic):
     {'count': 3, 'mean': -1.0, 'var': 7.0, 'min': -4.0, 'max': 1.0, 'absmax': 4.0, 'zeros': 1, 'nan': 1, 'inf': 0}
     """
 
+    correction: float = 1
+
     stackable_join: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_correction(self.correction, "Summary")
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return eager_moments(x, axes, with_extremes=True) or super().observe(x, axes)
@@ -222,7 +231,7 @@ class Summary(Statistic):
         low, high = infinite_to_nan(state["min"]), infinite_to_nan(state["max"])
         wide_low, wide_high = (low, high) if low.is_floating_point() else (low.to(torch.int64), high.to(torch.int64))
         return {
-            **read_moments(state, correction=1),
+            **read_moments(state, self.correction),
             "min": low,
             "max": high,
             "absmax": torch.maximum(-wide_low, wide_high),

@@ -1,0 +1,109 @@
+"""PerObservation: the spread, over observations, of a statistic of each observation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.states import require_state
+from reducers.state import Result, State
+
+__all__ = ["PerObservation"]
+
+_OF = ":"  # between the name of a result and a key of the state of what reduces it
+
+
+@dataclass(frozen=True)
+class PerObservation(Reducer):
+    """A statistic of each observation, reduced over the observations: such as the variance over batches of the norm of a batch.
+
+    `PerObservation(r, over)` updates `over` with `r.compute(r.update({}, *xs))`. If the result of `reducer` is a mapping, `over`
+    reduces each of its tensors by itself. `over` gets a result with a new first axis of size 1, which stands for the observation:
+    `Collect()` lists the results, and `Moments("o c -> c")` keeps the channels of a result of shape `(c,)` apart.
+
+    An observation is what one update gets, such as a batch. So the result depends on how the data is cut into observations.
+
+    Args:
+        reducer: the statistic of one observation.
+        over: reduces the statistics of all observations.
+
+    Returns:
+        the result of `over`; a mapping of such results if `reducer` returns a mapping.
+
+    Raises:
+        ReducerTypeError: an argument is not a reducer instance.
+
+    >>> import torch
+    >>> from reducers import Collect, Mean, Summary
+    >>> batches = torch.tensor([1.0, 3.0]), torch.tensor([4.0, 4.0, 4.0, 4.0])
+    >>> listed, spread = PerObservation(Mean(), Collect()), PerObservation(Mean(), Summary())
+    >>> states = {}, {}
+    >>> for batch in batches:
+    ...     states = listed.update(states[0], batch), spread.update(states[1], batch)
+    >>> listed.compute(states[0])
+    tensor([2., 4.], dtype=torch.float64)
+    >>> spread.compute(states[1])["mean"], spread.compute(states[1])["var"]
+    (tensor(3., dtype=torch.float64), tensor(2., dtype=torch.float64))
+    """
+
+    reducer: Reducer
+    over: Reducer
+
+    def __post_init__(self) -> None:
+        check_reducer(self.reducer, "PerObservation")
+        check_reducer(self.over, "PerObservation(over=...)")
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        return self.over.ordered
+
+    @property
+    def batchable(self) -> bool:
+        return False
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        lifted = self.reducer.update({}, *xs)
+        if not lifted:
+            return state
+        parts = _by_name(state)
+        results = _flat(self.reducer.compute(lifted))
+        return _joined({**parts, **{name: self.over.update(parts.get(name, {}), x[None]) for name, x in results.items()}})
+
+    def merge(self, a: State, b: State) -> State:
+        first, second = _by_name(a), _by_name(b)
+        return _joined({name: self.over.merge(first.get(name, {}), second.get(name, {})) for name in {**first, **second}})
+
+    def compute(self, state: State) -> Result:
+        require_state(self, state)
+        results: dict[str, Any] = {}
+        for name, part in _by_name(state).items():
+            *outer, last = name.split("/")
+            inside = results
+            for step in outer:
+                inside = inside.setdefault(step, {})
+            inside[last] = self.over.compute(part)
+        return results[""] if set(results) == {""} else results
+
+
+def _flat(result: Result, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a result by name; names of nested mappings are joined by `/`."""
+    if not isinstance(result, Mapping):
+        return {prefix: result}
+    return {name: x for key, part in result.items() for name, x in _flat(part, f"{prefix}/{key}" if prefix else key).items()}
+
+
+def _by_name(state: State) -> dict[str, State]:
+    """The states of `over` by the name of the result that they reduce."""
+    parts: dict[str, State] = {}
+    for key, value in state.items():
+        name, _, rest = key.partition(_OF)
+        parts.setdefault(name, {})[rest] = value
+    return parts
+
+
+def _joined(parts: Mapping[str, State]) -> State:
+    return {f"{name}{_OF}{key}": value for name, part in parts.items() for key, value in part.items()}
