@@ -26,6 +26,7 @@ from reducers.errors import (
 from reducers.exemplars.collect import Collect, First, Fold, Last
 from reducers.exemplars.reservoir import Reservoir
 from reducers.exemplars.topk import BottomK, TopK
+from reducers.exemplars.whole import Whole
 from reducers.multivariate.covariance import Covariance, CrossCovariance
 from reducers.multivariate.matrices import condition_number, singular_values, spectral_norm, stable_rank
 from reducers.multivariate.similarity import CKA, MinibatchCKA
@@ -121,6 +122,7 @@ __all__ = [
     "TopK",
     "WeightedMean",
     "WeightedMoments",
+    "Whole",
     "Window",
     "condition_number",
     "correlation",

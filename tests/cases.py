@@ -89,6 +89,7 @@ from reducers import (
     TopK,
     WeightedMean,
     WeightedMoments,
+    Whole,
     Window,
     correlation,
     effective_rank,
@@ -116,6 +117,7 @@ class Case:
         splittable: whether an observation may be cut along its batch axis without changing the result.
         same_shape: whether all observations need one shape.
         data: whether the reducer can be written as a recipe and as an expression, which functions cannot.
+        grows: whether the state has a tensor for each observation, so that each update is compiled anew.
         graphs: how many graphs `torch.compile` may make of its update, over a dozen batches of different sizes.
     """
 
@@ -127,6 +129,7 @@ class Case:
     same_shape: bool = False
     data: bool = True
     graphs: int = 4
+    grows: bool = False
 
     @property
     def takes_floats(self) -> bool:
@@ -442,6 +445,7 @@ CASES = (
     Case(Fold(larger_and_stacked), np.concatenate, data=False),
     Case(Fold(torch.maximum), lambda xs: np.maximum.reduce(xs), splittable=False, same_shape=True, data=False),
     Case(Collect(), np.concatenate, dtypes=REAL + COMPLEX, graphs=8),
+    Case(Whole(), lambda xs: {str(i): x for i, x in enumerate(x for x in xs if x.size)}, splittable=False, grows=True),
     Case(Geometry(), _geometry(_summary), splittable=False),
     Case(Geometry(Collect(), normalize=True), _geometry(lambda xs: xs[0], normalize=True), splittable=False, graphs=12),
     Case(Geometry(Mean(), correlation=False), lambda xs: {"norm": _geometry(units(_mean))(xs)["norm"]}, splittable=False),

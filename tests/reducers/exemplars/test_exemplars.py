@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import laws
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reducers import Collect, First, Fold, Last, Reducer, ReducerTypeError, StateMismatchError
+from recorders import ForwardMonitor, Recorder, load
+from reducers import Collect, First, Fold, Last, Reducer, ReducerTypeError, StateMismatchError, Whole
 
 
 def result(reducer: Reducer, *xs: torch.Tensor) -> torch.Tensor:
@@ -74,3 +76,22 @@ def test_collect_names_the_shapes_that_do_not_fit() -> None:
     state = Collect().update({}, torch.zeros(2, 3))
     with pytest.raises(StateMismatchError, match=r"\(\*, 3\).*\(2, 4\).*only the first axis"):
         Collect().update(state, torch.zeros(2, 4))
+
+
+def test_whole_observations_are_recorded_saved_and_resumed(tmp_path: Path) -> None:
+    layer = torch.nn.Identity()
+    observed = [torch.randn(size, 2) for size in (3, 1, 4)] + [torch.arange(3), torch.tensor(2.5)]
+    with Recorder(ForwardMonitor(Whole())).modules(layer) as recorder:
+        for x in observed[:3]:
+            layer(x)
+        recorder.save(tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    with Recorder(ForwardMonitor(Whole())).modules(layer) as resumed:
+        resumed.merge(loaded)
+        for x in observed[3:]:
+            layer(x)
+    found = resumed[0].peek()
+    assert list(found) == ["0", "1", "2", "3", "4"]
+    for x, kept in zip(observed, found.values(), strict=True):
+        torch.testing.assert_close(kept, x, rtol=0, atol=0)
+        assert kept.dtype == x.dtype
