@@ -38,6 +38,7 @@ SPANNING = {
     "test_golden.py",
     "test_house.py",
     "test_memory.py",
+    "test_parity.py",
     "test_plain_pytorch.py",
     "test_project.py",
     "test_real_networks.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import nn
 
 from recorders.capture.buffers import MonitorState
+from recorders.errors import TargetError
 from reducers import Reducer, State
 from reducers.core.reducer import check_reducer
 
@@ -26,14 +28,25 @@ class MonitorConstructor(Generic[M]):
     options: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, attr: Any = None, module: nn.Module | None = None) -> M:
-        target = {} if attr is None else {"attr": attr}
+        """Makes a monitor. If its kind watches no attribute, `attr` is the name of a module in `module`, which it is put on."""
         make: Callable[..., M] = self.kind
+        target = {} if attr is None else {"attr": attr}
+        if isinstance(attr, str) and module is not None and "attr" not in inspect.signature(make).parameters:
+            target, module = {}, _submodule(module, attr, self.kind.__name__)
         return make(self.reducer, module=module, **target, **dict(self.options))
 
     def as_code(self, attr: Any) -> str:
         """The monitor's arguments as code."""
         parts = [repr(self.reducer), *([repr(attr)] if attr is not None else [])]
         return f"{self.kind.__name__}({', '.join([*parts, *(f'{name}={value!r}' for name, value in self.options)])})"
+
+
+def _submodule(module: nn.Module, name: str, kind: str) -> nn.Module:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        names = [known for known, _ in module.named_modules() if known][:20]
+        raise TargetError(f"{kind}: {type(module).__name__} has no module {name!r}; it has {names}") from None
 
 
 def checked_recipe(kind: type[M], reducer: Reducer, options: Mapping[str, Any], known: Mapping[str, Any]) -> MonitorConstructor[M]:
