@@ -241,7 +241,9 @@ class Meter:
         device = None
         if both.busy.device_steps:
             device = often * both.busy.on_device + (1 - often) * both.idle.on_device
-        return Overhead(seconds, both.bare + seconds, by_name, steps, self.every_step, self.budget, device, self._note(both))
+        return Overhead(
+            seconds, both.bare + seconds, by_name, steps, self.every_step, self.budget, device, self._note(both), _all_record(both)
+        )
 
     def _nothing(self) -> str:
         if not self._advanced:
@@ -250,7 +252,7 @@ class Meter:
 
     def _note(self, both: Window) -> str:
         left_out = ["reading results"]
-        if min(both.busy.steps, both.idle.steps) < FIRST:
+        if _all_record(both):
             left_out.append("what recording slows down elsewhere: no steps without recording were measured")
         if any(monitor.compiled for monitor in self.monitors.values()):
             left_out.append("what compiled graphs compute for it in their own kernels")
@@ -263,6 +265,11 @@ class Meter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Meter, (self.budget, self.every_step)
+
+
+def _all_record(window: Window) -> bool:
+    """Whether too few steps without recording were measured to compare with."""
+    return min(window.busy.steps, window.idle.steps) < FIRST
 
 
 def _read(sums: Sums, pairs: list[tuple[Any, Any]]) -> bool:
