@@ -15,7 +15,7 @@ from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
 from recorders.capture.switching import SwitchedHooks, grouped, put_back
 from recorders.errors import MonitorError
-from recorders.schedule.gates import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
+from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
 from recorders.schedule.steps import count_steps, stop_counting
 from recorders.schedule.stopwatch import now
 

@@ -34,8 +34,8 @@ from recorders import (
     RecordingWarning,
     StateMonitor,
 )
+from recorders.schedule.chosen_steps import StepGroup
 from recorders.schedule.clock import Steps
-from recorders.schedule.gates import StepGroup
 from reducers import CKA, Collect, Count, Last, Max, Mean, Moments, Product, Sum
 
 
