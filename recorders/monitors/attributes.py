@@ -93,7 +93,7 @@ def _parametrized(module: nn.Module, name: str) -> bool:
 
 
 class StateOptions(MonitorOptions, total=False):
-    """Those of `StateMonitor`."""
+    """The options of `StateMonitor`."""
 
     as_prehook: bool
 

@@ -26,7 +26,7 @@ __all__ = ["PairMonitor"]
 
 
 class PairOptions(MonitorOptions, total=False):
-    """Those of `PairMonitor`."""
+    """The options of `PairMonitor`."""
 
     other: nn.Module | None
 

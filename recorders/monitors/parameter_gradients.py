@@ -25,7 +25,7 @@ __all__ = ["ParameterGradientMonitor"]
 
 
 class ParameterGradientOptions(MonitorOptions, total=False):
-    """Those of `ParameterGradientMonitor`."""
+    """The options of `ParameterGradientMonitor`."""
 
     when: Literal["step", "accumulate"]
 

@@ -27,7 +27,7 @@ __all__ = ["OptimizerStateMonitor", "ParameterMonitor"]
 
 
 class ParameterOptions(MonitorOptions, total=False):
-    """Those of `ParameterMonitor`."""
+    """The options of `ParameterMonitor`."""
 
     when: Literal["step", "call", "tick"]
 
@@ -99,7 +99,7 @@ class ParameterMonitor(ModuleParameterMonitor):
 
 
 class OptimizerStateOptions(MonitorOptions, total=False):
-    """Those of `OptimizerStateMonitor`."""
+    """The options of `OptimizerStateMonitor`."""
 
     key: str
 

@@ -102,7 +102,7 @@ def work(
 def report_failures(monitor: Recording) -> None:
     """Reports the pending observations that could not be reduced."""
     while monitor.buffer.failed:
-        error, observation = monitor.buffer.failed.pop()
+        error, observation = monitor.buffer.failed.pop(0)
         monitor._fail(error, None, (observation,))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Prototype", "Subrecorders"]
 
+STOPPED = "recording has stopped: no cadence keeps the budget"
 Prototype: TypeAlias = "Monitor | MonitorConstructor[Monitor]"
 
 
@@ -48,6 +49,7 @@ class Subrecorders(Mapping[str, Monitor]):
         self._nets: list[weakref.ref[nn.Module]] = []
         self._by_module: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
         self._counting: RemovableHandle | None = None
+        self._stopped = False
         meter.give_up = weakref.WeakMethod(self._give_up)
         for group, prototype in self.prototypes.items():
             if isinstance(prototype, CallMonitor):
@@ -146,7 +148,11 @@ class Subrecorders(Mapping[str, Monitor]):
         return self._monitors.pop(true).deregister()
 
     def register(self) -> None:
-        """Puts all hooks on."""
+        """Puts all hooks on, also if recording has stopped for the budget: it is given another chance."""
+        if self._stopped:
+            self._stopped = False
+            for monitor in self.values():
+                self._clock.add(monitor)
         for monitor in self.values():
             if monitor.module is not None:
                 monitor.register()
@@ -168,6 +174,8 @@ class Subrecorders(Mapping[str, Monitor]):
         for monitor in self.values():  # pushes, too
             self._clock.release(monitor)
             monitor.switch(False, None)
+            monitor.counts[STOPPED] = 1
+        self._stopped = True
         self._clock.detach()
 
     def follow_net(self) -> None:

@@ -585,6 +585,11 @@ def test_recording_stops_with_a_warning_if_no_cadence_keeps_the_budget(time: Tim
     recorder.step()
     assert dict(zip(recorder, recorder.iter_samples(), strict=True)) == recorded
     assert recorder.overhead().budget == 0.03
+    assert all("no cadence keeps the budget" in str(row) for row in recorder.report().rows)
+    recorder.register().attach(optimizer)  # another chance
+    recorder.push("loss", 1.0)
+    train(model, optimizer, 1)
+    assert all(samples == recorded[name] + 1 for name, samples in zip(recorder, recorder.iter_samples(), strict=True))
 
 
 def test_an_interruption_now_and_then_does_not_pass_for_what_idle_pushes_cost(time: Time) -> None:
