@@ -71,12 +71,12 @@ class Monitor(Past, ABC):
         cls._defaults = spell_out(cls, Monitor)
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
-        kind = type(self).__name__
-        self.reducer = check_reducer(reducer, kind)
-        given = check_options(kind, options)
+        self.reducer = check_reducer(reducer, type(self).__name__)
+        given = check_options(type(self).__name__, options)
         self.gate = Gate(given)
-        self.prepend, self.on_error = given["prepend"], given["on_error"]
-        self.filter_, self.map_, self.op_ = given["filter_"], given["map_"], given["op_"]
+        self._options = {**given, "steps": self.gate.steps}
+        self.prepend, self.on_error, self.filter_ = given["prepend"], given["on_error"], given["filter_"]
+        self.map_, self.op_ = given["map_"], given["op_"]
         self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
         self.buffer = self.buffer_class(self.reducer)
         self.name, self.hooks = "", Attachment()
@@ -106,7 +106,7 @@ class Monitor(Past, ABC):
     @property
     def constructor(self) -> MonitorConstructor[Self]:
         """The recipe of this monitor, for making others like it."""
-        given = {name: getattr(self if hasattr(self, name) else self.gate, name) for name in self._defaults}
+        given = {name: self._options[name] if name in self._options else getattr(self, name) for name in self._defaults}
         return recipe(type(self), self.reducer, given, self._defaults)
 
     @property
