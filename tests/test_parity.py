@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from recorders import (
+    BackwardMonitor,
     DifferenceMonitor,
     ForwardInputMonitor,
     ForwardMonitor,
     ParameterGradientMonitor,
+    ParameterMonitor,
     Recorder,
     StateMonitor,
     TargetError,
@@ -27,6 +29,7 @@ from reducers import (
     ConditionalNearestTrace,
     CumulativeTrace,
     Fold,
+    Geometry,
     Last,
     Mean,
     NearestTrace,
@@ -48,10 +51,10 @@ def activation(pattern: str) -> Reducer:
     return Activity(pattern, death=True).postmap(lambda a: {"activation": a["rate"].mean(), "death": a["death"]})
 
 
-def agree(theirs: Any, ours: dict[str, Tensor]) -> None:
-    """Their running statistics, kept from float32 rates, and ours."""
+def agree(theirs: Any, ours: dict[str, Tensor], within: float = 1e-6) -> None:
+    """Their running statistics, by default of float32 rates, and ours."""
     mine = [ours["count"], ours["mean"], ours["var"], ours["min"], ours["max"]]
-    assert [float(x) for x in mine] == pytest.approx([theirs.count, theirs.mean, theirs.var, theirs.min_, theirs.max_], abs=1e-6)
+    assert [float(x) for x in mine] == pytest.approx([theirs.count, theirs.mean, theirs.var, theirs.min_, theirs.max_], abs=within)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -283,3 +286,54 @@ def test_torchfunc_recorders(kind: str, seed: int, summed: bool) -> None:
     assert len(mine) == len(expected) == (1 if summed else 3)
     for one, other in zip(mine, expected, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_monitorch_output_norm(seed: int, normalize: bool) -> None:
+    preprocessor = pytest.importorskip("monitorch.preprocessor")
+    torch.manual_seed(seed)
+    layer = nn.Linear(4, 6).double()
+    theirs = preprocessor.OutputNorm(normalize, True, record_eval=True, evaluation_from_grad=False)
+
+    def norms(y: Tensor) -> Tensor:
+        flat = y.flatten(1)
+        return flat.norm(dim=1) / (flat.shape[1] ** 0.5 if normalize else 1)
+
+    monitor = ForwardMonitor(PerObservation(Mean().premap(norms), SPREAD), layer)
+    for size in (5, 5, 3):
+        x = torch.randn(size, 4, dtype=torch.float64)
+        theirs.process_fw("layer", layer, x, layer(x))
+    agree(theirs.value["layer"], monitor.peek(), 1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_monitorch_norms_of_parameters_and_geometry_of_gradients(seed: int, normalize: bool) -> None:
+    preprocessor = pytest.importorskip("monitorch.preprocessor")
+    torch.manual_seed(seed)
+    layer = nn.Linear(4, 6).double()
+    norm = preprocessor.ParameterNorm(["weight"], normalize=normalize, inplace=True)
+    geometry = preprocessor.GradientGeometry(correlation=True, normalize=normalize, inplace=False)
+    outputs = preprocessor.OutputGradientGeometry(correlation=True, normalize=normalize, inplace=False)
+    mine = [
+        ParameterMonitor(Geometry(SPREAD, normalize=normalize, correlation=False), "weight", layer, when="tick"),
+        ParameterGradientMonitor(Geometry(Collect(), normalize=normalize), "weight", layer, when="accumulate"),
+        BackwardMonitor(Geometry(Collect(), normalize=normalize), layer),
+    ]
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        y = layer(torch.randn(3, 4, dtype=torch.float64))
+        y.register_hook(lambda gradient: outputs.process_bw("layer", layer, None, (gradient,)))
+        y.square().sum().backward()
+        geometry.process_tensor("layer", layer.weight.grad)
+        optimizer.step()
+        norm.process_module("layer", layer)
+        mine[0].tick()
+    agree(norm.value["layer"]["weight"], mine[0].peek()["norm"], 1e-9)
+    for theirs, monitor in ((geometry, mine[1]), (outputs, mine[2])):
+        norms, products = theirs.value["layer"]
+        assert monitor.peek()["norm"].tolist() == pytest.approx(norms, abs=1e-9)
+        assert products[0] == 0.0  # theirs correlates the first one with zeros; ours has no correlation for it
+        assert monitor.peek()["correlation"].tolist() == pytest.approx(products[1:], abs=1e-7)  # their eps is added, not a floor
