@@ -45,9 +45,9 @@ class Recorder(Mapping[str, Monitor]):
             of several others and tensors of several MB; the first observation of each kind takes seconds. If compilation fails,
             there is one warning and everything works as without it. Compiled nets reduce in their own graph anyway.
         budget: the largest share of the steps' time that recording may take, such as 0.03. If recording takes more, only one in 2,
-            3, 4, ... of the steps that a monitor chooses is recorded, and counts are of recorded steps; if steps that record nothing
-            exceed it too, recording stops with a warning. `overhead()` shows the cost and the present cadence. A budget needs a
-            clock that advances: `attach` or `step`. A compiled net gets one more graph and keeps its hooks.
+            3, 4, ... of the steps that a monitor chooses is recorded, and counts are of recorded steps. If steps that record
+            nothing exceed it too, recording stops with a warning. `overhead()` shows the cost and the present cadence. A budget
+            needs a clock that advances: `attach` or `step`. A compiled net gets one more graph and keeps its hooks.
         **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module: it exists at
             once, under the name of its group.
 
