@@ -74,7 +74,7 @@ class Meter:
         self.switch(True)
         self.monitors[name] = monitor
         self._flushed[name] = monitor.buffer.flush_seconds
-        self._ungated = any(not one.gate.chooses_steps for one in self.monitors.values())
+        self._ungated = self._ungated or not monitor.gate.chooses_steps
 
     def remove(self, name: str) -> None:
         """Stops measuring the monitor of that name."""

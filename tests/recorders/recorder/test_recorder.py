@@ -317,3 +317,18 @@ def test_reset_keeps_the_functions_given_to_apply() -> None:
     assert recorder.push("loss", 2.0).compute() == {"loss": -2.0}
     assert recorder.reset().compute() == {}
     assert recorder.push("loss", 3.0).compute() == {"loss": -3.0}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_selecting_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None:
+    usual = gc.isenabled()
+    gc.enable() if enabled else gc.disable()
+    try:
+        net = nn.Sequential(nn.Linear(2, 2))
+        recorder = Recorder(ForwardMonitor(Count())).modules(net)
+        assert gc.isenabled() is enabled
+        with pytest.raises(SelectionError):
+            recorder.modules(nn.Sequential(nn.Linear(2, 2)), names="0")  # a name that is taken
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable() if usual else gc.disable()
