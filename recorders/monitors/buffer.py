@@ -60,11 +60,7 @@ class Buffer:
         paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
         alone = self.batchable and len(tensors) == len(paths) > 0
         with self.lock:
-            pending = self.stored.pending.get(paths) if alone else None
-            full = None if pending is None else pending.add_all(tensors)
-            if full:
-                self.flush()
-            if full is not None:
+            if alone and self._add_pending(paths, tensors):
                 return
             stored = self.flush()
             states = {path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()}
@@ -73,16 +69,20 @@ class Buffer:
     def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
         """Adds one observation that a compiled graph lifted."""
         with self.lock:
-            pending = self.stored.pending.get((layout,))
-            full = None if pending is None else pending.add_all(packs)
-            if full:
-                self.flush()
-            if full is not None:
+            if self._add_pending((layout,), packs):
                 return
             stored = self.flush()
             lifted = unpacked(layout, packs)
             states = {path: self._merged_copy(stored.states.get(path, {}), state) for path, state in lifted.items()}
             self.stored = stored.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
+
+    def _add_pending(self, key: tuple[str, ...], tensors: list[Tensor]) -> bool:
+        """Adds an observation to the pending ones with this key, if they accept it; returns whether they did."""
+        pending = self.stored.pending.get(key)
+        full = None if pending is None else pending.add_all(tensors)
+        if full:
+            self.flush()
+        return full is not None
 
     def _merged_copy(self, state: State, lifted: State) -> State:
         """Merges a copy of `lifted`, because the graph reuses its memory."""
@@ -97,6 +97,11 @@ class Buffer:
                 self.failed += failed
                 self.flush_seconds += exclude(started)
         return self.stored
+
+    def next_failure(self) -> tuple[Exception, Any] | None:
+        """Removes the first of `failed` and returns it; None if there is none. Several threads may do so at once."""
+        with self.lock:
+            return self.failed.pop(0) if self.failed else None
 
     def clear(self) -> None:
         """Deletes everything."""

@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 Inputs: TypeAlias = "dict[str, tuple[Tensor, ...]]"
-_LONE = ("",)
 
 
 class NothingToRecordError(Exception):
@@ -101,8 +100,8 @@ def work(
 
 def report_failures(monitor: Recording) -> None:
     """Reports the pending observations that could not be reduced."""
-    while monitor.buffer.failed:
-        error, observation = monitor.buffer.failed.pop(0)
+    while (failure := monitor.buffer.next_failure()) is not None:
+        error, observation = failure
         monitor._fail(error, None, (observation,))
 
 

@@ -29,7 +29,7 @@ class Overhead:
             without such a device.
         note: what is not included.
         lower_bound: whether every step recorded. Then there is nothing to compare with, and what recording slows down elsewhere, by
-            what it leaves in the caches, is not included: some per cent of it, in steps below a millisecond up to a third.
+            what it leaves in the caches, is not included. `docs/speed.md` shows how much that is.
 
     >>> cost = Overhead(0.002, 0.1, {"out/0": 0.0015, "out/2": 0.0005}, steps=72, every_step=1)
     >>> cost.share

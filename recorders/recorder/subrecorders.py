@@ -104,8 +104,8 @@ class Subrecorders(Mapping[str, Monitor]):
         aliases: dict[str, str] = {}
         matched = False
         collects = gc.isenabled()
-        gc.disable()  # of the objects made here none is garbage; for 10,000 monitors, collecting takes as long as making them
         try:
+            gc.disable()  # none of the objects made here is garbage; for 10,000 monitors, collecting takes as long as making them
             for group, prototype in chosen.items():
                 if isinstance(prototype, CallMonitor):
                     continue

@@ -72,7 +72,7 @@ class StepGroup:
         """Returns the number of steps between `step` and the next due one; 0 if `step` is due, or the number is not known."""
         if self.due or self.notified is not False or self.error is not None or self.steps is not None:
             return 0
-        chosen = max(0, cadence - self._since)  # chosen steps before the next due one
+        chosen = max(0, cadence - self._since) if self._since else 0  # chosen steps before the next due one; the first is due
         due = (step // self.every_step + 1 + chosen) * self.every_step
         return max(0, min(due, self.hooks.again) - step - 1)
 

@@ -14,7 +14,7 @@ from reducers.state import Result, State
 
 __all__ = ["PerObservation"]
 
-_OF = ":"  # between the name of a result and a key of the state of what reduces it
+_OF = "//"  # between the name of a result and a key of the state of what reduces it; no name of a result has it
 
 
 @dataclass(frozen=True)

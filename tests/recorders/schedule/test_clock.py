@@ -112,17 +112,22 @@ def test_gates_multiply(start: int, length: int, apart: int, every_step: int, ca
 
 
 @given(
+    first=st.integers(0, 30),
     every_step=st.integers(1, 9),
     cadences=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     jumps=st.dictionaries(st.integers(0, 300), st.integers(0, 400), max_size=2),
 )
 @settings(max_examples=30, deadline=None)
-def test_steps_that_nobody_is_asked_about_change_nothing(every_step: int, cadences: list[int], jumps: dict[int, int]) -> None:
-    """A clock that knows that no step before the next one is due asks for none of them."""
+def test_steps_that_nobody_is_asked_about_change_nothing(
+    first: int, every_step: int, cadences: list[int], jumps: dict[int, int]
+) -> None:
+    """A clock that knows that no step before the next one is due asks for none of them; the monitor is added at step `first`."""
 
     def recorded() -> tuple[list[int], int]:
         monitor, steps = CallMonitor(Collect(), every_step=every_step), []
-        clock = monitor.clock
+        clock = Clock()
+        clock.step = first
+        monitor.clock = clock
         decide = StepGroup.decide
         count = [0]
 
@@ -148,9 +153,23 @@ def test_steps_that_nobody_is_asked_about_change_nothing(every_step: int, cadenc
         patch.setattr(StepGroup, "undue_steps", lambda *_: 0)
         slow, many = recorded()
     assert fast == slow
+    if set(cadences) == {1} and not jumps:
+        assert fast == [step for step in range(first, first + 300) if step % every_step == 0]
     assert few <= many
     if every_step > 2:
         assert few < many
+
+
+@pytest.mark.parametrize("first", [1, 3, 5])
+def test_a_monitor_that_comes_between_its_steps_misses_none(first: int) -> None:
+    clock = Clock()
+    clock.step = first
+    monitor = CallMonitor(Collect(), every_step=5)
+    monitor.clock = clock
+    for _ in range(20):
+        monitor.push(float(clock.step))
+        clock.advance()
+    assert monitor.peek().tolist() == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize(

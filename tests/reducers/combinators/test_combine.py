@@ -14,6 +14,7 @@ from reducers import (
     Max,
     Mean,
     Moments,
+    PerObservation,
     Product,
     Reducer,
     ReducerTypeError,
@@ -101,3 +102,12 @@ def test_equality_and_repr() -> None:
     assert product == Product(a=Mean(), b=Max("b c -> c"))
     assert product != Product(a=Mean(), b=Max())
     assert repr(product) == "Product(a=Mean(pattern='... ->'), b=Max(pattern='b c -> c'))"
+
+
+def test_results_of_an_observation_keep_their_names_whatever_these_are() -> None:
+    inner = Product(**{"a:b": Mean(), "a": Product(deep=Max())})
+    per = PerObservation(inner, PerObservation(Sum(), Collect()))
+    state = per.update(per.update({}, torch.tensor([1.0, 3.0])), torch.tensor([5.0]))
+    result = per.compute(state)
+    assert result["a:b"].tolist() == [2, 5]
+    assert result["a"]["deep"].tolist() == [3, 5]
