@@ -17,7 +17,7 @@ from recorders.recorder.prototypes import Prototype
 from recorders.recorder.report import Report, report
 from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters, unwrapped
 from recorders.recorder.subrecorders import Subrecorders
-from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.recording import Missing, Recording, Subrecording
 from recorders.recordings.storage import save
 from recorders.recordings.sync import sync
 from recorders.schedule.clock import Clock
@@ -299,9 +299,9 @@ class Recorder(Mapping[str, Monitor]):
         self._subrecorders.merge(other)
         return self
 
-    def sync(self, group: ProcessGroup | None = None) -> Recording:
+    def sync(self, group: ProcessGroup | None = None, *, missing: Missing = "error") -> Recording:
         """The recordings of all ranks merged in rank order; this recorder is not changed. See `recorders.recordings.sync.sync`."""
-        return sync(self.snapshot(), group)
+        return sync(self.snapshot(), group, missing=missing)
 
     def save(self, path: str | Path) -> Path:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
