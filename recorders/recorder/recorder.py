@@ -252,7 +252,7 @@ class Recorder(Mapping[str, Monitor]):
         return self
 
     def tick(self) -> Self:
-        """Records the present parameters of every `ParameterMonitor(when="tick")`; returns the recorder."""
+        """Records what every `ParameterMonitor(when="tick")` and `ModuleMonitor` sees now; returns the recorder."""
         self._subrecorders.tick()
         return self
 

@@ -12,6 +12,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.schedule.clock import shown_steps
 
@@ -105,6 +106,8 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
         if monitor.counts.keys() - {"calls"} == {NO_TENSOR}:
             return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
         return _PARTIAL if partial else "all calls were skipped"
+    if isinstance(monitor, ModuleMonitor) and monitor.gate.on:
+        return "tick() was never called"
     if not monitor.registered and not others_recorded:  # otherwise hooks are off because the recording has ended
         return "its hooks are off"
     if isinstance(monitor, ParameterMonitor) and monitor.when != "step":

@@ -13,6 +13,7 @@ from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.recorder.meter import Meter
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join
@@ -211,9 +212,9 @@ class Subrecorders(Mapping[str, Monitor]):
         monitor.push(*values)
 
     def tick(self) -> None:
-        """Records the present parameters of the monitors that record at ticks."""
+        """Calls `tick` of the monitors that record at ticks."""
         for monitor in self.values():
-            if isinstance(monitor, ParameterMonitor):
+            if isinstance(monitor, (ParameterMonitor, ModuleMonitor)):
                 monitor.tick()
 
     def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> None:
