@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.errors import LensError, RecordingWarning, TargetError
+from recorders.recorder.recorder import Recorder
 from recorders.schedule.clock import Clock
 from recorders.watch.charts import ChartView, keep_charts
 from recorders.watch.lens_recorders import LensRecorders
@@ -41,6 +42,8 @@ class Inspector:
         optimizer: advances the clock, as in `Recorder.attach`; without one, call `step()` after every step.
         every_step: in active epochs, record in steps that this number divides. This does not apply to monitors of a lens that
             choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks.
+        train_loss_str: the name of training losses.
+        non_train_loss_str: the name of other losses.
 
     Attributes:
         clock: the clock that all lenses share; it goes on across epochs and networks. To resume, set `clock.step`.
@@ -72,6 +75,8 @@ class Inspector:
         timeline: Timeline | str | os.PathLike[str] | None = None,
         optimizer: Optimizer | None = None,
         every_step: int = 1,
+        train_loss_str: str = "train",
+        non_train_loss_str: str = "eval",
     ) -> None:
         self.lenses = _lenses(lenses)
         if depth is not None and depth < 0:
@@ -86,7 +91,9 @@ class Inspector:
         self.timeline = timeline if isinstance(timeline, Timeline) else Timeline() if timeline is None else Timeline(timeline)
         self._active: Callable[[int], bool] = active if callable(active) else lambda epoch: epoch % active == 0
         self._net: weakref.ref[nn.Module] | None = None
-        self._recorders = LensRecorders(self.lenses, self.clock, every_step)
+        if train_loss_str == non_train_loss_str:
+            raise LensError(f"training losses and others need different names, or they are mixed; both are {train_loss_str!r}")
+        self._recorders = LensRecorders(self.lenses, self.clock, every_step, (train_loss_str, non_train_loss_str))
         self._failed: set[int] = set()
         self.epoch = max(self.timeline.ticks(), default=-1) + 1
         if optimizer is not None:
@@ -103,6 +110,14 @@ class Inspector:
     def visualizer(self) -> Visualizer | None:
         """The first visualizer."""
         return self.visualizers[0] if self.visualizers else None
+
+    @property
+    def recorders(self) -> dict[str, Recorder]:
+        """The recorder of each lens that has monitors, by the name of the lens; the second lens of one name is "name 2".
+
+        They hold the full results of this epoch so far, which `tick_epoch` deletes.
+        """
+        return dict(self._recorders.by_lens)
 
     @property
     def charts(self) -> list[ChartView]:
@@ -168,7 +183,7 @@ class Inspector:
         Raises:
             LensError: this loss was pushed with another value of `running` in this epoch.
         """
-        self._recorders.push("loss", "train" if train else "eval", value, running)
+        self._recorders.push_loss(train, value, running)
 
     def push_metric(self, name: str, value: Tensor | float, *, running: bool = True) -> None:
         """Records a metric of this epoch under a name; otherwise like `push_loss`."""
@@ -244,7 +259,8 @@ def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:
     for lens in lenses:
         if not isinstance(lens, Lens):
             raise LensError(f"an inspector takes lenses, such as OutputGradientGeometry(); got {lens!r}")
-    shown = {chart.of[0] for lens in lenses for chart in lens.charts}
+    shown = {group for lens in lenses for chart in lens.charts for group in chart.of[:1]}
+    shown |= {"loss", "metric"} if "pushed" in shown else set()
     default = LossMetrics()
     if missing := tuple(chart for chart in default.charts if chart.of[0] not in shown):
         lenses = (*lenses, Lens(default.name, missing))

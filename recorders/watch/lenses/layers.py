@@ -14,9 +14,12 @@ from recorders.watch.lenses.lens import Lens
 __all__ = ["is_watched", "natural_key", "results_by_group", "value_at"]
 
 
-def is_watched(name: str, module: nn.Module, depth: int | None) -> bool:
-    """Whether an inspector watches a module: a leaf or, if a depth is given, a module at that level or a leaf above it."""
-    leaf = next(module.children(), None) is None
+def is_watched(name: str, module: nn.Module, depth: int | None, inner: bool) -> bool:
+    """Whether an inspector watches a module: a leaf or, if a depth is given, a module at that level or a leaf above it.
+
+    With `inner` also the modules that contain these.
+    """
+    leaf = inner or next(module.children(), None) is None
     if depth is None:
         return leaf
     level = name.count(".") + 1 if name else 0
