@@ -18,6 +18,7 @@ from recorders.schedule.clock import Clock
 from recorders.watch.charts import ChartView, keep_charts
 from recorders.watch.lens_recorders import LensRecorders
 from recorders.watch.lenses import Lens, LossMetrics
+from recorders.watch.ranks import Ranks
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
 from recorders.watch.visualizers.choice import Visualizers
@@ -44,6 +45,9 @@ class Inspector:
             choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks.
         train_loss_str: the name of training losses.
         non_train_loss_str: the name of other losses.
+        master_rank: in distributed training, the rank that shows what all ranks recorded, and that writes the file of the timeline
+            (others write in memory). Every rank makes an inspector, after `init_process_group`, and calls `tick_epoch`. None if
+            each rank shows and writes its own.
 
     Attributes:
         clock: the clock that all lenses share; it goes on across epochs and networks. To resume, set `clock.step`.
@@ -77,6 +81,7 @@ class Inspector:
         every_step: int = 1,
         train_loss_str: str = "train",
         non_train_loss_str: str = "eval",
+        master_rank: int | None = 0,
     ) -> None:
         self.lenses = _lenses(lenses)
         if depth is not None and depth < 0:
@@ -88,7 +93,9 @@ class Inspector:
         self.every_step, self.clock = every_step, Clock()
         self.visualizers: tuple[Visualizer, ...] = as_visualizers(visualizer)
         self.depth, self._counting = depth, False
-        self.timeline = timeline if isinstance(timeline, Timeline) else Timeline() if timeline is None else Timeline(timeline)
+        self._ranks = Ranks(master_rank)
+        written = timeline if self._ranks.shows else None
+        self.timeline = written if isinstance(written, Timeline) else Timeline() if written is None else Timeline(written)
         self._active: Callable[[int], bool] = active if callable(active) else lambda epoch: epoch % active == 0
         self._net: weakref.ref[nn.Module] | None = None
         if train_loss_str == non_train_loss_str:
@@ -192,23 +199,28 @@ class Inspector:
     def tick_epoch(self, epoch: int | None = None) -> None:
         """Ends an epoch: writes its results into the timeline in one transaction, shows them, and starts the next epoch empty.
 
+        In distributed training this is a collective: what all ranks recorded and pushed is merged in one exchange, and every rank
+        has the same numbers. A value that only some ranks pushed is merged from those.
+
         Args:
             epoch: its number; None for the last one plus 1.
 
         Raises:
             TickError: the timeline has this epoch already. Nothing is lost: tick with another number.
-            StorageError: the timeline cannot be written. Nothing is lost: tick again.
+            StorageError: the timeline cannot be written. Nothing is lost: tick again, on every rank.
 
         Warns:
-            RecordingWarning: a visualizer raised; once for each visualizer. Training goes on.
+            RecordingWarning: a visualizer raised, or ranks do not fit together (then each has its own numbers); once. Training goes
+                on.
         """
-        tick = self.epoch if epoch is None else epoch
-        rows = self._recorders.rows(tick=self.attached and self._active(self.epoch))
+        recording = self._recorders.recording(tick=self.attached and self._active(self.epoch))
+        recording, tick = self._ranks.merge(recording, self.epoch if epoch is None else epoch)
+        rows = self._recorders.rows(recording)
         self.timeline.append(tick, rows)
         self._recorders.reset()
         self.epoch = tick + 1
         self._set_hooks()
-        if rows:
+        if rows and self._ranks.shows:
             self._show(tick)
 
     def iter(self, iterable: Iterable[_Item]) -> Iterator[_Item]:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from recorders.capture.hooks import Hook
-from recorders.errors import LensError
+from recorders.errors import LensError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.recording import Recording, Subrecording
 from recorders.schedule.clock import Clock, Phase
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.layers import is_watched, natural_key, results_by_group, value_at
@@ -58,7 +59,7 @@ class LensRecorders:
         for name, lens in self._lenses.items():
             if lens.monitors:
                 self.by_lens[name] = recorder = self._record(lens, net, depth)
-                groups = results_by_group(lens, recorder)
+                groups = results_by_group(lens, recorder.snapshot())
                 for chart in own_charts(lens):
                     for layer in groups.get(chart.of[0], {}):
                         self._layers[chart.title].setdefault(layer, [])
@@ -68,9 +69,13 @@ class LensRecorders:
 
     def _record(self, lens: Lens, net: nn.Module, depth: int | None) -> Recorder:
         prototypes = _with_every_step(lens.monitors, self._every_step)
-        recorder = Recorder(None, fuse=False, budget=None, **prototypes).modules(
-            net, where=lambda name, module: is_watched(name, module, depth, lens.inner) and lens.where(name, module)
-        )
+        recorder = Recorder(None, fuse=False, budget=None, **prototypes)
+        try:
+            recorder.modules(
+                net, where=lambda name, module: is_watched(name, module, depth, lens.inner) and lens.where(name, module)
+            )
+        except SelectionError as error:
+            raise SelectionError(f"lens {lens.name!r} finds nothing to watch at depth={depth}: {error}") from error
         for monitor in recorder.values():
             monitor.clock = self._clock
         return recorder
@@ -104,19 +109,25 @@ class LensRecorders:
     def _push_output(self, phase: Phase, running: bool, module: nn.Module, loss: Tensor | float) -> None:
         self.push_loss(torch.is_grad_enabled() if phase == "grad" else module.training, loss, running)
 
-    def rows(self, *, tick: bool) -> dict[str, dict[str, Tensor]]:
-        """The statistics of this epoch by name of row; `tick` first records parameters that are recorded at ticks."""
+    def recording(self, *, tick: bool) -> Recording:
+        """What was recorded and pushed in this epoch, in one; `tick` first records what is recorded at ticks."""
+        if tick:
+            for recorder in self.by_lens.values():
+                recorder.tick()
+        parts = {f"{kind}/{name}": pushed.snapshot() for kind, found in self._pushed.items() for name, pushed in found.items()}
+        for lens, recorder in self.by_lens.items():
+            parts.update({f"lens {lens}/{name}": part for name, part in recorder.snapshot().items()})
+        return Recording(parts)
+
+    def rows(self, recording: Recording) -> dict[str, dict[str, Tensor]]:
+        """The statistics by name of row, of what `recording` returned here, or of that merged over ranks."""
         rows: dict[str, dict[str, Tensor]] = {}
-        pushed: dict[str, dict[str, dict[str, Any]]] = {}
-        for kind, monitors in self._pushed.items():
-            pushed[kind] = {name: monitor.snapshot().leaves() for name, monitor in monitors.items()}
+        pushed: dict[str, dict[str, dict[str, Any]]] = {
+            kind: {name: part.leaves() for name, part in _from(recording, kind).items()} for kind in self._pushed
+        }
         pushed["pushed"] = {**{_loss(name): leaves for name, leaves in pushed["loss"].items()}, **pushed["metric"]}
         for name, lens in self._lenses.items():
-            results = pushed
-            if (recorder := self.by_lens.get(name)) is not None:
-                if tick:
-                    recorder.tick()
-                results = pushed | results_by_group(lens, recorder)
+            results = pushed | results_by_group(lens, _from(recording, f"lens {name}"))
             for chart in own_charts(lens):
                 for layer, leaves in results.get(chart.of[0], {}).items():
                     known = self._layers[chart.title].setdefault(layer, [])
@@ -143,6 +154,12 @@ class LensRecorders:
         found = dict.fromkeys(name for title in titles for layer, names in self._layers[title].items() for name in names or [layer])
         wanted = {*chart.only, *map(_loss, self._loss_names)} if chart.only else found
         return tuple(name for name in found if name in wanted)
+
+
+def _from(recording: Recording, source: str) -> dict[str, Subrecording]:
+    """The subrecordings of one source, by their names there."""
+    start = f"{source}/"
+    return {name.removeprefix(start): part for name, part in recording.items() if name.startswith(start)}
 
 
 def own_charts(lens: Lens) -> list[Chart]:
