@@ -32,7 +32,8 @@ class Window(_RingReducer):
     """The inner reducer over the last `n` observations.
 
     The state stores one inner state per observation, not the observations; `compute` merges them. It needs `n` times the memory
-    of the inner state, copies as much per observation, and merges `n` states per result.
+    of the inner state, up to twice that if they are big, and merges `n` states per result. The cost of an observation does not
+    depend on `n`.
 
     Args:
         reducer: the inner reducer; its state must keep its shape, so not `Collect`.
