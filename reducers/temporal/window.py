@@ -26,6 +26,10 @@ class _RingReducer(Reducer):
         check_reducer(self.reducer, type(self).__name__)
         ring.check_length(self, "n")
 
+    @property
+    def liftable(self) -> bool:
+        return False  # the lift of an observation has all slots
+
 
 @dataclass(frozen=True)
 class Window(_RingReducer):

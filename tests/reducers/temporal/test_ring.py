@@ -12,9 +12,10 @@ import laws
 import pytest
 import torch
 from cases import CASES, Case
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recorders import ForwardMonitor
 from reducers import EMA, Cell, EveryNth, History, Last, Mean, Product, Reducer, State, Window
 from reducers.temporal import ring
 
@@ -126,6 +127,25 @@ def test_the_slots_of_inner_keys_are_their_own() -> None:
     state = laws.run(history, steps(9))
     assert history.dump(state)["last"][:, 0].tolist() == [8, 7, 6]
     assert len({value.untyped_storage().data_ptr() for value in state.values()}) == len(state)
+
+
+def test_graphs_hand_over_observations_rather_than_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merge(*_: object) -> State:
+        raise AssertionError("the lift of one observation has all slots")
+
+    monkeypatch.setattr(History, "merge", merge)
+    reducer = Product(past=RECORD, mean=Mean())
+    layer = nn.Identity()
+    monitor = ForwardMonitor(reducer, layer)
+    run = torch.compile(layer, backend="eager", fullgraph=True)
+    for x in steps(6):
+        run(x)
+    assert shown({key.removeprefix("past/"): value for key, value in monitor.state.items() if key.startswith("past/")}) == [
+        5,
+        4,
+        3,
+        2,
+    ]
 
 
 def test_files_of_cells_have_no_free_slots() -> None:
