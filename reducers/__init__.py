@@ -17,6 +17,7 @@ from reducers.errors import (
     DTypeError,
     EmptyStateError,
     NoHistoryError,
+    NotMergeableError,
     PatternError,
     RecipeError,
     ReducerError,
@@ -46,6 +47,7 @@ from reducers.statistics.weighted import WeightedMean, WeightedMoments
 from reducers.temporal.ema import EMA, Difference, FirstNonfinite, TimeSince
 from reducers.temporal.geometry import Geometry
 from reducers.temporal.history import History
+from reducers.temporal.scan import Scan
 from reducers.temporal.traces import (
     ConditionalCumulativeTrace,
     ConditionalNearestTrace,
@@ -97,6 +99,7 @@ __all__ = [
     "NearestTrace",
     "NoHistoryError",
     "Norm",
+    "NotMergeableError",
     "PatternError",
     "PerObservation",
     "Postmap",
@@ -112,6 +115,7 @@ __all__ = [
     "Result",
     "ScaledCumulativeTrace",
     "ScaledNearestTrace",
+    "Scan",
     "Sparsity",
     "State",
     "StateMismatchError",

@@ -7,6 +7,7 @@ __all__ = [
     "DTypeError",
     "EmptyStateError",
     "NoHistoryError",
+    "NotMergeableError",
     "PatternError",
     "RecipeError",
     "ReducerError",
@@ -45,6 +46,10 @@ class NoHistoryError(ReducerError, TypeError):
 
 class StateMismatchError(ReducerError, ValueError):
     """Two states cannot be merged, because their keys or shapes differ."""
+
+
+class NotMergeableError(ReducerError, TypeError):
+    """Two states of a reducer that cannot merge were merged."""
 
 
 class RecipeError(ReducerError, ValueError):

@@ -27,6 +27,7 @@ from references_temporal import (
     grouped,
     masked,
     positive,
+    recurrence,
     scaled,
     time_since,
     trace,
@@ -82,6 +83,7 @@ from reducers import (
     Reservoir,
     ScaledCumulativeTrace,
     ScaledNearestTrace,
+    Scan,
     Sparsity,
     Sum,
     Summary,
@@ -118,6 +120,7 @@ class Case:
         same_shape: whether all observations need one shape.
         data: whether the reducer can be written as a recipe and as an expression, which functions cannot.
         grows: whether the state has a tensor for each observation, so that each update is compiled anew.
+        merges: whether states of parts of a stream can be merged.
         graphs: how many graphs `torch.compile` may make of its update, over a dozen batches of different sizes.
     """
 
@@ -130,6 +133,7 @@ class Case:
     data: bool = True
     graphs: int = 4
     grows: bool = False
+    merges: bool = True
 
     @property
     def takes_floats(self) -> bool:
@@ -374,6 +378,11 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return x.double() + 1
 
 
+def leaky(x: torch.Tensor, so_far: torch.Tensor) -> torch.Tensor:
+    """For `Scan`: depends on the order, and does not merge."""
+    return 0.5 * so_far + x.double().mean(0) * so_far.abs()
+
+
 def _third(xs: Observations) -> dict[str, Any]:
     return {"last": xs[::3][-1], "top": units(_or_nan(np.max))(xs[::3])}
 
@@ -517,6 +526,7 @@ CASES = (
     ),
     Case(Difference(Summary()), differences(_summary), splittable=False, graphs=8),
     Case(Difference(Mean("b c -> c")), differences(units(_mean, (1,))), splittable=False, same_shape=True),
+    Case(Scan(leaky, 0.25), recurrence(0.25), splittable=False, data=False, merges=False),
     Case(FirstNonfinite("b c -> c"), first_nonfinite, splittable=False),
     Case(History(Mean("b c -> c"), 0.5, 1.0, True), units(_mean, (1,)), splittable=False),
     Case(History(EMA(alpha=0.5), duration=2.0), ema(0.5), splittable=False, same_shape=True),

@@ -121,7 +121,7 @@ def commutative(reducer: Reducer, xs: Stream, order: Sequence[int]) -> None:
     agree(reducer, reducer.merge(parts[0], parts[-1]), reducer.merge(parts[-1], parts[0]))
 
 
-def pure(reducer: Reducer, xs: Stream) -> None:
+def pure(reducer: Reducer, xs: Stream, merges: bool = True) -> None:
     """Nothing is written into inputs or states; states hold contiguous tensors of their own; results may be written into."""
     before, versions = [x.clone() for x in xs], [x._version for x in xs]
     states = [reducer.init()]
@@ -129,7 +129,7 @@ def pure(reducer: Reducer, xs: Stream) -> None:
         states.append(reducer.update(states[-1], x))
     kept = [{key: value.clone() for key, value in state.items()} for state in states]
     marks = [[value._version for value in state.values()] for state in states]
-    merged = [reducer.merge(state, states[-1]) for state in states]
+    merged = [reducer.merge(state, states[-1]) for state in states] if merges else []
     for state in (*states, *merged):
         storages = [value.untyped_storage().data_ptr() for value in state.values()]
         assert len(set(storages)) == len(storages), f"two of {sorted(state)} share storage"
@@ -165,13 +165,13 @@ def typed(reducer: Reducer, xs: Stream) -> None:
             assert value.dtype in {torch.int64, torch.float64, torch.complex128}, f"{key} is {value.dtype}"
 
 
-def never_looks(reducer: Reducer, xs: Stream) -> None:
+def never_looks(reducer: Reducer, xs: Stream, merges: bool = True) -> None:
     """Off the CPU no value is looked at, which would make the host wait for a device: the meta device has none to look at."""
     there = run(reducer, [x.to("meta") for x in xs])
-    merged = reducer.merge(there, there)
+    merged = reducer.merge(there, there if merges else {})
     flat(reducer.compute(merged))
     reducer.update_all(there, torch.stack([x.to("meta") for x in xs if x.shape == xs[0].shape and x.dtype == xs[0].dtype]))
-    flat(reducer.compute(reducer.merge_all([there] * 5)))
+    flat(reducer.compute(reducer.merge_all([there] * (5 if merges else 1))))
     here = run(reducer, xs)
     assert {key: (value.shape, value.dtype) for key, value in there.items()} == {
         key: (value.shape, value.dtype) for key, value in here.items()

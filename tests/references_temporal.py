@@ -127,6 +127,18 @@ def scaled(scale: float, amplitude: float) -> Callable[[float], float | None]:
     return lambda h: scale * h + amplitude if math.isfinite(h) and h > 0 else None
 
 
+def recurrence(start: float) -> Callable[[Observations], Array]:
+    """Of the function `leaky` of the table."""
+
+    def reference(xs: Observations) -> Array:
+        value = np.array(start)
+        for x in xs:
+            value = 0.5 * value + x.mean(axis=0) * np.abs(value)
+        return value
+
+    return reference
+
+
 def time_since(initial: float, step_time: float) -> Callable[[Observations], Array]:
     def reference(xs: Observations) -> Array:
         since = np.full(xs[0].shape, initial)

@@ -13,6 +13,7 @@ number. The compiler sees of a monitor only a twin, which all monitors made alik
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -90,12 +91,15 @@ def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tens
 def _emit_leaves(receiver: Tensor, reducer: Reducer, paths: list[str], tensors: list[Tensor], stream: str) -> None:
     with NoAutocast(), torch.no_grad():
         leaves = {path: tensor.detach() for path, tensor in zip(paths, tensors, strict=True)}
-        try:
-            layout, packs = _packed_lifts(reducer, leaves)
-        except Exception:  # the reducer reads values, or fails; outside the graph it gets the values, or reports its error
+        lifts = None
+        if reducer.liftable:
+            # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.
+            with contextlib.suppress(Exception):
+                lifts = _packed_lifts(reducer, leaves)
+        if lifts is None:
             torch.ops.torch_recorders.receive_leaves(receiver, stream, list(leaves), list(leaves.values()))
         else:
-            torch.ops.torch_recorders.receive(receiver, stream, layout, packs)
+            torch.ops.torch_recorders.receive(receiver, stream, *lifts)
 
 
 torch.fx.has_side_effect(emit_leaves)  # otherwise the compiler removes the node, because it returns nothing

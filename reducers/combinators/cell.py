@@ -146,7 +146,8 @@ class Cell(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({f"{prefix}{_PREFIX}{key}": value for key, value in self._state.items()})
+        # copies, because `torch.save` writes the whole storage of a view
+        destination.update({f"{prefix}{_PREFIX}{key}": value.clone() for key, value in self._state.items()})
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         start = prefix + _PREFIX

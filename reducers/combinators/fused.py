@@ -48,7 +48,7 @@ class Fused(Wrapper):
     def _compiled(self, method: str, state: State, xs: tuple[Tensor, ...]) -> State | None:
         """Return the new state; None if the observation is not suitable for the compiled function."""
         x = xs[0]
-        if len(xs) != 1 or x.numel() < BIG or x.layout is not torch.strided or torch.compiler.is_compiling():
+        if len(xs) != 1 or x.numel() < BIG or x.layout is not torch.strided or torch.compiler.is_compiling() or not self.liftable:
             return None
         lifted = _lift(self.reducer, method)(x.detach())
         return lifted and self.reducer.merge(to_device(state, x.device), lifted)

@@ -30,7 +30,8 @@ class History(Reducer):
     results, one more if `inclusive`, and at least one.
 
     The state stores the inner state of each of these results (`slots` of them), so that histories of consecutive parts merge
-    exactly. Each observation copies all slots: for a history of a thousand steps, use a reducer with a small state.
+    exactly. The cost of an observation does not depend on their number. If they are big they take up to twice the memory, for free
+    slots, which are not saved.
 
     Args:
         reducer: the inner reducer; its state must keep its shape, so not `Collect`. `Last()` records the observations themselves.
@@ -74,6 +75,10 @@ class History(Reducer):
         inner = getattr(self.reducer, "step_time", self.step_time)
         if inner != self.step_time:
             raise ArgumentError(f"History has step_time={self.step_time!r}, and its reducer has {inner!r}: give both the same")
+
+    @property
+    def liftable(self) -> bool:
+        return False  # the lift of an observation has all slots
 
     @property
     def slots(self) -> int:

@@ -2,14 +2,19 @@
 
 A ring is a State: `ring/<key>` has a new first axis, the slots, and `observed` (int64) counts all states pushed so far. Unused
 slots hold copies, so that the shapes are the same from the first state on.
+
+Big slots are a view of a buffer of twice their size, with free rows before the newest. A push writes one of these and returns a
+view that starts there, so what earlier states show never changes. When no free row is left, the slots are copied into a new
+buffer; n pushes onto n slots copy them once, so the mean cost of a push does not depend on n.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states
@@ -19,6 +24,10 @@ from reducers.state import State
 __all__ = ["check_length", "choose", "join", "push", "select", "slot", "stack"]
 
 _PREFIX = "ring/"
+_BIG = 1 << 18  # the least bytes of slots for which a buffer costs less than copying them
+
+# For the slots of a newest state, the buffer that they are a view of, and the number of free rows before them.
+_free_rows: MutableMapping[Tensor, tuple[Tensor, int]] = WeakTensorKeyDictionary()
 
 
 def check_length(reducer: Reducer, name: str) -> None:
@@ -34,12 +43,28 @@ def push(owner: Reducer, ring: State, state: State, size: int) -> State:
     Raises:
         StateMismatchError: the keys or shapes of `state` differ from those in the ring.
     """
-    if not ring:
-        copies = {f"{_PREFIX}{key}": torch.stack([value] * size) for key, value in state.items()}
-        return {**copies, "observed": torch.ones((), dtype=torch.int64, device=next(iter(state.values())).device)}
-    check(owner, slot(ring, 0), state)
-    pushed = {f"{_PREFIX}{key}": torch.cat((value[None], ring[f"{_PREFIX}{key}"][:-1])) for key, value in state.items()}
-    return {**pushed, "observed": ring["observed"] + 1}
+    if ring:
+        check(owner, slot(ring, 0), state)
+    rows = {key: ring[f"{_PREFIX}{key}"] if ring else value.expand(size, *value.shape) for key, value in state.items()}
+    observed = ring["observed"] + 1 if ring else torch.ones((), dtype=torch.int64, device=next(iter(state.values())).device)
+    return {**{f"{_PREFIX}{key}": _push_row(rows[key], value) for key, value in state.items()}, "observed": observed}
+
+
+def _push_row(rows: Tensor, row: Tensor) -> Tensor:
+    """Return `row`, followed by `rows` without the last."""
+    if torch.compiler.is_compiling() or rows.dtype != row.dtype or rows.nbytes < _BIG:  # `cat` promotes other dtypes
+        return torch.cat((row[None], rows[:-1]))
+    size = len(rows)
+    # `pop` is atomic: if several threads push onto one state, only one gets the free rows, and the others copy
+    buffer, free = _free_rows.pop(rows, (rows, 0))
+    if not free or buffer.is_inference() is not torch.is_inference_mode_enabled():  # the other mode may not write into it
+        buffer, free = rows.new_empty((2 * size, *row.shape)), size + 1
+        buffer[free:].copy_(rows[:-1])
+    free -= 1
+    buffer.data[free].copy_(row)  # through `data`, since this is no change of the states that are views of the buffer
+    pushed = buffer[free : free + size]
+    _free_rows[pushed] = buffer, free
+    return pushed
 
 
 def join(owner: Reducer, a: State, b: State, size: int) -> State:

@@ -26,13 +26,18 @@ class _RingReducer(Reducer):
         check_reducer(self.reducer, type(self).__name__)
         ring.check_length(self, "n")
 
+    @property
+    def liftable(self) -> bool:
+        return False  # the lift of an observation has all slots
+
 
 @dataclass(frozen=True)
 class Window(_RingReducer):
     """The inner reducer over the last `n` observations.
 
     The state stores one inner state per observation, not the observations; `compute` merges them. It needs `n` times the memory
-    of the inner state, copies as much per observation, and merges `n` states per result.
+    of the inner state, up to twice that if they are big, and merges `n` states per result. The cost of an observation does not
+    depend on `n`.
 
     Args:
         reducer: the inner reducer; its state must keep its shape, so not `Collect`.

@@ -19,6 +19,7 @@ import reducers
 from reducers import Fold, Premap, Product, Reducer, State, Statistic
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
+merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 KINDS = ("normal", "offset", "constant", "zeros", "holes", "nothing finite")
@@ -74,7 +75,7 @@ def test_every_reducer_has_a_row() -> None:
     assert not missing, f"add a row to tests/cases.py for {sorted(cls.__name__ for cls in missing)}"
 
 
-@every
+@merging
 @quick
 @given(data=st.data())
 def test_associative(case: Case, data: st.DataObject) -> None:
@@ -82,7 +83,7 @@ def test_associative(case: Case, data: st.DataObject) -> None:
     laws.associative(case.reducer, xs, data.draw(two_cuts(xs)))
 
 
-@every
+@merging
 @quick
 @given(data=st.data())
 def test_identity_and_stream(case: Case, data: st.DataObject) -> None:
@@ -91,7 +92,7 @@ def test_identity_and_stream(case: Case, data: st.DataObject) -> None:
     laws.stream_is_merge(case.reducer, xs)
 
 
-@every
+@merging
 @quick
 @given(data=st.data())
 def test_together(case: Case, data: st.DataObject) -> None:
@@ -118,7 +119,7 @@ def test_commutative(case: Case, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_pure_and_typed(case: Case, data: st.DataObject) -> None:
     xs = data.draw(streams(case))
-    laws.pure(case.reducer, xs)
+    laws.pure(case.reducer, xs, merges=case.merges)
     laws.typed(case.reducer, xs)
 
 
@@ -126,7 +127,7 @@ def test_pure_and_typed(case: Case, data: st.DataObject) -> None:
 @quick
 @given(data=st.data())
 def test_never_looks_at_values_off_the_cpu(case: Case, data: st.DataObject) -> None:
-    laws.never_looks(case.reducer, data.draw(streams(case)))
+    laws.never_looks(case.reducer, data.draw(streams(case)), merges=case.merges)
 
 
 @every
@@ -137,7 +138,7 @@ def test_resumable(case: Case, data: st.DataObject) -> None:
     laws.resumable(case.reducer, xs, data.draw(st.integers(0, len(xs))))
 
 
-@every
+@merging
 @quick
 @given(data=st.data())
 def test_over_ranks(case: Case, data: st.DataObject) -> None:

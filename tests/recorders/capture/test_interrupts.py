@@ -28,7 +28,7 @@ from recorders import (
     Recorder,
 )
 from recorders.capture.buffers import MOST
-from reducers import Moments, Norm, Product
+from reducers import History, Last, Moments, Norm, Product
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
 
@@ -154,9 +154,24 @@ class Calls:
         return {"": samples}
 
 
+class Slots(Calls):
+    """A history whose slots are written in a buffer; each observation holds the number of those before it."""
+
+    def __init__(self) -> None:
+        self.layer = nn.Identity()
+        self.monitor = ForwardMonitor(History(Last(), duration=3.0), self.layer)
+        self.run = lambda: self.layer(torch.full((200, 300), float(self.monitor.samples)))
+
+    def check(self) -> dict[str, int]:
+        samples, seen = self.monitor.samples, self.monitor.dump()
+        assert seen is None or [*seen[:, 0, 0]] == [samples - 1 - back for back in range(min(samples, 3))]
+        return {"": samples}
+
+
 WHAT: dict[str, Callable[[], Steps | Calls]] = {
     "small observation": lambda: Calls(2, 3),
     "big observation": lambda: Calls(200, 300),
+    "slots": Slots,
     **{kind: (lambda kind=kind: one_kind(kind)) for kind in ("gradient", "value", "update", "state")},
 }
 

@@ -1,0 +1,37 @@
+"""Numbers that may differ from element to element, as nested tuples: these can be compared, hashed and written as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias, Union
+
+import torch
+from torch import Tensor
+
+__all__ = ["Constant", "as_constant", "constant_tensor", "numbers"]
+
+Constant: TypeAlias = Union[float, complex, tuple["Constant", ...]]
+"""A number, or nested tuples of numbers in the shape of a tensor."""
+
+
+def as_constant(value: Any) -> Any:
+    """Return a tensor or nested lists as nested tuples, and anything else as it is."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    return tuple(map(as_constant, value)) if isinstance(value, (list, tuple)) else value
+
+
+def numbers(constant: Any) -> Iterator[Any]:
+    """Yield what is in the nested tuples."""
+    if isinstance(constant, tuple):
+        for part in constant:
+            yield from numbers(part)
+    else:
+        yield constant
+
+
+def constant_tensor(constant: Any, device: torch.device) -> Tensor:
+    """Return the tensor of a constant: float64, complex128, int64 or bool."""
+    kinds = {type(number) for number in numbers(constant)}
+    dtype = torch.complex128 if complex in kinds else torch.float64 if float in kinds else None
+    return torch.tensor(constant, dtype=dtype, device=device)
