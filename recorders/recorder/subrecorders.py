@@ -11,6 +11,7 @@ from torch import nn
 
 from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
@@ -117,17 +118,18 @@ class Subrecorders(Mapping[str, Monitor]):
             for group, prototype in chosen.items():
                 if isinstance(prototype, CallMonitor):
                     continue
+                make = prototype.constructor
                 for place in places:
                     if place.attr is None and not prototype.applies(place.module):
                         continue
                     matched = True
                     attr = prototype.attr if place.attr is None else place.attr
                     name, *others = [join(group, name) for name in place.names]
-                    present = self._find_equal(prototype, attr, place.module)
+                    present = self._find_equal(make, attr, place.module)
                     if present is None:
                         if name in self._monitors or name in added or name in self.aliases:
                             raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
-                        monitor = prototype.constructor(attr)
+                        monitor = make(attr)
                         self._configure(name, monitor)
                         present = name
                         added[name] = monitor.register(place.module)
@@ -137,6 +139,8 @@ class Subrecorders(Mapping[str, Monitor]):
             if not matched:
                 given = ", ".join(map(repr, chosen.values()))
                 raise SelectionError(f"none of the {len(places)} modules selected has anything to watch for {given}")
+            for name, monitor in added.items():
+                self._meter.add(name, monitor)
         except Exception:
             for monitor in added.values():
                 self._forget(monitor.deregister())
@@ -145,8 +149,6 @@ class Subrecorders(Mapping[str, Monitor]):
             if collects:
                 gc.enable()
         self._monitors.update(added)
-        for name, monitor in added.items():
-            self._meter.add(name, monitor)
         self.aliases.update(aliases)
         inner = unwrapped(net)
         if all(ref() is not inner for ref in self._nets):
@@ -162,9 +164,10 @@ class Subrecorders(Mapping[str, Monitor]):
         if module is None and not isinstance(prototype, CallMonitor):
             raise SelectionError(f"{here} needs the module to put {prototype!r} on; only a CallMonitor needs none")
         target = module if module is None else unwrapped(module)
-        present = None if target is None else self._find_equal(prototype, prototype.attr, target)
+        make = prototype.constructor
+        present = None if target is None else self._find_equal(make, prototype.attr, target)
         if present is None:
-            made = prototype.constructor(prototype.attr)
+            made = make(prototype.attr)
             self[name] = made if target is None else made.register(target)
         else:
             self.aliases[name] = present
@@ -281,9 +284,8 @@ class Subrecorders(Mapping[str, Monitor]):
         if self._fuse:
             monitor.buffer.fuse()
 
-    def _find_equal(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
+    def _find_equal(self, recipe: MonitorConstructor[Monitor], attr: Any, module: nn.Module) -> str | None:
         """The name of a monitor on `module` that captures and reduces the same, if there is one."""
-        recipe = prototype.constructor
         return next((m.name for m in self._by_module.get(module, ()) if m.attr == attr and m.constructor == recipe), None)
 
     def _forget(self, monitor: Monitor) -> None:
