@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from recorders.cli.sources import AsJson, Source, console, cut, number, open_source, print_json, table
+from recorders.cli.sources import AsJson, Source, console, cut, open_source, print_json, table
 from recorders.errors import NotARecordingError
+from recorders.recordings.shown import number
 from recorders.watch.compare import Change, Comparison, compare
 from recorders.watch.timeline import Timeline
 

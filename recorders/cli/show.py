@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
-from recorders.cli.sources import AsJson, Names, Source, console, cut, number, open_source, print_json, selected, table
+from recorders.cli.sources import AsJson, Names, Source, console, cut, open_source, print_json, selected, table
 from recorders.recordings.recording import Recording
+from recorders.recordings.shown import number
 from recorders.watch.compare import results_by_name
 from recorders.watch.findings import findings
 from recorders.watch.timeline import Timeline
 
 __all__ = ["show", "sparkline", "timeline_table"]
 
-_SHOWN = 4  # statistics, or elements, of one result
 _LISTED = 64  # elements of one tensor in JSON
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
@@ -41,35 +42,11 @@ def show(path: Source, names: Names = None, as_json: AsJson = False) -> None:
 
 
 def _recording_table(recording: Recording, names: Sequence[str]) -> Table:
-    results = results_by_name(recording)
-    found = table("name", "monitor", "on", "result", "observations", numbers=1)
-    for name in names:
-        part = recording[name]
-        leaves = [leaf for leaf in results if leaf == name or leaf.startswith(f"{name}[")]
-        for leaf in leaves or [name]:
-            what = f"{part.monitor} {part.attr}" if part.attr else part.monitor
-            found.add_row(cut(leaf), what, part.module, cut(_shown(results.get(leaf, {}))), f"{part.samples:,}")
+    headings, rows = Recording({name: recording[name] for name in names}).rows_shown()
+    found = table(*headings, numbers=1)
+    for row in rows:
+        found.add_row(*map(Text, row))
     return found
-
-
-def _shown(result: Mapping[str, Tensor]) -> str:
-    named = {path.removeprefix(_common(result)): x for path, x in result.items()}
-    texts = [f"{path} {_numbers(x)}".strip() for path, x in named.items() if path.rpartition(".")[2] != "count" or len(named) == 1]
-    return ", ".join([*texts[:_SHOWN], *(["..."] if len(texts) > _SHOWN else [])]) or "nothing"
-
-
-def _common(paths: Iterable[str]) -> str:
-    """The part up to a dot that all paths begin with."""
-    starts = {path.rpartition(".")[0] for path in paths}
-    (start,) = starts if len(starts) == 1 else ("",)
-    return f"{start}." if start else ""
-
-
-def _numbers(x: Tensor) -> str:
-    if x.numel() <= _SHOWN:
-        return " ".join(number(value) for value in x.reshape(-1).tolist())
-    low, high = number(x.min().item()), number(x.max().item())
-    return f"{low if low == high else f'{low} to {high}'} in {'x'.join(map(str, x.shape))}"
 
 
 def _recording_data(recording: Recording, names: Sequence[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from recorders.recordings.recording import Recording
 from recorders.recordings.storage import load
 from recorders.watch.timeline import Timeline
 
-__all__ = ["AsJson", "Names", "Source", "console", "cut", "number", "open_source", "print_json", "selected", "table", "working"]
+__all__ = ["AsJson", "Names", "Source", "console", "cut", "open_source", "print_json", "selected", "table", "working"]
 
 Source = Annotated[Path, typer.Argument(help="The folder of a recording, or the file of a timeline.", show_default=False)]
 Names = Annotated[str | None, typer.Option("--names", "-n", help="Only names that match this glob, such as 'out/*'.")]
@@ -72,11 +72,6 @@ def table(*headings: str, numbers: int = 0) -> Table:
 def cut(name: str) -> Text:
     """A name as it is: in a str, rich would read [brackets] as markup."""
     return Text(name or "(net)")
-
-
-def number(value: float) -> str:
-    """A number with four digits; integers as they are."""
-    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
 
 
 def print_json(value: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from recorders.errors import SelectionError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
+from recorders.recordings.shown import flat_numbers
 from recorders.watch.timeline import Timeline
 
 __all__ = ["Change", "Comparison", "compare", "results_by_name"]
@@ -98,7 +98,7 @@ def compare(
     """
     if isinstance(first, Timeline) and isinstance(second, Timeline):
         tick = _common_tick(first, second, tick)
-        a, b = ({name: _tensors(row) for name, row in one.at(tick).items()} for one in (first, second))
+        a, b = ({name: flat_numbers(row) for name, row in one.at(tick).items()} for one in (first, second))
     elif isinstance(first, Timeline) or isinstance(second, Timeline):
         raise TypeError("compare needs two recordings or two timelines; got one of each")
     else:
@@ -116,7 +116,7 @@ def results_by_name(recorded: Recorder | Recording) -> dict[str, dict[str, Tenso
     found: dict[str, dict[str, Tensor]] = {}
     for name, part in recording.items():
         for leaf, result in part.leaves().items():
-            if tensors := _tensors(result):
+            if tensors := flat_numbers(result):
                 found[f"{name}[{leaf}]" if leaf else name] = tensors
     return found
 
@@ -129,17 +129,6 @@ def _common_tick(first: Timeline, second: Timeline, tick: int | None) -> int:
         wanted = "a tick in common" if tick is None else f"tick {tick} in both"
         raise SelectionError(f"{first.path} and {second.path} have not {wanted}; the first has {first.ticks()[-20:]}")
     return tick
-
-
-def _tensors(result: Any, path: str = "") -> dict[str, Tensor]:
-    """The numbers in a nested result, by path, as float64."""
-    if isinstance(result, Mapping):
-        return {key: x for name, part in result.items() for key, x in _tensors(part, f"{path}.{name}" if path else name).items()}
-    if isinstance(result, (bool, int, float)):
-        result = torch.tensor(result)
-    if not isinstance(result, Tensor) or not result.numel() or result.is_complex():
-        return {}
-    return {path: result.detach().cpu().double()}
 
 
 def _changes(name: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Change]:
