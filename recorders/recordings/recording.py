@@ -50,7 +50,7 @@ class Subrecording(Table, Past):
     recipe: Mapping[str, Any] | str | None = None
 
     def __repr__(self) -> str:
-        what = f"{self.monitor or 'Monitor'}({'a function' if self.reducer is None else self.reducer!r})"
+        what = f"{self.monitor or 'Monitor'}({'a function' if self.reducer is None else self.reducer})"
         return f"<{what}{f' on {self.module}' if self.module else ''}: {self.samples:,} observations, {brief(self.peek())}>"
 
     def rows_shown(self) -> Rows:
