@@ -32,13 +32,13 @@ def show(path: Source, names: Names = None, as_json: AsJson = False) -> None:
         print_json(_timeline_data(source, rows)) if as_json else console().print(timeline_table(source, rows))
     else:
         chosen = selected(list(source), names)
-        faults = findings(source)
+        faults = findings(Recording({name: source[name] for name in chosen}))
         if as_json:
-            print_json({**_recording_data(source, chosen), "findings": [asdict(fault) for fault in faults]})
+            told = {"findings": [asdict(fault) for fault in faults], "unexamined": faults.unexamined}
+            print_json({**_recording_data(source, chosen), **told})
         else:
             console().print(_recording_table(source, chosen))
-            for fault in faults:
-                console().print(cut(f"\n{fault}"))
+            console().print(Text(f"\n{faults}"))
 
 
 def _recording_table(recording: Recording, names: Sequence[str]) -> Table:
