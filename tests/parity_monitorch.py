@@ -30,15 +30,17 @@ class Kept:
 
     def __init__(self) -> None:
         self.tags: dict[str, Any] = {}
-        self.lines: dict[int, dict[str, dict[str, dict[str, float]]]] = {}
+        self.lines: dict[int, dict[str, dict[str, dict[str, Any]]]] = {}
         self.bands: dict[int, dict[str, dict[str, dict[tuple[str, str], tuple[float, float]]]]] = {}
 
     def register_tags(self, main_tag: str, tag_attr: Any) -> None:
         self.tags[main_tag] = tag_attr
 
     def plot_numerical_values(self, epoch: int, main_tag: str, values_dict: Any, ranges_dict: Any = None) -> None:
-        self.lines.setdefault(epoch, {})[main_tag] = copy.deepcopy(dict(values_dict))
-        self.bands.setdefault(epoch, {})[main_tag] = copy.deepcopy(dict(ranges_dict or {}))
+        for kept, given in ((self.lines, values_dict), (self.bands, ranges_dict or {})):
+            here = kept.setdefault(epoch, {}).setdefault(main_tag, {})  # losses and metrics may come under one tag
+            for layer, values in given.items():
+                here[layer] = {**here.get(layer, {}), **values}
 
     def plot_probabilities(self, epoch: int, main_tag: str, values_dict: Any) -> None:
         self.plot_numerical_values(epoch, main_tag, values_dict)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from parity_monitorch import same_lines, watch_both
+from parity_monitorch import Kept, same_lines, watch_both
 from torch import Tensor, nn
 
-from recorders import lenses
+from recorders import Inspector, lenses
 from recorders.errors import SelectionError
 
 theirs = pytest.importorskip("monitorch.lens")
@@ -108,3 +109,64 @@ def test_kinds_of_modules_are_those_of_monitorch() -> None:
     assert all(lenses.not_activation("", module) and not kinds.isactivation(module) for module in others)
     selects = lenses.OutputActivation(activation=False).where
     assert [selects("", module) for module in others] == [kinds.isdropout(module) for module in others]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_first_update_after_epochs_that_are_left_out(seed: int) -> None:
+    """Theirs is the change since the last step that it saw, in all the epochs between."""
+    from monitorch.inspector import PyTorchInspector
+
+    torch.manual_seed(seed)
+    net, kept, weights = nn.Linear(2, 1, bias=False).double(), Kept(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    options: Any = {"parameters": ("weight",), "compute_correlation": False}
+    there = PyTorchInspector(
+        [theirs.ParameterUpdateGeometry(optimizer, **options)], visualizer=kept, module=net, is_active_fn=lambda epoch: epoch != 2
+    )
+    here = Inspector(lenses.ParameterUpdateGeometry(**options), net=net, active=lambda epoch: epoch != 1)
+    for _ in range(3):
+        for _ in range(2):
+            weights.append(net.weight.detach().clone())
+            optimizer.zero_grad()
+            net(torch.randn(4, 2, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+        there.tick_epoch()
+        here.tick_epoch()
+    weights.append(net.weight.detach().clone())
+    steps = [float((after - before).norm()) for before, after in itertools.pairwise(weights)]
+    assert here.timeline.at(2)["Weight Update Norm/(Linear)"]["mean"] == pytest.approx((steps[4] + steps[5]) / 2, abs=1e-9)
+    jump = float((weights[5] - weights[2]).norm())
+    assert kept.lines[3]["Weight Update Norm"][""]["mean"] == pytest.approx((jump + steps[5]) / 2, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_subclasses_count_and_so_do_all_metrics_if_none_is_named(seed: int) -> None:
+    class Mine(nn.Linear):
+        pass
+
+    options: Any = {"activation": False, "include": (nn.Linear,)}
+    both: Any = [theirs.OutputNorm(**options), theirs.LossMetrics()], [lenses.OutputNorm(**options), lenses.LossMetrics()]
+    kept, our = watch_both(
+        seed,
+        lambda _: both[0][:1],
+        both[1],
+        make=lambda: nn.Sequential(Mine(3, 2), nn.Linear(2, 2)).double(),
+        shape=(3,),
+        epochs=1,
+        before_tick=lambda our: our.push_metric("speed", 1.0),
+    )
+    assert list(kept.lines[1]["Output Norm"]) == ["1"]
+    assert [chart.layers for chart in our.charts if chart.title in ("Output Norm", "Metrics")] == [("0", "1"), ("speed",)]
+    both[0][1].introduce_tags(kept)
+    assert "Metrics" not in kept.tags
+
+
+def test_condition_numbers_are_in_no_release_of_monitorch() -> None:
+    assert not hasattr(theirs, "ParameterCond")
+    net = nn.Linear(2, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.diag(torch.tensor([10.0, 1.0])))
+    inspector = Inspector(lenses.ParameterCond(), net=net)
+    inspector.tick_epoch()
+    assert inspector.timeline.at(0)["Weight Condition Number/(Linear)"]["mean"] == pytest.approx(10.0)
+    assert torch.linalg.cond(net.weight.detach(), -2).item() == pytest.approx(0.1)
