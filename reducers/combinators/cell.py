@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reducers.core.reducer import Reducer, check_reducer
-from reducers.core.states import check_states
+from reducers.core.states import check_states, without_values
 from reducers.errors import StateMismatchError
 from reducers.state import Result, State
 from reducers.temporal.history import history_of
@@ -120,7 +120,7 @@ class Cell(nn.Module):
         if not keepshape:
             self._shapes = {}
         elif self._state:
-            self._shapes = {key: value.new_empty(()).expand(value.shape) for key, value in self._state.items()}
+            self._shapes = without_values(self._state)
         self._state = self.reducer.init()
 
     reset = clear

@@ -146,8 +146,7 @@ class NearestTrace(_MatchTrace):
     The trace starts at 0. Non-finite elements never match.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`: a number, or one per element as a
-            tensor or nested tuples, which broadcasts to the observations.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, the value that a match sets the trace to.
         target: the value that matches, in the unit of the data.
@@ -176,8 +175,7 @@ class CumulativeTrace(_MatchTrace):
     The trace starts at 0. Non-finite elements never match.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`: a number, or one per element as a
-            tensor or nested tuples, which broadcasts to the observations.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, the value that a match adds to the trace.
         target: the value that matches, in the unit of the data.
@@ -206,8 +204,7 @@ class ScaledNearestTrace(_ScaledTrace):
     Events with a non-finite contribution are ignored.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`: a number, or one per element as a
-            tensor or nested tuples, which broadcasts to the observations.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         criterion: maps an observation to a bool tensor of the same shape, True where there is an event.
@@ -237,8 +234,7 @@ class ScaledCumulativeTrace(_ScaledTrace):
     Events with a non-finite contribution are ignored.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`: a number, or one per element as a
-            tensor or nested tuples, which broadcasts to the observations.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         criterion: maps an observation to a bool tensor of the same shape, True where there is an event.
@@ -269,8 +265,7 @@ class ConditionalNearestTrace(_ConditionalTrace):
     broadcasts over missing axes and axes of length 1.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`: a number, or one per element as a
-            tensor or nested tuples, which broadcasts to the observations.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         scale: factor applied to the input.
@@ -299,8 +294,7 @@ class ConditionalCumulativeTrace(_ConditionalTrace):
     broadcasts over missing axes and axes of length 1.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`: a number, or one per element as a
-            tensor or nested tuples, which broadcasts to the observations.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         scale: factor applied to the input.
