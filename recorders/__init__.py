@@ -23,6 +23,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
 from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor
+from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameter_gradients import ParameterGradientMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
@@ -51,6 +52,7 @@ __all__ = [
     "LensError",
     "MergeError",
     "MissingExtraError",
+    "ModuleMonitor",
     "Monitor",
     "MonitorConstructor",
     "MonitorError",

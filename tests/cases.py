@@ -455,6 +455,12 @@ CASES = (
     Case(Fold(torch.maximum), lambda xs: np.maximum.reduce(xs), splittable=False, same_shape=True, data=False),
     Case(Collect(), np.concatenate, dtypes=REAL + COMPLEX, graphs=8),
     Case(Whole(), lambda xs: {str(i): x for i, x in enumerate(x for x in xs if x.size)}, splittable=False, grows=True),
+    Case(
+        Whole(last=2),
+        lambda xs: {str(i): x for i, x in list(enumerate(x for x in xs if x.size))[-2:]},
+        splittable=False,
+        grows=True,
+    ),
     Case(Geometry(), _geometry(_summary), splittable=False),
     Case(Geometry(Collect(), normalize=True), _geometry(lambda xs: xs[0], normalize=True), splittable=False, graphs=12),
     Case(Geometry(Mean(), correlation=False), lambda xs: {"norm": _geometry(units(_mean))(xs)["norm"]}, splittable=False),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
+from world import World
 
 
 @pytest.fixture
@@ -17,3 +19,13 @@ def fresh_compiler() -> Iterator[None]:
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        world = World(tmp_path_factory.mktemp("world"))
+        yield world
+        world.close()

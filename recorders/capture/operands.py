@@ -16,6 +16,7 @@ from recorders.errors import OperandError
 
 __all__ = [
     "as_operand",
+    "as_operands",
     "detached",
     "items",
     "leaves",
@@ -137,6 +138,15 @@ def as_operand(value: Any) -> Any:
         with contextlib.suppress(TypeError):  # an array of objects
             return torch.as_tensor(value)
     return value
+
+
+def as_operands(value: Any) -> Any:
+    """Returns a nested value with its numbers and arrays as tensors."""
+    if isinstance(value, Mapping):
+        return {key: as_operands(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return [as_operands(item) for item in value]
+    return as_operand(value)
 
 
 def transient(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recorders._torch import outside_modes
 from recorders.capture.compiled import new_twin_key
-from recorders.capture.operands import as_operand, pack
+from recorders.capture.operands import as_operands, pack
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
@@ -130,7 +130,7 @@ class CallMonitor(Monitor):
         """Records one observation: tensors (which stay on their device), Python numbers, or nested values of them."""
         if torch.compiler.is_compiling():
             if wanted_in_graph(self, self.module):
-                trace(self, self.receiver.tensor, tuple(map(_numbers, values)))
+                trace(self, self.receiver.tensor, tuple(map(as_operands, values)))
         else:
             outside_modes(self._pushed, *values)
 
@@ -142,7 +142,7 @@ class CallMonitor(Monitor):
         if self.on_error == "disable" and self.last_error is not None:
             self._skip("pushed after the failure that took it off")
         elif self._due(module, self._training(module)):
-            self._record(module, *map(_numbers, values))
+            self._record(module, *map(as_operands, values))
 
     def _attach(self, module: nn.Module) -> list[Any]:
         return []
@@ -153,11 +153,3 @@ class CallMonitor(Monitor):
         ):  # without a module there is no mode, so any mode that is recorded will do
             return self.gate.train_update
         return super()._training(module)
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _numbers(item) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return [_numbers(item) for item in value]
-    return as_operand(value)

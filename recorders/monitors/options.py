@@ -32,9 +32,11 @@ class MonitorOptions(TypedDict, total=False):
         every: record every n-th call that passed the other gates, beginning with the first. A compiled graph computes the lifts of
             the other calls too, and discards them; steps that are not chosen cost nothing.
         filter_: called with the operands; if it returns False, nothing is recorded. If a callable takes fewer arguments than there
-            are operands, it gets the first ones; that holds for `map_` and `op_` too.
+            are operands, it gets the first ones. If it takes `module` or `name` by keyword only (`lambda x, *, name: ...`), it gets
+            the module, or the name of the subrecorder. Both hold for `map_` and `op_` too.
         map_: called with the operands; returns the tuple of tensors that the reducer gets.
-        op_: called with the operands if `map_` is None; returns the tensor (or nested tensors) that the reducer gets.
+        op_: called with the operands if `map_` is None; returns the tensor, the number, or the nested tensors
+            that the reducer gets.
         on_error: what to do when a callable or the reducer fails: "warn" (once; the observation is left out and training goes on),
             "disable" (warn, and take the monitor off) or "raise".
     """

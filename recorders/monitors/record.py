@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from recorders._torch import graph_task
 from recorders.capture.context import as_monitor, capturing
-from recorders.capture.operands import detached, leaves, plain, recomputing, symbolic, why_no_numbers
+from recorders.capture.operands import as_operands, detached, leaves, plain, recomputing, symbolic, why_no_numbers
 from recorders.errors import OperandError
 from recorders.monitors.buffer import Buffer
+from recorders.monitors.callables import Caller, call
 from recorders.monitors.gate import Gate
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "Recording",
     "add_alone",
     "add_at_once",
-    "call_with_first",
     "check_numbers",
     "is_due",
     "is_ignored",
@@ -39,7 +37,7 @@ class NothingToRecordError(Exception):
     """The observation is left out and counted; the message is the reason."""
 
 
-class Recording(Protocol):
+class Recording(Caller, Protocol):
     """What a monitor needs to record an observation."""
 
     gate: Gate
@@ -111,7 +109,7 @@ def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
         if not monitor.dry_run:
             check_numbers(tensor for operand in operands for _, tensor in leaves(operand))
         operands = tuple(map(detached, operands))
-        if monitor.filter_ is not None and not call_with_first(monitor.filter_, operands):
+        if monitor.filter_ is not None and not call(monitor.filter_, operands, monitor):
             raise NothingToRecordError("filtered out")
     inputs = monitor._inputs(operands)
     if path:
@@ -119,30 +117,6 @@ def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
     monitor.buffer.add(inputs)
-
-
-def call_with_first(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-    """Calls a callable of the user with as many of the operands as it takes by position, and returns what it returns."""
-    try:
-        most = _most_operands.get(function, 0) or _most_operands.setdefault(function, _count_positional(function))
-    except TypeError:  # it cannot be referenced weakly, so it is one of Python's or PyTorch's own functions
-        most = len(operands)
-    return function(*operands[:most])
-
-
-_most_operands: WeakKeyDictionary[Callable[..., Any], int] = WeakKeyDictionary()
-_ANY = 1 << 30
-
-
-def _count_positional(function: Callable[..., Any]) -> int:
-    """The number of arguments that `function` takes by position; many if it takes `*args`, or does not say."""
-    try:
-        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        return _ANY
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return _ANY
-    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds) or _ANY
 
 
 def add_alone(monitor: Recording, x: Any) -> bool:
@@ -186,11 +160,11 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
         OperandError: `map_` returned no tuple of tensors, or there is no tensor at all.
     """
     if monitor.map_ is not None:
-        mapped = call_with_first(monitor.map_, operands)
+        mapped = call(monitor.map_, operands, monitor)
         if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
             raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
         return {"": tuple(plain(x) for x in mapped)}
-    value = monitor._default(*operands) if monitor.op_ is None else call_with_first(monitor.op_, operands)
+    value = monitor._default(*operands) if monitor.op_ is None else as_operands(call(monitor.op_, operands, monitor))
     if value is None:
         raise NothingToRecordError("operand was None")
     tensors = {"": value} if isinstance(value, Tensor) else dict(leaves(value))

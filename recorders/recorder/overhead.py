@@ -61,7 +61,7 @@ class Overhead:
         return "host" if self.device_seconds is None else "host and device"
 
     def __str__(self) -> str:
-        cadence = f"; {shown_cadence(self.every_step, self.budget)}" if self.budget is not None else ""
+        cadence = shown_cadence(self.every_step, self.budget)
         if not self.steps:
             return f"nothing was measured{cadence}; {self.note}"
         device = "" if self.device_seconds is None else f", {_shown(self.device_seconds)} on the device"
@@ -88,13 +88,13 @@ def check_budget(budget: object) -> float | None:
 
 
 def shown_cadence(every_step: int, budget: float | None) -> str:
-    """The cadence in words.
+    """The cadence in words, to be put behind other words; "" without a budget.
 
     >>> shown_cadence(4, 0.03)
-    'one in 4 of the steps for a budget of 3 %'
+    ', one in 4 of the steps for a budget of 3 %'
     """
     often = "all steps" if every_step == 1 else f"one in {every_step} of the steps"
-    return often if budget is None else f"{often} for a budget of {100 * budget:.3g} %"
+    return "" if budget is None else f", {often} for a budget of {100 * budget:.3g} %"
 
 
 def _shown(seconds: float) -> str:

@@ -25,7 +25,10 @@ __all__ = ["Plan", "PlanRow", "plan"]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One subrecorder: the shapes that its reducer gets, by leaf, and the bytes of its state."""
+    """One subrecorder: the shapes that its reducer gets, by leaf, and the bytes of its state after one observation.
+
+    `grows` says that the state grows without bound, because the reducer keeps every observation.
+    """
 
     name: str
     monitor: str
@@ -35,30 +38,32 @@ class PlanRow:
     state_bytes: int | None
     error: str | None
     steps: str = ""
+    grows: bool = False
 
     def __str__(self) -> str:
         if self.error is not None:
             return f"{self.name or '(net)'}: will fail: {self.error}"
         size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
-        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {size}" + (
-            f", {self.steps}" if self.steps else ""
-        )
+        parts = [size, "more with every observation" if self.grows else "", self.steps]
+        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {', '.join(filter(None, parts))}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be recorded. `state_bytes` is the size after one observation; reducers that keep every observation grow."""
+    """What will be recorded: a row for each subrecorder, and a note if something stayed unknown."""
 
     rows: tuple[PlanRow, ...]
     note: str
 
     @property
     def state_bytes(self) -> int:
-        """The total size of the states whose size is known."""
+        """The total size after one observation of the states whose size is known."""
         return sum(row.state_bytes or 0 for row in self.rows)
 
     def __str__(self) -> str:
         total = f"{len(self.rows)} subrecorders, {self.state_bytes:,} bytes of state"
+        if growing := sum(row.grows for row in self.rows):
+            total += f"; {growing} of them grow without bound: keep less with Whole(last=n), Reservoir(k) or Window(reducer, n)"
         return "\n".join([*map(str, self.rows), total, *([self.note] if self.note else [])])
 
 
@@ -114,7 +119,9 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     module = shown_module(monitor)
     shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
-    return PlanRow(name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps)
+    return PlanRow(
+        name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps, not monitor.reducer.bounded
+    )
 
 
 def _meta(tensor: Tensor) -> Tensor:

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
-from recorders.monitors.forward import CallMonitor
-from recorders.monitors.parameters import ParameterMonitor
 from recorders.recorder.meter import Meter
 from recorders.recorder.overhead import Overhead, check_budget, shown_cadence
 from recorders.recorder.plan import Plan, plan
+from recorders.recorder.prototypes import Prototype
 from recorders.recorder.report import Report, report
-from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters
-from recorders.recorder.subrecorders import Prototype, Subrecorders
-from recorders.recordings.recording import Recording, Subrecording, check_same_names
+from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters, unwrapped
+from recorders.recorder.subrecorders import Subrecorders
+from recorders.recordings.recording import Missing, Recording, Subrecording
 from recorders.recordings.storage import save
 from recorders.recordings.sync import sync
 from recorders.schedule.clock import Clock
@@ -41,9 +39,9 @@ class Recorder(Mapping[str, Monitor]):
 
     Args:
         monitor: the one kind of monitor to put on every selected module; subrecorders have the names of the modules.
-        fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass. This is faster for reducers made
-            of several others and tensors of several MB; the first observation of each kind takes seconds. If compilation fails,
-            there is one warning and everything works as without it. Compiled nets reduce in their own graph anyway.
+        fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass: faster for reducers made of
+            several others and tensors of several MB, but the first observation of each kind takes seconds. If compilation fails,
+            there is one warning. Compiled nets reduce in their own graph anyway.
         budget: the largest share of the steps' time that recording may take, such as 0.03. If recording takes more, only one in 2,
             3, 4, ... of the steps that a monitor chooses is recorded, and counts are of recorded steps. If steps that record
             nothing exceed it too, recording stops with a warning. `overhead()` shows the cost and the present cadence. A budget
@@ -144,13 +142,27 @@ class Recorder(Mapping[str, Monitor]):
         groups: str | Iterable[str] | None = None,
         prefix: str = "",
     ) -> Self:
-        """Like `modules`, for single parameters: `names` are theirs, `types` and `where` test the modules that own them.
-
-        A parameter that several modules share is recorded once, under its first name; its other names are aliases.
-        """
+        """Like `modules`, for single parameters: `names` are theirs, `types` and `where` test the modules that own them."""
         criteria = Criteria(types, names, indices, exclude, where=where)
         self._subrecorders.place(net, groups, select_parameters(net, criteria, prefix=prefix))
         return self
+
+    def add(self, name: str, monitor: Prototype, module: nn.Module | None = None) -> Self:
+        """Puts a copy of a monitor on one module, under a name; returns the recorder. A `CallMonitor` needs no module.
+
+        `recorder[name] = monitor` takes in a monitor that sits on its module already, with what it recorded; a monitor that had
+        this name is removed. `del recorder[name]` removes one.
+
+        Raises:
+            SelectionError: the name is taken, or there is no module.
+            TypeError: an argument is neither a monitor nor the recipe of one.
+        """
+        self._subrecorders.add(name, monitor, module)
+        return self
+
+    def find(self, module: nn.Module) -> dict[str, Monitor]:
+        """The subrecorders on a module, by name; none if there are none."""
+        return {name: monitor for name, monitor in self.items() if monitor.module is unwrapped(module)}
 
     def remove(self, name: str | int) -> Monitor:
         """Removes one subrecorder and takes its hooks off; returns it, with what it recorded."""
@@ -158,6 +170,12 @@ class Recorder(Mapping[str, Monitor]):
 
     def __getitem__(self, name: str | int) -> Monitor:
         return self._subrecorders[name]
+
+    def __setitem__(self, name: str, monitor: Monitor) -> None:
+        self._subrecorders[name] = monitor
+
+    def __delitem__(self, name: str | int) -> None:
+        self._subrecorders.remove(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._subrecorders)
@@ -172,8 +190,7 @@ class Recorder(Mapping[str, Monitor]):
         self.deregister()
 
     def __repr__(self) -> str:
-        budget = self._meter.budget
-        cadence = f", {shown_cadence(self._clock.cadence, budget)}" if budget is not None else ""
+        cadence = shown_cadence(self._clock.cadence, self._meter.budget)
         return f"Recorder({self._subrecorders!r}): {len(self)} subrecorders{cadence}"
 
     @property
@@ -231,17 +248,12 @@ class Recorder(Mapping[str, Monitor]):
         Raises:
             SelectionError: there is no subrecorder of that name, or it is another kind of monitor.
         """
-        monitor = self[name]
-        if not isinstance(monitor, CallMonitor):
-            raise SelectionError(f"{name!r} is a {type(monitor).__name__}, which captures by itself: push into a CallMonitor")
-        monitor.push(*values)
+        self._subrecorders.push(name, *values)
         return self
 
     def tick(self) -> Self:
-        """Records the present parameters of every `ParameterMonitor(when="tick")`; returns the recorder."""
-        for monitor in self.values():
-            if isinstance(monitor, ParameterMonitor):
-                monitor.tick()
+        """Records what every `ParameterMonitor(when="tick")` and `ModuleMonitor` sees now; returns the recorder."""
+        self._subrecorders.tick()
         return self
 
     def samples(self, name: str | int) -> int:
@@ -284,17 +296,12 @@ class Recorder(Mapping[str, Monitor]):
         Raises:
             MergeError: the names differ (both sides are listed), or two states do not fit together. Nothing is changed then.
         """
-        check_same_names(self, other, "this recorder", "the other")
-        theirs = {name: part.snapshot() if isinstance(part, Monitor) else part for name, part in other.items()}
-        for name, monitor in self.items():
-            monitor.check_merge(theirs[name])
-        for name, monitor in self.items():
-            monitor.merge(theirs[name])
+        self._subrecorders.merge(other)
         return self
 
-    def sync(self, group: ProcessGroup | None = None) -> Recording:
+    def sync(self, group: ProcessGroup | None = None, *, missing: Missing = "error") -> Recording:
         """The recordings of all ranks merged in rank order; this recorder is not changed. See `recorders.recordings.sync.sync`."""
-        return sync(self.snapshot(), group)
+        return sync(self.snapshot(), group, missing=missing)
 
     def save(self, path: str | Path) -> Path:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
@@ -306,12 +313,8 @@ class Recorder(Mapping[str, Monitor]):
 
     def report(self) -> Report:
         """What each subrecorder recorded, and the likely reason if it recorded nothing or its module has left the net."""
-        return report(self, self._subrecorders.nets if self._subrecorders.nets_complete else ())
+        return report(self, self._subrecorders.gone)
 
     def overhead(self) -> Overhead:
-        """What recording costs in this run, as measured: in total and by subrecorder. See `Overhead` for what is counted.
-
-        The first steps of the clock are measured (except the very first), then one in 31; the others are not slowed down.
-        If the clock does not advance, nothing is measured, and the note says so.
-        """
+        """What recording costs in this run, as measured in some steps of the clock: in total and by subrecorder. See `Overhead`."""
         return self._meter.overhead()

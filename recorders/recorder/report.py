@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -12,6 +12,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.schedule.clock import shown_steps
 
@@ -66,19 +67,17 @@ def shown_module(monitor: Monitor) -> str:
     return type(module).__name__ + (f" without {', '.join(missing)}" if missing else "")
 
 
-def report(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module] = ()) -> Report:
-    """The report on `monitors`; modules that are no longer in `nets` are reported as gone, unless `nets` is empty."""
+def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Report:
+    """The report on `monitors`; `gone` are the names of those whose module has left its net."""
     rows = []
     others_recorded = any(monitor.samples for monitor in monitors.values())
-    present = {id(module) for net in nets for module in net.modules()}
     for name, monitor in monitors.items():
         skipped = {reason: count for reason, count in monitor.counts.items() if reason != "calls"}
         module = shown_module(monitor)
         samples = monitor.samples
         calls = max(monitor.counts.get("calls", 0), samples)  # calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
-        gone = bool(present) and not isinstance(monitor, CallMonitor) and id(monitor.module) not in present
-        reason = _GONE if gone else _reason(monitor, samples, others_recorded)
+        reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
         rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
     return Report(tuple(rows))
 
@@ -107,6 +106,8 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
         if monitor.counts.keys() - {"calls"} == {NO_TENSOR}:
             return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
         return _PARTIAL if partial else "all calls were skipped"
+    if isinstance(monitor, ModuleMonitor) and monitor.gate.on:
+        return "tick() was never called"
     if not monitor.registered and not others_recorded:  # otherwise hooks are off because the recording has ended
         return "its hooks are off"
     if isinstance(monitor, ParameterMonitor) and monitor.when != "step":

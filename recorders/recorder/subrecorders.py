@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -14,18 +14,20 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from recorders.monitors.modules import ModuleMonitor
+from recorders.monitors.parameters import ParameterMonitor
 from recorders.recorder.meter import Meter
+from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join
 from recorders.recorder.selection import Place, unwrapped
-from recorders.recordings.recording import lookup
+from recorders.recordings.recording import Subrecording, check_same_names, lookup
 from recorders.schedule.clock import Clock
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Prototype", "Subrecorders"]
+__all__ = ["Subrecorders"]
 
 STOPPED = "recording has stopped: no cadence keeps the budget"
-Prototype: TypeAlias = "Monitor | MonitorConstructor[Monitor]"
 
 
 class Subrecorders(Mapping[str, Monitor]):
@@ -43,13 +45,16 @@ class Subrecorders(Mapping[str, Monitor]):
     """
 
     def __init__(self, monitors: Mapping[str, Prototype], clock: Clock, meter: Meter, fuse: bool) -> None:
-        self.prototypes = {group: _prototype(item, group) for group, item in monitors.items()}
+        self.prototypes = {
+            group: as_prototype(item, f"Recorder({group}=...)" if group else "Recorder(...)") for group, item in monitors.items()
+        }
         self.aliases: dict[str, str] = {}
         self._clock, self._meter, self._fuse = clock, meter, fuse
         self._monitors: dict[str, Monitor] = {}
         self._nets: list[weakref.ref[nn.Module]] = []
         self._by_module: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
         self._counting: RemovableHandle | None = None
+        self._alone: set[str] = set()  # the names of those that were not selected from a net
         self._stopped = False
         meter.give_up = weakref.WeakMethod(self._give_up)
         for group, prototype in self.prototypes.items():
@@ -87,9 +92,13 @@ class Subrecorders(Mapping[str, Monitor]):
         return [net for ref in self._nets if (net := ref()) is not None]
 
     @property
-    def nets_complete(self) -> bool:
-        """Whether all nets that modules were selected from still exist."""
-        return len(self.nets) == len(self._nets)
+    def gone(self) -> set[str]:
+        """The names of those whose module has left the net that it was selected from; none if such a net no longer exists."""
+        if len(self.nets) < len(self._nets):
+            return set()
+        present = {id(module) for net in self.nets for module in net.modules()}
+        placed = ((name, m) for name, m in self.items() if not isinstance(m, CallMonitor) and name not in self._alone)
+        return {name for name, monitor in placed if present and id(monitor.module) not in present}
 
     def place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> None:
         """Puts a copy of each prototype in `groups` (None: of all) on each of `places`, which were selected from `net`.
@@ -109,26 +118,29 @@ class Subrecorders(Mapping[str, Monitor]):
             for group, prototype in chosen.items():
                 if isinstance(prototype, CallMonitor):
                     continue
+                make = prototype.constructor
                 for place in places:
                     if place.attr is None and not prototype.applies(place.module):
                         continue
                     matched = True
                     attr = prototype.attr if place.attr is None else place.attr
-                    name, *others = [_join(group, name) for name in place.names]
-                    present = self._find_equal(prototype, attr, place.module)
+                    name, *others = [join(group, name) for name in place.names]
+                    present = self._find_equal(make, attr, place.module)
                     if present is None:
                         if name in self._monitors or name in added or name in self.aliases:
                             raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
-                        monitor = prototype.constructor(attr)
+                        monitor = make(attr)
                         self._configure(name, monitor)
                         present = name
                         added[name] = monitor.register(place.module)
                         self._by_module.setdefault(place.module, []).append(monitor)
                     aliases.update({other: present for other in (name, *others) if other != present})
-                _check_names(prototype, [place.module for place in places if place.attr is None])
+                check_names(prototype, [place.module for place in places if place.attr is None])
             if not matched:
                 given = ", ".join(map(repr, chosen.values()))
                 raise SelectionError(f"none of the {len(places)} modules selected has anything to watch for {given}")
+            for name, monitor in added.items():
+                self._meter.add(name, monitor)
         except Exception:
             for monitor in added.values():
                 self._forget(monitor.deregister())
@@ -137,21 +149,85 @@ class Subrecorders(Mapping[str, Monitor]):
             if collects:
                 gc.enable()
         self._monitors.update(added)
-        for name, monitor in added.items():
-            self._meter.add(name, monitor)
         self.aliases.update(aliases)
         inner = unwrapped(net)
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))
         self.follow_net()
 
+    def add(self, name: str, item: Prototype, module: nn.Module | None) -> None:
+        """Puts a copy of a prototype on `module`, under a name that is free."""
+        here = f"recorder.add({name!r}, ...)"
+        prototype = as_prototype(item, here)
+        if name in self:
+            raise SelectionError(f"{here}: the name is taken; recorder[{name!r}] = monitor replaces what has it")
+        if module is None and not isinstance(prototype, CallMonitor):
+            raise SelectionError(f"{here} needs the module to put {prototype!r} on; only a CallMonitor needs none")
+        target = module if module is None else unwrapped(module)
+        make = prototype.constructor
+        present = None if target is None else self._find_equal(make, prototype.attr, target)
+        if present is None:
+            made = make(prototype.attr)
+            self[name] = made if target is None else made.register(target)
+        else:
+            self.aliases[name] = present
+
+    def __setitem__(self, name: str, monitor: Monitor) -> None:
+        """Takes a monitor in as it is, with what it recorded; the one that had this name goes."""
+        here = f"recorder[{name!r}] = ..."
+        if not isinstance(name, str) or not isinstance(monitor, Monitor):
+            raise TypeError(f"{here} needs a text and a monitor, such as CallMonitor(Mean()); got {monitor!r}")
+        if name in self.aliases:
+            raise SelectionError(f"{here}: this is another name of {self.aliases[name]!r}; choose a free one")
+        if known := [known for known, other in self.items() if other is monitor]:
+            raise SelectionError(f"{here}: the monitor is in this recorder already, as {known[0]!r}")
+        if name in self:
+            self._take_off(name)
+        self._configure(name, monitor)
+        self._monitors[name] = monitor
+        self._meter.add(name, monitor)
+        if (module := monitor.module) is not None:
+            self._by_module.setdefault(module, []).append(monitor)
+            self._alone.add(name)
+            if not self._nets:
+                self._nets.append(weakref.ref(module))
+            self.follow_net()
+
     def remove(self, name: str | int) -> Monitor:
         """Removes one monitor and its aliases, and takes its hooks off; returns the monitor."""
         true = lookup(name, self._monitors, self.aliases)
-        self.aliases = {alias: target for alias, target in self.aliases.items() if target != true}
-        self._forget(self._monitors[true])
-        self._meter.remove(true)
-        return self._monitors.pop(true).deregister()
+        self._take_off(true)
+        return self._monitors.pop(true)
+
+    def _take_off(self, name: str) -> None:
+        self.aliases = {alias: target for alias, target in self.aliases.items() if target != name}
+        monitor = self._monitors[name]
+        self._forget(monitor)
+        self._alone.discard(name)
+        self._meter.remove(name)
+        monitor.deregister()
+
+    def push(self, name: str, *values: Any) -> None:
+        """Hands one observation to a `CallMonitor`."""
+        monitor = self[name]
+        if not isinstance(monitor, CallMonitor):
+            raise SelectionError(f"{name!r} is a {type(monitor).__name__}, which captures by itself: push into a CallMonitor")
+        monitor.push(*values)
+
+    def tick(self) -> None:
+        """Calls `tick` of the monitors that record at ticks."""
+        for monitor in self.values():
+            if isinstance(monitor, (ParameterMonitor, ModuleMonitor)):
+                monitor.tick()
+
+    def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> None:
+        """Adds what monitors or subrecordings of the same names hold; if one does not fit, raises and changes none."""
+        check_same_names(self, other, "this recorder", "the other")
+        theirs = {name: part.snapshot() if isinstance(part, Monitor) else part for name, part in other.items()}
+        for name, monitor in self.items():
+            monitor.check_merge(theirs[name])
+        for name, monitor in self.items():
+            monitor.merge(theirs[name])
 
     def register(self) -> None:
         """Puts all hooks on, also if recording has stopped for the budget: it is given another chance."""
@@ -208,38 +284,11 @@ class Subrecorders(Mapping[str, Monitor]):
         if self._fuse:
             monitor.buffer.fuse()
 
-    def _find_equal(self, prototype: Monitor, attr: Any, module: nn.Module) -> str | None:
+    def _find_equal(self, recipe: MonitorConstructor[Monitor], attr: Any, module: nn.Module) -> str | None:
         """The name of a monitor on `module` that captures and reduces the same, if there is one."""
-        recipe = prototype.constructor
         return next((m.name for m in self._by_module.get(module, ()) if m.attr == attr and m.constructor == recipe), None)
 
     def _forget(self, monitor: Monitor) -> None:
         module = monitor.module
         if module is not None and monitor in self._by_module.get(module, ()):
             self._by_module[module].remove(monitor)
-
-
-def _prototype(item: object, group: str) -> Monitor:
-    where = f"Recorder({group}=...)" if group else "Recorder(...)"
-    if isinstance(item, type) and issubclass(item, Monitor):
-        raise TypeError(f"{where} needs a monitor and got the class: write {item.__name__}(Mean()), not {item.__name__}")
-    prototype = item() if isinstance(item, MonitorConstructor) else item
-    if not isinstance(prototype, Monitor):
-        raise TypeError(f"{where} needs a monitor, such as ForwardMonitor(Mean()); got {item!r}")
-    if prototype.registered:
-        raise TypeError(f"{where} needs a monitor without a module, as a prototype; {prototype!r} already sits on one")
-    return prototype
-
-
-def _join(group: str, name: str) -> str:
-    return f"{group}/{name}" if group and name else group or name
-
-
-def _check_names(prototype: Monitor, modules: list[nn.Module]) -> None:
-    """Raises `SelectionError` if a parameter that the prototype names is in none of the modules, and others are."""
-    if isinstance(prototype, ModuleParameterMonitor) and any(map(prototype.applies, modules)):
-        missing = set.intersection(*[set(prototype.missing(module)) for module in modules])
-        if missing:
-            raise SelectionError(
-                f"none of the {len(modules)} modules selected has a parameter {sorted(missing)}, which {prototype!r} names"
-            )

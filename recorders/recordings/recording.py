@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
@@ -15,7 +15,11 @@ from recorders.recordings.past import Past
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 
-__all__ = ["Recording", "Subrecording", "check_same_names", "lookup", "register_writer"]
+__all__ = ["Missing", "Recording", "Subrecording", "check_same_names", "lookup", "register_writer"]
+
+
+Missing: TypeAlias = Literal["error", "keep"]
+"""What to do with a name that only some recordings hold."""
 
 
 @dataclass(frozen=True)
@@ -123,20 +127,26 @@ class Recording(Mapping[str, Subrecording]):
         """The number of observations that each subrecorder recorded, in order."""
         return (part.samples for part in self.values())
 
-    def merge(self, other: Mapping[str, Subrecording]) -> Recording:
+    def merge(self, other: Mapping[str, Subrecording], *, missing: Missing = "error") -> Recording:
         """The merged recording of both.
+
+        Args:
+            other: what was recorded later.
+            missing: "keep" keeps names that only one of them holds; "error" refuses them.
 
         Raises:
             MergeError: the names differ, or two subrecordings do not fit together; the message says which.
         """
-        check_same_names(self, other, "the first recording", "the second")
-        merged = {}
-        for name, part in self.items():
+        if missing != "keep":
+            check_same_names(self, other, "the first recording", "the second")
+        merged = {**self, **other}
+        for name in self.keys() & other.keys():
             try:
-                merged[name] = part.merge(other[name])
+                merged[name] = self[name].merge(other[name])
             except Exception as error:
                 raise MergeError(f"subrecorder {name!r}: {error}") from error
-        return Recording(merged, self.aliases)
+        aliases = {**(other.aliases if isinstance(other, Recording) else {}), **self.aliases}
+        return Recording(merged, {alias: name for alias, name in aliases.items() if alias not in merged})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the recording into the folder `path`, and returns the folder; see `recorders.save`."""

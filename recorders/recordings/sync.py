@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recorders.errors import MergeError, SyncError
-from recorders.recordings.recording import Recording
+from recorders.recordings.recording import Missing, Recording, Subrecording
 from recorders.recordings.tensorfile import as_bytes
+from reducers import RecipeError, Reducer, from_recipe, to_recipe
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,7 +33,7 @@ _SHOWN = 20
 """The largest number of names, or of differences, that an error lists."""
 
 
-def sync(recording: Recording, group: ProcessGroup | None = None) -> Recording:
+def sync(recording: Recording, group: ProcessGroup | None = None, *, missing: Missing = "error") -> Recording:
     """The recordings of all ranks merged in rank order, the same on every rank, bit for bit.
 
     `recording` is not changed, so repeated calls count nothing twice. What all ranks record alike, such as parameters under data
@@ -45,6 +46,7 @@ def sync(recording: Recording, group: ProcessGroup | None = None) -> Recording:
     Args:
         recording: what this rank recorded. Every rank of the group must call `sync`.
         group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator.
+        missing: "keep" merges a name that only some ranks record from those; "error" refuses it. It must be equal on all ranks.
 
     Returns:
         The merged recording, with states on the CPU; or `recording` itself if there is only one rank or `torch.distributed` is not
@@ -64,22 +66,22 @@ def sync(recording: Recording, group: ProcessGroup | None = None) -> Recording:
     if dist.get_rank(group) < 0:
         raise SyncError(f"rank {dist.get_rank()} is not in the group it was asked to sync with: call sync on its members only")
     with torch.inference_mode(False):  # inference tensors could not be updated later
-        return _sync(recording, group)
+        return _sync(recording, group, missing)
 
 
-def _sync(recording: Recording, group: ProcessGroup | None) -> Recording:
+def _sync(recording: Recording, group: ProcessGroup | None, missing: Missing) -> Recording:
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     device = _transport(group)
     failure: Exception | None = None
     try:
-        manifest, payload = _pack(recording, device)
+        manifest, payload = _pack(recording, device, missing)
     except Exception as error:  # the other ranks wait, so send them the error
         failure = error
         manifest = json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
         payload = torch.empty(0, dtype=torch.uint8, device=device)
     manifests, sizes = _exchange(manifest, payload, len(ranks), group)
-    for problems in (_failures, _differences):
-        if found := list(islice(problems(manifests, ranks), _SHOWN + 1)):
+    for problems in (_failures(manifests, ranks), _differences(manifests, ranks, missing)):
+        if found := list(islice(problems, _SHOWN + 1)):
             shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
     rows = _gather(payload, max(sizes), len(ranks), group).cpu()
@@ -87,7 +89,7 @@ def _sync(recording: Recording, group: ProcessGroup | None) -> Recording:
     merged = next(arrived)
     for rank, other in zip(ranks[1:], arrived, strict=True):
         try:
-            merged = merged.merge(other)
+            merged = merged.merge(other, missing=missing)
         except MergeError as error:
             raise SyncError(f"rank {rank} does not fit the ranks before it: {error}") from error
     return merged
@@ -134,7 +136,7 @@ def _bytes(row: Tensor) -> bytes:
     return bytes(data)
 
 
-def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
+def _pack(recording: Recording, device: torch.device, missing: Missing) -> tuple[bytes, Tensor]:
     """The manifest, and the bytes of the sample counts and of all states, in the order of the manifest."""
     tensors: list[Tensor] = []
     entries: dict[str, Any] = {}
@@ -155,11 +157,20 @@ def _pack(recording: Recording, device: torch.device) -> tuple[bytes, Tensor]:
             + "".join(f".apply({_text(function)})" for function in part.functions),
             "states": states,
         }
+        if missing == "keep":
+            entries[name]["part"] = [_recipe(part.reducer), part.monitor, part.attr, part.module]
     manifest = json.dumps({"subrecorders": entries, "aliases": dict(recording.aliases)}).encode()
     devices = {tensor.device for tensor in tensors}
     home = devices.pop() if len(devices) == 1 else device  # then there is one transfer, not one for each tensor
     samples = as_bytes(torch.tensor([part.samples for part in recording.values()], dtype=torch.int64, device=home))
     return manifest, torch.cat([samples, *(tensor.to(home) for tensor in tensors)]).to(device)
+
+
+def _recipe(reducer: Reducer) -> dict[str, Any] | None:
+    try:
+        return to_recipe(reducer)
+    except RecipeError:  # it holds a function, which only ranks that have it can call
+        return None
 
 
 def _sendable(tensor: Tensor, what: str) -> Tensor:
@@ -204,17 +215,23 @@ def _failures(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> I
             yield f"rank {rank} cannot send what it recorded: {manifest['error']}"
 
 
-def _differences(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
-    """The differences between each rank and the first, with both sides listed."""
-    first, here = manifests[0]["subrecorders"], f"rank {ranks[0]}"
+def _differences(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int], missing: Missing) -> Iterator[str]:
+    """The differences between each rank and the first that has the same names, with both sides listed."""
+    known: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    first = manifests[0]["subrecorders"]
     for rank, manifest in zip(ranks, manifests, strict=True):
-        other, there = manifest["subrecorders"], f"rank {rank}"
+        other = manifest["subrecorders"]
         mine, theirs = ([name for name in a if name not in b] for a, b in ((first, other), (other, first)))
-        if mine or theirs:
-            yield f"beside what both record, {here} records {_listed(mine)} and {there} records {_listed(theirs)}"
-        for name, entry in first.items():
-            if name in other and entry["is"] != other[name]["is"]:
-                yield f"{name!r} is {entry['is']} on {here} and {other[name]['is']} on {there}"
+        if missing == "error" and (mine or theirs):
+            yield f"beside what both record, rank {ranks[0]} records {_listed(mine)} and rank {rank} records {_listed(theirs)}"
+        for name, entry in other.items():
+            before, expected = known.setdefault(name, (rank, entry))
+            if entry["is"] != expected["is"]:
+                yield f"{name!r} is {expected['is']} on rank {before} and {entry['is']} on rank {rank}"
+    for name, (rank, entry) in known.items() if missing == "keep" else ():
+        without = [other for other, manifest in zip(ranks, manifests, strict=True) if name not in manifest["subrecorders"]]
+        if without and entry["part"][0] is None:
+            yield f"{name!r} is {entry['is']} on rank {rank}, and ranks {without}, which do not record it, do not have its function"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -235,7 +252,15 @@ def _unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) 
         states[name][leaf] = {key: next(tensors) for key in state}
     samples = counts.clone().view(torch.int64).tolist()
     parts = {
-        name: replace(recording[name], states=states[name], samples=count, values=None)
-        for name, count in zip(entries, samples, strict=True)
+        name: replace(_part(recording, name, entry), states=states[name], samples=count, values=None)
+        for (name, entry), count in zip(entries.items(), samples, strict=True)
     }
     return Recording(parts, manifest["aliases"])
+
+
+def _part(recording: Recording, name: str, entry: Mapping[str, Any]) -> Subrecording:
+    """What this rank has under a name, or if it has nothing the same made from the manifest."""
+    if name in recording:
+        return recording[name]
+    recipe, monitor, attr, module = entry["part"]
+    return Subrecording(from_recipe(recipe), monitor=monitor, attr=attr, module=module)

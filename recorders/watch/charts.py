@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, TypeAlias
 
 from recorders.errors import CorruptRecordingError, LensError, SelectionError
+from recorders.watch.across import Across, Point
 from recorders.watch.timeline import Timeline
 
 __all__ = ["LINES", "RANGES", "Aggregation", "Chart", "ChartView", "charts_of", "keep_charts"]
@@ -34,17 +35,20 @@ def named(aggregation: Aggregation, choices: tuple[str, ...], what: str) -> tupl
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw: one panel per layer, with lines and shaded ranges over ticks.
+    """What to draw: one panel per layer, with lines and shaded ranges over ticks; or one panel that compares the layers.
 
     Args:
         title: the name of the chart, and the first part of the names of its rows in the timeline, `title/layer`.
-        of: the source of the numbers: a group of the lens's monitors, then keys of its result, as in `("gradient", "norm")`.
+        of: the source of the numbers: a group of the lens's monitors, then keys of its result, as in `("gradient", "norm")`; `()`
+            if the chart compares.
         unit: the unit of the value axis.
         lines: one or several of "mean", "std", "min", "max", "median", "Q1", "Q3".
         ranges: "std" (mean - std to mean + std), "min-max", "Q1-Q3", several of them, or None.
         log_scale: draw the values on a logarithmic axis.
         shared: give all panels the same value axis, to compare layers; logarithmic panels always share it.
         limits: the smallest and the largest possible value; None for no limit.
+        only: the layers to draw; `()` for all.
+        across: what the chart compares, from other charts; it has no rows of its own in the timeline.
 
     Raises:
         LensError: an unknown aggregation.
@@ -61,6 +65,8 @@ class Chart:
     log_scale: bool = False
     shared: bool = False
     limits: tuple[float | None, float | None] = (None, None)
+    only: tuple[str, ...] = ()
+    across: tuple[Across, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lines", named(self.lines, LINES, "line aggregation"))
@@ -140,6 +146,28 @@ class ChartView:
         rows = self.timeline.at(tick)
         return {layer: rows[self.chart.row(layer)] for layer in self.layers if self.chart.row(layer) in rows}
 
+    def points(self, tick: int) -> list[Point]:
+        """What a chart that compares shows at one tick; nothing for other charts."""
+        rows = self.timeline.at(tick) if self.chart.across else {}
+        found: list[Point] = []
+        for across in self.chart.across:
+            known = {layer: rows.get(f"{across.title}/{layer}", {}).get(across.statistic, math.nan) for layer in self.layers}
+            found += across.points(known)
+        return found
+
+    def points_by_tick(self) -> dict[int, list[Point]]:
+        """What a chart that compares shows at every tick; ticks without points are left out."""
+        found: dict[int, list[Point]] = {}
+        for across in self.chart.across:
+            source = replace(self, chart=Chart(across.title, ()))
+            values: dict[int, dict[str, float]] = {}
+            for layer in self.layers:
+                for tick, value in zip(*source.series(layer, across.statistic), strict=True):
+                    values.setdefault(tick, {})[layer] = value
+            for tick, known in values.items():
+                found.setdefault(tick, []).extend(across.points(known))
+        return {tick: found[tick] for tick in sorted(found) if found[tick]}
+
 
 def ends(statistics: Mapping[str, float], aggregation: str) -> tuple[float, float]:
     """Both ends of one range; NaN if a statistic that it needs is missing."""
@@ -175,7 +203,12 @@ def charts_of(timeline: Timeline) -> list[ChartView]:
 
 
 def _view(timeline: Timeline, title: str, of: list[str], layers: list[str], limits: list[float | None], **rest: Any) -> ChartView:
-    if not all(isinstance(text, str) for text in (title, *of, *layers)):
+    across = tuple(Across(**each) for each in rest.pop("across", ()))
+    only = tuple(rest.pop("only", ()))
+    if not all(
+        isinstance(text, str) for text in (title, *of, *layers, *only, *(text for each in across for text in astuple(each)))
+    ):
         raise TypeError("titles, groups and layers are text")
     low, high = (None if end is None else float(end) for end in limits)
-    return ChartView(Chart(title, tuple(of), limits=(low, high), **rest), timeline, tuple(layers))
+    chart = Chart(title, tuple(of), limits=(low, high), only=only, across=across, **rest)
+    return ChartView(chart, timeline, tuple(layers))

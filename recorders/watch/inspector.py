@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.errors import LensError, RecordingWarning, TargetError
+from recorders.recorder.recorder import Recorder
 from recorders.schedule.clock import Clock
 from recorders.watch.charts import ChartView, keep_charts
 from recorders.watch.lens_recorders import LensRecorders
 from recorders.watch.lenses import Lens, LossMetrics
+from recorders.watch.ranks import Ranks
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
 from recorders.watch.visualizers.choice import Visualizers
@@ -41,6 +43,11 @@ class Inspector:
         optimizer: advances the clock, as in `Recorder.attach`; without one, call `step()` after every step.
         every_step: in active epochs, record in steps that this number divides. This does not apply to monitors of a lens that
             choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks.
+        train_loss_str: the name of training losses.
+        non_train_loss_str: the name of other losses.
+        master_rank: in distributed training, the rank that shows what all ranks recorded, and that writes the file of the timeline
+            (others write in memory). Every rank makes an inspector, after `init_process_group`, and calls `tick_epoch`. None if
+            each rank shows and writes its own.
 
     Attributes:
         clock: the clock that all lenses share; it goes on across epochs and networks. To resume, set `clock.step`.
@@ -72,6 +79,9 @@ class Inspector:
         timeline: Timeline | str | os.PathLike[str] | None = None,
         optimizer: Optimizer | None = None,
         every_step: int = 1,
+        train_loss_str: str = "train",
+        non_train_loss_str: str = "eval",
+        master_rank: int | None = 0,
     ) -> None:
         self.lenses = _lenses(lenses)
         if depth is not None and depth < 0:
@@ -83,10 +93,14 @@ class Inspector:
         self.every_step, self.clock = every_step, Clock()
         self.visualizers: tuple[Visualizer, ...] = as_visualizers(visualizer)
         self.depth, self._counting = depth, False
-        self.timeline = timeline if isinstance(timeline, Timeline) else Timeline() if timeline is None else Timeline(timeline)
+        self._ranks = Ranks(master_rank)
+        written = timeline if self._ranks.shows else None
+        self.timeline = written if isinstance(written, Timeline) else Timeline() if written is None else Timeline(written)
         self._active: Callable[[int], bool] = active if callable(active) else lambda epoch: epoch % active == 0
         self._net: weakref.ref[nn.Module] | None = None
-        self._recorders = LensRecorders(self.lenses, self.clock, every_step)
+        if train_loss_str == non_train_loss_str:
+            raise LensError(f"training losses and others need different names, or they are mixed; both are {train_loss_str!r}")
+        self._recorders = LensRecorders(self.lenses, self.clock, every_step, (train_loss_str, non_train_loss_str))
         self._failed: set[int] = set()
         self.epoch = max(self.timeline.ticks(), default=-1) + 1
         if optimizer is not None:
@@ -103,6 +117,14 @@ class Inspector:
     def visualizer(self) -> Visualizer | None:
         """The first visualizer."""
         return self.visualizers[0] if self.visualizers else None
+
+    @property
+    def recorders(self) -> dict[str, Recorder]:
+        """The recorder of each lens that has monitors, by the name of the lens; the second lens of one name is "name 2".
+
+        They hold the full results of this epoch so far, which `tick_epoch` deletes.
+        """
+        return dict(self._recorders.by_lens)
 
     @property
     def charts(self) -> list[ChartView]:
@@ -168,7 +190,7 @@ class Inspector:
         Raises:
             LensError: this loss was pushed with another value of `running` in this epoch.
         """
-        self._recorders.push("loss", "train" if train else "eval", value, running)
+        self._recorders.push_loss(train, value, running)
 
     def push_metric(self, name: str, value: Tensor | float, *, running: bool = True) -> None:
         """Records a metric of this epoch under a name; otherwise like `push_loss`."""
@@ -177,23 +199,28 @@ class Inspector:
     def tick_epoch(self, epoch: int | None = None) -> None:
         """Ends an epoch: writes its results into the timeline in one transaction, shows them, and starts the next epoch empty.
 
+        In distributed training this is a collective: what all ranks recorded and pushed is merged in one exchange, and every rank
+        has the same numbers. A value that only some ranks pushed is merged from those.
+
         Args:
             epoch: its number; None for the last one plus 1.
 
         Raises:
             TickError: the timeline has this epoch already. Nothing is lost: tick with another number.
-            StorageError: the timeline cannot be written. Nothing is lost: tick again.
+            StorageError: the timeline cannot be written. Nothing is lost: tick again, on every rank.
 
         Warns:
-            RecordingWarning: a visualizer raised; once for each visualizer. Training goes on.
+            RecordingWarning: a visualizer raised, or ranks do not fit together (then each has its own numbers); once. Training goes
+                on.
         """
-        tick = self.epoch if epoch is None else epoch
-        rows = self._recorders.rows(tick=self.attached and self._active(self.epoch))
+        recording = self._recorders.recording(tick=self.attached and self._active(self.epoch))
+        recording, tick = self._ranks.merge(recording, self.epoch if epoch is None else epoch)
+        rows = self._recorders.rows(recording)
         self.timeline.append(tick, rows)
         self._recorders.reset()
         self.epoch = tick + 1
         self._set_hooks()
-        if rows:
+        if rows and self._ranks.shows:
             self._show(tick)
 
     def iter(self, iterable: Iterable[_Item]) -> Iterator[_Item]:
@@ -244,7 +271,8 @@ def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:
     for lens in lenses:
         if not isinstance(lens, Lens):
             raise LensError(f"an inspector takes lenses, such as OutputGradientGeometry(); got {lens!r}")
-    shown = {chart.of[0] for lens in lenses for chart in lens.charts}
+    shown = {group for lens in lenses for chart in lens.charts for group in chart.of[:1]}
+    shown |= {"loss", "metric"} if "pushed" in shown else set()
     default = LossMetrics()
     if missing := tuple(chart for chart in default.charts if chart.of[0] not in shown):
         lenses = (*lenses, Lens(default.name, missing))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from recorders.capture.hooks import Hook
-from recorders.errors import LensError
+from recorders.errors import LensError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.recorder.recorder import Recorder
-from recorders.schedule.clock import Clock
+from recorders.recordings.recording import Recording, Subrecording
+from recorders.schedule.clock import Clock, Phase
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.layers import is_watched, natural_key, results_by_group, value_at
 from recorders.watch.lenses.lens import Lens
@@ -36,11 +38,16 @@ class LensRecorders:
         lenses: what to record.
         clock: the clock that all monitors share.
         every_step: monitors record in steps that this number divides, unless they choose their steps themselves.
+        loss_names: the names of training losses and of evaluation losses.
+
+    Attributes:
+        by_lens: the recorder of each lens, by its name; the second lens of one name is called "name 2".
     """
 
-    def __init__(self, lenses: tuple[Lens, ...], clock: Clock, every_step: int) -> None:
-        self._lenses, self._clock, self._every_step = lenses, clock, every_step
-        self._recorders: dict[int, Recorder] = {}  # by index of the lens
+    def __init__(self, lenses: tuple[Lens, ...], clock: Clock, every_step: int, loss_names: tuple[str, str]) -> None:
+        self._lenses = _by_name(lenses)
+        self._clock, self._every_step, self._loss_names = clock, every_step, loss_names
+        self.by_lens: dict[str, Recorder] = {}
         self._layers: dict[str, dict[str, list[str]]] = {chart.title: {} for lens in lenses for chart in lens.charts}
         self._pushed: dict[Kind, dict[str, CallMonitor]] = {"loss": {}, "metric": {}}
         self._loss_hooks: list[RemovableHandle] = []
@@ -48,27 +55,27 @@ class LensRecorders:
     def attach(self, net: nn.Module, depth: int | None) -> None:
         """Makes new recorders on `net`, without the results of earlier ones; if it raises, call `detach`."""
         push_output = weakref.WeakMethod(self._push_output)  # a loss module must not keep an inspector alive
-
-        def observe(*args: Any) -> None:
-            if (push := push_output()) is not None:
-                push(args[-1])
-
-        self._recorders = {}
-        for index, lens in enumerate(self._lenses):
+        self.by_lens = {}
+        for name, lens in self._lenses.items():
             if lens.monitors:
-                self._recorders[index] = recorder = self._record(lens, net, depth)
-                groups = results_by_group(lens, recorder)
-                for chart in lens.charts:
+                self.by_lens[name] = recorder = self._record(lens, net, depth)
+                groups = results_by_group(lens, recorder.snapshot())
+                for chart in own_charts(lens):
                     for layer in groups.get(chart.of[0], {}):
                         self._layers[chart.title].setdefault(layer, [])
             if lens.loss_fn is not None:
+                observe = partial(_observe, push_output, lens.loss_phase, lens.loss_running)
                 self._loss_hooks.append(lens.loss_fn.register_forward_hook(Hook(observe, observe)))
 
     def _record(self, lens: Lens, net: nn.Module, depth: int | None) -> Recorder:
         prototypes = _with_every_step(lens.monitors, self._every_step)
-        recorder = Recorder(None, fuse=False, budget=None, **prototypes).modules(
-            net, where=lambda name, module: is_watched(name, module, depth) and lens.where(name, module)
-        )
+        recorder = Recorder(None, fuse=False, budget=None, **prototypes)
+        try:
+            recorder.modules(
+                net, where=lambda name, module: is_watched(name, module, depth, lens.inner) and lens.where(name, module)
+            )
+        except SelectionError as error:
+            raise SelectionError(f"lens {lens.name!r} finds nothing to watch at depth={depth}: {error}") from error
         for monitor in recorder.values():
             monitor.clock = self._clock
         return recorder
@@ -82,11 +89,15 @@ class LensRecorders:
 
     def switch(self, on: bool) -> None:
         """Puts the hooks of all recorders on or takes them off; hooks on loss modules stay."""
-        for recorder in self._recorders.values():
+        for recorder in self.by_lens.values():
             recorder.register() if on else recorder.deregister()
 
+    def push_loss(self, train: bool, value: Tensor | float, running: bool) -> None:
+        """Records one loss; see `Inspector.push_loss`."""
+        self.push("loss", self._loss_names[not train], value, running)
+
     def push(self, kind: Kind, name: str, value: Tensor | float, running: bool) -> None:
-        """Records one loss or metric; see `Inspector.push_loss`."""
+        """Records one loss or metric under a name."""
         reducer = spread(running)
         monitor = self._pushed[kind].setdefault(name, CallMonitor(reducer))
         if monitor.reducer != reducer:
@@ -95,22 +106,29 @@ class LensRecorders:
             monitor = self._pushed[kind][name] = CallMonitor(reducer)
         monitor.push(value)
 
-    def _push_output(self, loss: Tensor | float) -> None:
-        self.push("loss", "train" if torch.is_grad_enabled() else "eval", loss, True)
+    def _push_output(self, phase: Phase, running: bool, module: nn.Module, loss: Tensor | float) -> None:
+        self.push_loss(torch.is_grad_enabled() if phase == "grad" else module.training, loss, running)
 
-    def rows(self, *, tick: bool) -> dict[str, dict[str, Tensor]]:
-        """The statistics of this epoch by name of row; `tick` first records parameters that are recorded at ticks."""
+    def recording(self, *, tick: bool) -> Recording:
+        """What was recorded and pushed in this epoch, in one; `tick` first records what is recorded at ticks."""
+        if tick:
+            for recorder in self.by_lens.values():
+                recorder.tick()
+        parts = {f"{kind}/{name}": pushed.snapshot() for kind, found in self._pushed.items() for name, pushed in found.items()}
+        for lens, recorder in self.by_lens.items():
+            parts.update({f"lens {lens}/{name}": part for name, part in recorder.snapshot().items()})
+        return Recording(parts)
+
+    def rows(self, recording: Recording) -> dict[str, dict[str, Tensor]]:
+        """The statistics by name of row, of what `recording` returned here, or of that merged over ranks."""
         rows: dict[str, dict[str, Tensor]] = {}
-        pushed: dict[str, dict[str, dict[str, Any]]] = {}
-        for kind, monitors in self._pushed.items():
-            pushed[kind] = {name: monitor.snapshot().leaves() for name, monitor in monitors.items()}
-        for index, lens in enumerate(self._lenses):
-            results = pushed
-            if (recorder := self._recorders.get(index)) is not None:
-                if tick:
-                    recorder.tick()
-                results = pushed | results_by_group(lens, recorder)
-            for chart in lens.charts:
+        pushed: dict[str, dict[str, dict[str, Any]]] = {
+            kind: {name: part.leaves() for name, part in _from(recording, kind).items()} for kind in self._pushed
+        }
+        pushed["pushed"] = {**{_loss(name): leaves for name, leaves in pushed["loss"].items()}, **pushed["metric"]}
+        for name, lens in self._lenses.items():
+            results = pushed | results_by_group(lens, _from(recording, f"lens {name}"))
+            for chart in own_charts(lens):
                 for layer, leaves in results.get(chart.of[0], {}).items():
                     known = self._layers[chart.title].setdefault(layer, [])
                     for path, result in leaves.items():
@@ -124,7 +142,7 @@ class LensRecorders:
 
     def reset(self) -> None:
         """Deletes what was recorded and pushed."""
-        for recorder in self._recorders.values():
+        for recorder in self.by_lens.values():
             recorder.reset()
         for monitors in self._pushed.values():
             for monitor in monitors.values():
@@ -132,7 +150,42 @@ class LensRecorders:
 
     def layers(self, chart: Chart) -> tuple[str, ...]:
         """The layers of a chart in network order, also those that never ran; a layer with several outputs once for each."""
-        return tuple(name for layer, names in self._layers[chart.title].items() for name in (names or [layer]))
+        titles = [across.title for across in chart.across] or [chart.title]
+        found = dict.fromkeys(name for title in titles for layer, names in self._layers[title].items() for name in names or [layer])
+        wanted = {*chart.only, *map(_loss, self._loss_names)} if chart.only else found
+        return tuple(name for name in found if name in wanted)
+
+
+def _from(recording: Recording, source: str) -> dict[str, Subrecording]:
+    """The subrecordings of one source, by their names there."""
+    start = f"{source}/"
+    return {name.removeprefix(start): part for name, part in recording.items() if name.startswith(start)}
+
+
+def own_charts(lens: Lens) -> list[Chart]:
+    """The charts that have rows of their own in the timeline: those that do not compare others."""
+    return [chart for chart in lens.charts if not chart.across]
+
+
+def _by_name(lenses: tuple[Lens, ...]) -> dict[str, Lens]:
+    found: dict[str, Lens] = {}
+    for lens in lenses:
+        names = (lens.name, *(f"{lens.name} {count}" for count in range(2, len(found) + 3)))
+        found[next(name for name in names if name not in found)] = lens
+    return found
+
+
+def _observe(
+    push_output: weakref.WeakMethod[Callable[..., None]], phase: Phase, running: bool, module: nn.Module, *args: Any
+) -> None:
+    """Hands the output of a loss module to an inspector that still exists."""
+    if (push := push_output()) is not None:
+        push(phase, running, module, args[-1])
+
+
+def _loss(name: str) -> str:
+    """The name of a loss among losses and metrics."""
+    return f"{name} loss"
 
 
 def _with_every_step(monitors: Mapping[str, Monitor], every_step: int) -> dict[str, Monitor]:

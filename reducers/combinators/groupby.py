@@ -60,6 +60,10 @@ class GroupBy(Reducer):
     def ordered(self) -> bool:  # type: ignore[override]
         return self.reducer.ordered
 
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.reducer.bounded
+
     def update(self, state: State, *xs: Tensor) -> State:
         x, labels = observation_with(self, xs, "labels")
         if labels.is_floating_point() or labels.is_complex():

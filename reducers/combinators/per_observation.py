@@ -62,6 +62,10 @@ class PerObservation(Reducer):
         return self.over.ordered
 
     @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.over.bounded
+
+    @property
     def batchable(self) -> bool:
         return False
 

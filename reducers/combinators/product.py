@@ -55,6 +55,10 @@ class Product(Reducer):
         return any(part.ordered for _, part in self.parts)
 
     @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return all(part.bounded for _, part in self.parts)
+
+    @property
     def batchable(self) -> bool:
         return any(part.batchable for _, part in self.parts)
 

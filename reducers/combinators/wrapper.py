@@ -27,6 +27,10 @@ class Wrapper(Reducer):
         return self.reducer.ordered
 
     @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.reducer.bounded
+
+    @property
     def batchable(self) -> bool:
         return self.reducer.batchable
 

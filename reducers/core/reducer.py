@@ -39,6 +39,9 @@ class Reducer(ABC):
     ordered: ClassVar[bool] = False
     """Whether the result depends on the order of the observations (in `merge(a, b)`, `a` is the earlier state)."""
 
+    bounded: ClassVar[bool] = True
+    """Whether the size of a state has a bound, however many observations there are."""
+
     interpolation: ClassVar[str] = "previous"
     """The default interpolation of `History.view` between two steps."""
 

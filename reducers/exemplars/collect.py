@@ -145,6 +145,7 @@ class Collect(Reducer):
     """
 
     ordered: ClassVar[bool] = True
+    bounded: ClassVar[bool] = False
 
     def update(self, state: State, *xs: Tensor) -> State:
         x = observation(self, xs)

@@ -1,4 +1,4 @@
-"""Whole: all observations, each kept in its own shape."""
+"""Whole: all observations, or the last ones, each kept in its own shape."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import require_state
+from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
 from reducers.state import Result, State
 
@@ -18,31 +19,60 @@ __all__ = ["Whole"]
 
 @dataclass(frozen=True)
 class Whole(Reducer):
-    """All observations, each in its own shape and dtype: both may change from one to the next.
+    """All observations, or the last ones, each in its own shape and dtype: both may change from one to the next.
 
     `Collect` concatenates observations, so it loses where one ends and the next begins. The state has a tensor for each
-    observation, so memory grows without bound, and `torch.compile` compiles every update anew (monitors in compiled graphs do not).
-    For the last n observations use `Window(Whole(), n)`, for a bounded number of samples `Reservoir`.
+    observation, so `torch.compile` compiles every update anew (monitors in compiled graphs do not). Without `last`, memory grows
+    without bound. `Reservoir().premap(lambda x: x[None])` draws from all observations, if they have one shape.
+
+    Args:
+        last: number of observations to keep, the newest ones; None for all.
 
     Returns:
-        a mapping from "0", "1", ... to the observations in order; observations without elements are left out.
+        a mapping from the number of an observation ("0", "1", ...) to the observation, in order; observations without elements are
+        not counted.
+
+    Raises:
+        ArgumentError: `last` is not a positive integer.
 
     >>> import torch
-    >>> whole = Whole()
-    >>> state = whole.update(whole.update({}, torch.ones(2, 3)), torch.tensor([1, 2]))
+    >>> whole = Whole(last=2)
+    >>> state = {}
+    >>> for x in (torch.zeros(5), torch.ones(2, 3), torch.tensor([1, 2])):
+    ...     state = whole.update(state, x)
     >>> {name: tuple(x.shape) for name, x in whole.compute(state).items()}
-    {'0': (2, 3), '1': (2,)}
+    {'1': (2, 3), '2': (2,)}
     """
+
+    last: int | None = None
 
     ordered: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.last is not None and (not isinstance(self.last, int) or isinstance(self.last, bool) or self.last < 1):
+            raise ArgumentError(f"Whole takes last, a positive integer or None for all observations, and got {self.last!r}")
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.last is not None
+
     def update(self, state: State, *xs: Tensor) -> State:
         x = observation(self, xs)
-        return {**state, str(len(state)): keep(x)} if x.numel() else state
+        return self._newest({**state, str(self._count(state)): keep(x)}) if x.numel() else state
 
     def merge(self, a: State, b: State) -> State:
-        return {**a, **{str(len(a) + index): keep(b[str(index)]) for index in range(len(b))}}
+        start = self._count(a)
+        return self._newest({**a, **{str(start + int(key)): keep(b[key]) for key in sorted(b, key=int)}})
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        return {str(index): state[str(index)].clone() for index in range(len(state))}  # a file may list the keys in any order
+        return {key: state[key].clone() for key in sorted(state, key=int)}  # a file may list the keys in any order
+
+    def _count(self, state: State) -> int:
+        """The number of observations so far, also of those that were dropped."""
+        return len(state) if self.last is None else 1 + max([-1, *(int(key) for key in state)])
+
+    def _newest(self, state: State) -> State:
+        if self.last is None or len(state) <= self.last:
+            return state
+        return {key: state[key] for key in sorted(state, key=int)[-self.last :]}

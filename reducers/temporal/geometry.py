@@ -68,6 +68,10 @@ class Geometry(Reducer):
     def ordered(self) -> bool:  # type: ignore[override]
         return self.correlation or self.reducer.ordered
 
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.reducer.bounded
+
     def update(self, state: State, *xs: Tensor) -> State:
         x = observation(self, xs)
         if x.numel() == 0:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reducers
-from reducers import Premap, Product, Reducer, State, Statistic
+from reducers import Fold, Premap, Product, Reducer, State, Statistic
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
@@ -169,6 +169,21 @@ def test_compiled(case: Case) -> None:
     if case.takes_floats:
         laws.compiled(case.reducer, xs, graphs=case.graphs)
     laws.compiled(case.reducer, [x.nan_to_num().mul(10).long() for x in xs], graphs=case.graphs)
+
+
+@every
+def test_a_state_grows_only_if_the_reducer_says_so(case: Case) -> None:
+    if isinstance(case.reducer, Fold):
+        pytest.skip("the function decides")
+    generator = torch.Generator().manual_seed(0)
+    state: State = {}
+    sizes = []
+    for number in range(1, 129):
+        x = torch.randn(4, *case.trailing, generator=generator).mul(10)
+        state = case.reducer.update(state, x if case.takes_floats else x.long())
+        if number in (64, 128):
+            sizes.append(sum(value.numel() for value in state.values()))
+    assert (sizes[0] == sizes[1]) == case.reducer.bounded
 
 
 def stream(*sizes: int) -> list[Tensor]:

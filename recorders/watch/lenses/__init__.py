@@ -1,16 +1,28 @@
 """Lenses: presets that say what to record in a network, and which charts to draw of it."""
 
+from recorders.watch.across import Across
 from recorders.watch.charts import Chart
-from recorders.watch.lenses.geometry import OutputGradientGeometry
-from recorders.watch.lenses.lens import Lens, any_module, not_activation
+from recorders.watch.lenses.activation import OutputActivation, ParameterGradientActivation
+from recorders.watch.lenses.geometry import OutputGradientGeometry, ParameterGradientGeometry, ParameterUpdateGeometry
+from recorders.watch.lenses.kinds import any_module, not_activation
+from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.losses import LossMetrics
+from recorders.watch.lenses.norms import OutputNorm, ParameterCond, ParameterNorm
 from recorders.watch.lenses.spread import collected, running, statistics
 
 __all__ = [
+    "Across",
     "Chart",
     "Lens",
     "LossMetrics",
+    "OutputActivation",
     "OutputGradientGeometry",
+    "OutputNorm",
+    "ParameterCond",
+    "ParameterGradientActivation",
+    "ParameterGradientGeometry",
+    "ParameterNorm",
+    "ParameterUpdateGeometry",
     "any_module",
     "collected",
     "not_activation",

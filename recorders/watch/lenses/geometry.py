@@ -1,14 +1,20 @@
-"""Lenses on the norm and the direction of tensors."""
+"""Lenses on the norm and the direction of gradients and updates."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from recorders.monitors.base import Monitor
 from recorders.monitors.gradients import BackwardMonitor
+from recorders.monitors.parameter_gradients import ParameterGradientMonitor
+from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.watch.charts import Aggregation, Chart
-from recorders.watch.lenses.lens import Lens, any_module, checked, not_activation
-from recorders.watch.lenses.spread import spread
+from recorders.watch.lenses.kinds import any_module, not_activation
+from recorders.watch.lenses.lens import Lens, checked
+from recorders.watch.lenses.spread import Moment, Names, names_of, size_of, spread
 from reducers import Geometry
 
-__all__ = ["OutputGradientGeometry"]
+__all__ = ["OutputGradientGeometry", "ParameterGradientGeometry", "ParameterUpdateGeometry"]
 
 
 def OutputGradientGeometry(
@@ -40,12 +46,84 @@ def OutputGradientGeometry(
     >>> [chart.title for chart in OutputGradientGeometry(log_scale=True).charts]
     ['Output Gradient Norm', 'Output Gradient Correlation']
     """
-    lines, ranges = checked(inplace, line_aggregation, range_aggregation)
-    title, unit = ("Output Gradient RMS", "root mean square") if normalize_by_size else ("Output Gradient Norm", "L2 norm")
-    charts = [Chart(title, ("gradient", "norm"), unit, lines, ranges, log_scale, limits=(0.0, None))]
-    if compute_correlation:
-        title, of, unit = "Output Gradient Correlation", ("gradient", "correlation"), "cosine with the pass before"
-        charts.append(Chart(title, of, unit, lines, ranges, shared=True, limits=(-1.0, 1.0)))
     geometry = Geometry(spread(inplace), normalize=normalize_by_size, correlation=compute_correlation)
+    charts = _charts({"gradient": "Output Gradient"}, geometry, log_scale, checked(inplace, line_aggregation, range_aggregation))
     where = not_activation if skip_activation else any_module
-    return Lens("OutputGradientGeometry", tuple(charts), {"gradient": BackwardMonitor(geometry)}, where)
+    return Lens("OutputGradientGeometry", charts, {"gradient": BackwardMonitor(geometry)}, where)
+
+
+def ParameterGradientGeometry(
+    inplace: bool = True,
+    normalize_by_size: bool = False,
+    log_scale: bool = False,
+    compute_correlation: bool = True,
+    parameters: Names = ("weight", "bias"),
+    line_aggregation: Aggregation = "mean",
+    range_aggregation: Aggregation = ("std", "min-max"),
+    when: Moment = "step",
+) -> Lens:
+    """A lens on the norm of the gradients of parameters, and their correlation with the previous gradient.
+
+    Args:
+        parameters: names of parameters; a layer that lacks one is passed by.
+        when: "step" records the gradients that the optimizer uses: accumulated, clipped, unscaled. "accumulate" records what
+            there is after every backward.
+        inplace, normalize_by_size, log_scale, compute_correlation, line_aggregation, range_aggregation: as in
+            `OutputGradientGeometry`.
+
+    Raises:
+        LensError: an unknown aggregation, or one that needs `inplace=False`.
+
+    >>> [chart.title for chart in ParameterGradientGeometry(parameters="weight").charts]
+    ['Weight Gradient Norm', 'Weight Gradient Correlation']
+    """
+    geometry = Geometry(spread(inplace), normalize=normalize_by_size, correlation=compute_correlation)
+    titles = {name: f"{name.title()} Gradient" for name in names_of(parameters)}
+    charts = _charts(titles, geometry, log_scale, checked(inplace, line_aggregation, range_aggregation))
+    monitors: dict[str, Monitor] = {name: ParameterGradientMonitor(geometry, name, when=when) for name in titles}
+    return Lens("ParameterGradientGeometry", charts, monitors, inner=True)
+
+
+def ParameterUpdateGeometry(
+    *,
+    inplace: bool = True,
+    normalize_by_size: bool = False,
+    log_scale: bool = False,
+    compute_correlation: bool = True,
+    parameters: Names = ("weight", "bias"),
+    line_aggregation: Aggregation = "mean",
+    range_aggregation: Aggregation = ("std", "min-max"),
+) -> Lens:
+    """A lens on the norm of what each optimizer step changes in the parameters, and its correlation with the previous change.
+
+    The steps of all optimizers are followed; none is handed over.
+
+    Args:
+        parameters: names of parameters; a layer that lacks one is passed by.
+        inplace, normalize_by_size, log_scale, compute_correlation, line_aggregation, range_aggregation: as in
+            `OutputGradientGeometry`.
+
+    Raises:
+        LensError: an unknown aggregation, or one that needs `inplace=False`.
+
+    >>> [chart.title for chart in ParameterUpdateGeometry(compute_correlation=False).charts]
+    ['Weight Update Norm', 'Bias Update Norm']
+    """
+    geometry = Geometry(spread(inplace), normalize=normalize_by_size, correlation=compute_correlation)
+    titles = {name: f"{name.title()} Update" for name in names_of(parameters)}
+    charts = _charts(titles, geometry, log_scale, checked(inplace, line_aggregation, range_aggregation))
+    monitors: dict[str, Monitor] = {name: ParameterUpdateMonitor(geometry, name) for name in titles}
+    return Lens("ParameterUpdateGeometry", charts, monitors, inner=True)
+
+
+def _charts(
+    titles: Mapping[str, str], geometry: Geometry, log_scale: bool, aggregations: tuple[tuple[str, ...], tuple[str, ...]]
+) -> tuple[Chart, ...]:
+    """For each group of monitors a chart of norms and, if they are computed, one of correlations."""
+    (size, unit), charts = size_of(geometry.normalize), []
+    for group, title in titles.items():
+        charts.append(Chart(f"{title} {size}", (group, "norm"), unit, *aggregations, log_scale, limits=(0.0, None)))
+        if geometry.correlation:
+            of, what = (group, "correlation"), "cosine with the one before"
+            charts.append(Chart(f"{title} Correlation", of, what, *aggregations, shared=True, limits=(-1.0, 1.0)))
+    return tuple(charts)

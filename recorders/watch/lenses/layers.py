@@ -8,29 +8,30 @@ from typing import Any
 
 from torch import nn
 
-from recorders.recorder.recorder import Recorder
+from recorders.recordings.recording import Subrecording
 from recorders.watch.lenses.lens import Lens
 
 __all__ = ["is_watched", "natural_key", "results_by_group", "value_at"]
 
 
-def is_watched(name: str, module: nn.Module, depth: int | None) -> bool:
-    """Whether an inspector watches a module: a leaf or, if a depth is given, a module at that level or a leaf above it."""
-    leaf = next(module.children(), None) is None
+def is_watched(name: str, module: nn.Module, depth: int | None, inner: bool) -> bool:
+    """Whether an inspector watches a module: a leaf or, if a depth is given, a module at that level or a leaf above it.
+
+    With `inner` also the modules that contain these.
+    """
+    leaf = inner or next(module.children(), None) is None
     if depth is None:
         return leaf
     level = name.count(".") + 1 if name else 0
     return level == depth or (leaf and level < depth)
 
 
-def results_by_group(lens: Lens, recorder: Recorder) -> dict[str, dict[str, dict[str, Any]]]:
+def results_by_group(lens: Lens, parts: Mapping[str, Subrecording]) -> dict[str, dict[str, dict[str, Any]]]:
     """Results by group of monitors, by layer in network order, and by leaf of the output; empty if the layer did not run."""
     found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in lens.monitors}
-    for name, part in recorder.snapshot().items():
+    for name, part in parts.items():
         group, _, layer = name.partition("/")
-        # The network itself has no name; use its class.
-        module = recorder[name].module
-        found[group][layer or f"({type(module).__name__ if module is not None else 'net'})"] = part.leaves()
+        found[group][layer or f"({part.module or 'net'})"] = part.leaves()  # the network itself has no name
     return found
 
 

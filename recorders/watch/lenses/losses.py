@@ -6,6 +6,7 @@ from torch import nn
 
 from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.lens import Lens
+from recorders.watch.lenses.spread import Names, names_of, phase_of
 
 __all__ = ["LossMetrics"]
 
@@ -17,17 +18,27 @@ def LossMetrics(
     metrics_line: Aggregation = "mean",
     metrics_range: Aggregation = None,
     log_scale: bool = False,
+    *,
+    metrics: Names | None = None,
+    evaluation_from_grad: bool = True,
+    separate_loss_and_metrics: bool = True,
+    loss_fn_inplace: bool = True,
 ) -> Lens:
     """A lens that draws losses and metrics, which come from `push_loss` and `push_metric`, or from `loss_fn`.
 
     Args:
-        loss_fn: a loss module whose outputs are recorded: as training losses if gradients are enabled, else as evaluation losses.
-            Do not push these losses as well, or they count twice.
-        loss_line: line aggregation of the loss; "median", "Q1" and "Q3" need values pushed with `running=False`.
-        loss_range: range aggregation of the loss; "Q1-Q3" needs values pushed with `running=False`.
-        metrics_line: line aggregation of the metrics.
+        loss_fn: a loss module whose outputs are recorded. Do not push these losses as well, or they count twice.
+        loss_line: line aggregation of the loss; "median", "Q1" and "Q3" need every value, kept by `running=False` or
+            `loss_fn_inplace=False`.
+        loss_range: range aggregation of the loss; "Q1-Q3" needs every value.
+        metrics_line: line aggregation of the metrics; those that need every value need `running=False`.
         metrics_range: range aggregation of the metrics.
         log_scale: draw the loss on a logarithmic axis.
+        metrics: the names of the metrics to draw; None for all. The others are recorded too.
+        evaluation_from_grad: outputs of `loss_fn` are evaluation losses if gradients are off; False: if `loss_fn` is in evaluation
+            mode.
+        separate_loss_and_metrics: draw two charts; False draws one, with the lines and ranges of the loss.
+        loss_fn_inplace: keep running statistics of the outputs of `loss_fn`; False keeps every value.
 
     Raises:
         LensError: an unknown aggregation.
@@ -35,5 +46,11 @@ def LossMetrics(
     >>> [(chart.title, chart.ranges) for chart in LossMetrics(metrics_range="min-max").charts]
     [('Loss', ('std',)), ('Metrics', ('min-max',))]
     """
-    loss = Chart("Loss", ("loss",), "loss", loss_line, loss_range, log_scale, shared=True)
-    return Lens("LossMetrics", (loss, Chart("Metrics", ("metric",), "", metrics_line, metrics_range)), loss_fn=loss_fn)
+    only = () if metrics is None else names_of(metrics)
+    if separate_loss_and_metrics:
+        loss = Chart("Loss", ("loss",), "loss", loss_line, loss_range, log_scale, shared=True)
+        charts: tuple[Chart, ...] = loss, Chart("Metrics", ("metric",), "", metrics_line, metrics_range, only=only)
+    else:
+        charts = (Chart("Loss & Metrics", ("pushed",), "", loss_line, loss_range, log_scale, only=only),)
+    phase = phase_of(evaluation_from_grad)
+    return Lens("LossMetrics", charts, loss_fn=loss_fn, loss_phase=phase, loss_running=loss_fn_inplace)

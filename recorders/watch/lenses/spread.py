@@ -1,16 +1,20 @@
-"""Reducers for the values of an epoch, and the statistics that charts are drawn from."""
+"""Reducers for the values of an epoch, the statistics that charts are drawn from, and options that lenses share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from recorders.schedule.clock import Phase
 from reducers import Collect, Reducer, Summary
 
-__all__ = ["QUARTILES", "collected", "running", "spread", "statistics"]
+__all__ = ["QUARTILES", "Moment", "Names", "collected", "names_of", "phase_of", "running", "size_of", "spread", "statistics"]
+
+Names: TypeAlias = "str | Iterable[str]"
+Moment: TypeAlias = Literal["step", "accumulate"]
 
 QUARTILES = ("median", "Q1", "Q3", "Q1-Q3")
 """Aggregations that need every value."""
@@ -29,6 +33,21 @@ def collected() -> Reducer:
 def spread(inplace: bool) -> Reducer:
     """`running()` if `inplace`, else `collected()`."""
     return running() if inplace else collected()
+
+
+def names_of(parameters: Names) -> tuple[str, ...]:
+    """One name of a parameter or several, as a tuple without duplicates."""
+    return (parameters,) if isinstance(parameters, str) else tuple(dict.fromkeys(parameters))
+
+
+def phase_of(evaluation_from_grad: bool) -> Phase:
+    """What tells training from evaluation: whether gradients are on, or the mode of the module."""
+    return "grad" if evaluation_from_grad else "module"
+
+
+def size_of(normalize: bool) -> tuple[str, str]:
+    """The name of a size in titles, and its unit."""
+    return ("RMS", "root mean square") if normalize else ("Norm", "L2 norm")
 
 
 def statistics(result: Mapping[str, Any] | Tensor) -> dict[str, Tensor]:

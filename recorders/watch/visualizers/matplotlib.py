@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recorders.watch.charts import Band, ChartView
+from recorders.watch.visualizers.comparison import draw_comparison
 from recorders.watch.visualizers.visualizer import require
 
 __all__ = ["MatplotlibVisualizer"]
@@ -31,6 +32,8 @@ _POINTS_WITH_MARKERS = 12
 
 class MatplotlibVisualizer:
     """Draws each chart as a figure of small panels, one per layer, in network order, with lines and shaded ranges over ticks.
+
+    A chart that compares layers is one panel: stacked shares, or the lowest and the highest values, with the layers they are of.
 
     `show` only stores the charts, so that training does not wait: figures are drawn when requested, from the timeline as it is
     then. No display is needed.
@@ -75,6 +78,8 @@ class MatplotlibVisualizer:
         return list(paths.values())
 
     def _draw(self, view: ChartView) -> Any:
+        if view.chart.across:
+            return self._draw_comparison(view)
         panels = {layer: _Panel(view, layer) for layer in view.layers}
         drawn = {layer: panel for layer, panel in panels.items() if panel.ticks}
         if not drawn:
@@ -92,6 +97,19 @@ class MatplotlibVisualizer:
         for axes in list(grid.flat)[len(drawn) :]:
             axes.remove()
         self._label(figure, view, grid, columns, len(drawn), [layer for layer in panels if layer not in drawn])
+        return figure
+
+    def _draw_comparison(self, view: ChartView) -> Any:
+        found = view.points_by_tick()
+        if not found:
+            return None
+        figure = self._figure(figsize=(7.5, 4.4), layout="constrained")
+        axes = figure.subplots()
+        self._style(axes, view, "")
+        draw_comparison(axes, found, shares=view.chart.across[0].show == "share")
+        figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
+        axes.set_ylabel(view.unit, fontsize=10, color=_INK)
+        axes.set_xlabel("epoch", fontsize=10, color=_INK)
         return figure
 
     def _style(self, axes: Any, view: ChartView, title: str) -> None:

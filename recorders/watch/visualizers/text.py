@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import IO, Any
 
+from recorders.watch.across import Point
 from recorders.watch.charts import ChartView, ends
 from recorders.watch.visualizers.visualizer import require
 
@@ -17,6 +18,8 @@ _FILE_WIDTH = 160
 
 class TextVisualizer:
     """Prints each chart as a table: one row per layer, one column per line or range; "\u2013" if nothing was recorded.
+
+    A chart that compares layers has one row per line, with the layer that its value comes from.
 
     Args:
         file: where to print; None for standard output.
@@ -49,11 +52,21 @@ class TextVisualizer:
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
         """Prints the charts at one tick; charts without a number at this tick are left out."""
         for view in charts:
-            rows = view.at(tick)
-            if rows:
+            rows, points = view.at(tick), view.points(tick)
+            if rows or points:
                 unit = f" ({view.unit})" if view.unit and view.unit != view.title.lower() else ""
                 self._console.print(self._text(f"{view.title}{unit}, tick {tick}", style="bold"))
-                self._console.print(self._chart(view, rows))
+                self._console.print(self._comparison(points) if points else self._chart(view, rows))
+
+    def _comparison(self, points: list[Point]) -> Any:
+        table = self._table(box=None, pad_edge=False)
+        of_one_layer = any(point.line != point.layer for point in points)
+        for name in ("", "value", "layer") if of_one_layer else ("layer", "share"):
+            table.add_column(name, justify="right" if name in ("value", "share") else "left", no_wrap=name in ("value", "share"))
+        for point in points:
+            cells = [_number(point.value), self._text(point.layer)] if of_one_layer else [f"{point.value:.1%}"]
+            table.add_row(self._text(point.line), *cells)
+        return table
 
     def _chart(self, view: ChartView, rows: dict[str, dict[str, float]]) -> Any:
         table = self._table(box=None, pad_edge=False)

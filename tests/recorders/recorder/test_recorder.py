@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -332,3 +333,81 @@ def test_selecting_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None
         assert gc.isenabled() is enabled
     finally:
         gc.enable() if usual else gc.disable()
+
+
+def test_add_puts_a_copy_on_one_module_under_a_name() -> None:
+    model = net()
+    recorder = Recorder(ForwardMonitor(Count())).modules(model, types=nn.ReLU)
+    extra = ForwardMonitor.partialconstructor(Mean())
+    assert recorder.add("head", extra, model[2]).add("loss", CallMonitor(Sum())) is recorder
+    model(torch.ones(1, 3))
+    recorder.push("loss", torch.tensor(2.0))
+    assert {name: monitor.samples for name, monitor in recorder.items()} == {"1": 1, "head": 1, "loss": 1}
+    assert recorder["head"].clock is recorder.clock
+    recorder.add("again", extra, model[2])  # an equal monitor is there already
+    assert recorder.aliases == {"again": "head"}
+    assert recorder.report().silent == ()
+
+
+def test_add_refuses_a_name_that_is_taken_and_a_monitor_without_a_module() -> None:
+    model = net()
+    recorder = Recorder(ForwardMonitor(Count())).modules(model, types=nn.ReLU)
+    with pytest.raises(SelectionError, match=r"recorder.add\('1', \.\.\.\): the name is taken"):
+        recorder.add("1", ForwardMonitor(Mean()), model[2])
+    with pytest.raises(SelectionError, match="needs the module to put ForwardMonitor"):
+        recorder.add("x", ForwardMonitor(Mean()))
+    with pytest.raises(TypeError, match=r"recorder.add\('x', \.\.\.\) needs a monitor and got the class"):
+        recorder.add("x", ForwardMonitor, model[2])  # type: ignore[arg-type]
+    assert list(recorder) == ["1"]
+    assert not model[2]._forward_hooks
+
+
+def test_setting_an_item_takes_a_monitor_in_as_it_is_and_replaces_another() -> None:
+    model = net()
+    recorder = Recorder(ForwardMonitor(Count())).modules(model, types=nn.Linear)
+    mine = ForwardMonitor(Mean(), model[1])
+    model(torch.ones(1, 3))
+    old = recorder["0"]
+    recorder["0"] = mine
+    model(torch.ones(1, 3))
+    assert list(recorder) == ["0", "2"]
+    assert recorder["0"] is mine
+    assert (mine.samples, old.samples, mine.name) == (2, 1, "0")
+    assert not model[0]._forward_hooks
+    with pytest.raises(SelectionError, match="in this recorder already, as '0'"):
+        recorder["other"] = mine
+    with pytest.raises(TypeError, match="needs a text and a monitor"):
+        recorder["other"] = Mean()  # type: ignore[assignment]
+
+
+def test_deleting_an_item_takes_its_hooks_off_and_aliases_with_it() -> None:
+    model = net()
+    shared = nn.Sequential(model[0], model[0])
+    recorder = Recorder(ForwardMonitor(Count())).children(shared)
+    assert recorder.aliases == {"1": "0"}
+    with pytest.raises(SelectionError, match="another name of '0'"):
+        recorder["1"] = CallMonitor(Mean())
+    del recorder["1"]
+    assert (len(recorder), recorder.aliases) == (0, {})
+    assert not model[0]._forward_hooks
+
+
+def test_find_gives_the_subrecorders_on_a_module() -> None:
+    model = net()
+    recorder = Recorder(out=ForwardMonitor(Mean()), inp=ForwardInputMonitor(Mean())).modules(model, types=nn.Linear)
+    assert recorder.find(model[2]) == {"out/2": recorder["out/2"], "inp/2": recorder["inp/2"]}
+    assert recorder.find(torch.nn.DataParallel(model[2])).keys() == {"out/2", "inp/2"}
+    assert recorder.find(model[1]) == {}
+
+
+def test_monitors_of_modules_outside_the_net_are_planned_reported_and_saved(tmp_path: Path) -> None:
+    model, other = net(), nn.Linear(3, 1)
+    recorder = Recorder(ForwardMonitor(Count())).modules(model, types=nn.ReLU).add("other", ForwardMonitor(Sum()), other)
+    assert [row.name for row in recorder.plan(torch.ones(1, 3)).rows] == ["1", "other"]
+    model(torch.ones(1, 3))
+    other(torch.ones(1, 3))
+    assert [row.reason for row in recorder.report().rows] == ["", ""]
+    recorder.save(tmp_path / "run")
+    assert load(tmp_path / "run")["other"].samples == 1
+    alone = Recorder(loss=CallMonitor(Sum())).add("only", ForwardMonitor(Last()), other)
+    assert alone.plan(torch.ones(2, 3)).rows[1].shapes == {"": (2, 1)}

@@ -20,7 +20,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
 )
-from reducers import Count, Last, Mean, Summary
+from reducers import Collect, Count, Last, Mean, Product, Summary, Whole
 
 
 class Partly(nn.Module):
@@ -108,6 +108,15 @@ def test_plan_tells_names_shapes_and_state_sizes_without_computing() -> None:
     for name in ("out/0", "inp/1", "grad/0"):
         real = sum(value.numel() * value.element_size() for value in recorder[name].state.values())
         assert rows[name].state_bytes == real
+
+
+def test_plan_tells_which_states_grow_without_bound() -> None:
+    kinds = {"all": ForwardMonitor(Whole()), "some": ForwardMonitor(Whole(last=3)), "both": ForwardMonitor(Product(c=Collect()))}
+    net = nn.Linear(2, 2)
+    plan = Recorder(**kinds).modules(net).plan(torch.ones(1, 2))
+    assert [row.grows for row in plan.rows] == [True, False, True]
+    assert "8 bytes of state, more with every observation" in str(plan.rows[0])
+    assert "2 of them grow without bound: keep less with Whole(last=n)" in str(plan)
 
 
 def test_plan_shows_mistakes_before_they_happen() -> None:

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import multiprocessing
-import pickle
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -19,6 +11,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from world import SIZE, Place, World, alike, returned
 
 from recorders import (
     ForwardInputMonitor,
@@ -31,95 +24,6 @@ from recorders import (
 )
 from recorders.recordings.sync import sync
 from reducers import Collect, Count, First, Fold, Geometry, Last, Max, Mean, Min, Moments, Product, Reducer, State, Sum
-
-SIZE = 3
-SECONDS = 60
-"""No test waits longer for a rank; a healthy one answers within milliseconds."""
-
-Place = tuple[int, Any]
-"""What a scenario is told: its rank, and the group it is to sync with."""
-
-
-@dataclass(frozen=True)
-class Raised:
-    """What a scenario raised on one rank."""
-
-    kind: str
-    text: str
-    cause: str
-
-
-def serve(rank: int, store: str, pipe: Connection) -> None:
-    """Lives in a process of its own: joins the world, then runs the scenarios it is sent."""
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE, timeout=limit)
-    groups = {ranks: dist.new_group(list(ranks)) for ranks in [(0, 1), (1, 2), *((one,) for one in range(SIZE))]}
-    while True:
-        job = pickle.loads(pipe.recv_bytes())
-        if job is None:
-            dist.destroy_process_group()
-            return
-        scenario, ranks, arguments = job
-        try:
-            answer = scenario((rank, groups.get(ranks)), *arguments)
-        except Exception as error:
-            answer = Raised(type(error).__name__, str(error), type(error.__cause__).__name__)
-        pipe.send_bytes(pickle.dumps(answer))
-
-
-class World:
-    """Three processes. `run` has some of them act a scenario and returns what each returned or raised."""
-
-    def __init__(self, folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipes: list[Connection] = []
-        self.processes = []
-        for rank in range(SIZE):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, str(folder / "store"), there), daemon=True)
-            process.start()
-            there.close()
-            self.pipes.append(here)
-            self.processes.append(process)
-
-    def run(
-        self, scenario: Callable[..., Any], *arguments: Any, ranks: tuple[int, ...] = (0, 1, 2), group: Any = None
-    ) -> list[Any]:
-        job = pickle.dumps((scenario, group or ranks, arguments))
-        for rank in ranks:
-            self.pipes[rank].send_bytes(job)
-        answers = []
-        for rank in ranks:
-            if not self.pipes[rank].poll(SECONDS):
-                self.kill()
-                pytest.fail(f"rank {rank} did not answer within {SECONDS} s")
-            answers.append(pickle.loads(self.pipes[rank].recv_bytes()))
-        return answers
-
-    def close(self) -> None:
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            if process.is_alive():
-                pipe.send_bytes(pickle.dumps(None))
-        for process in self.processes:
-            process.join(10)
-        self.kill()
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        if sys.platform == "linux":
-            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        world = World(tmp_path_factory.mktemp("world"))
-        yield world
-        world.close()
 
 
 def bits(recording: Recording) -> dict[str, Any]:
@@ -141,18 +45,6 @@ def exact(tensor: Tensor) -> tuple[str, tuple[int, ...], list[int]]:
 
 def one(reducer: Reducer, state: State | None = None, samples: int = 1, name: str = "x") -> Recording:
     return Recording({name: Subrecording(reducer, {"": state} if state else {}, samples, monitor="ForwardMonitor")})
-
-
-def returned(answers: list[Any]) -> list[Any]:
-    """The answers, of which none is an error."""
-    assert not any(isinstance(answer, Raised) for answer in answers), answers
-    return answers
-
-
-def alike(answers: list[Any]) -> Any:
-    """The answer that all ranks gave."""
-    assert all(answer == answers[0] for answer in returned(answers))
-    return answers[0]
 
 
 def refused(answers: list[Any]) -> str:
@@ -549,3 +441,28 @@ def resumed(place: Place) -> Mapping[str, int]:
 
 def test_a_synced_recording_resumes_in_a_fresh_recorder(world: World) -> None:
     assert set(alike(world.run(resumed)).values()) == {3}
+
+
+def sync_union(place: Place, by_rank: list[Recording]) -> Any:
+    rank, group = place
+    return bits(sync(by_rank[rank], group, missing="keep"))
+
+
+def test_names_that_only_some_ranks_record_are_merged_if_asked_for(world: World) -> None:
+    by_rank = [recording_of(["a", "both"], Mean()), recording_of(["both", "c"], Sum()), recording_of(["c", "d"], Sum())]
+    text = refused(world.run(sync_union, by_rank))
+    assert "'both' is ForwardMonitor(Mean(pattern='... ->')) on rank 0 and ForwardMonitor(Sum(pattern='... ->')) on rank 1" in text
+    by_rank[1] = recording_of(["both", "c"], Mean())
+    by_rank[2] = recording_of(["c", "d"], Mean())
+    merged = alike(world.run(sync_union, by_rank))
+    assert {name: samples for name, (_, samples, _) in merged.items()} == {"a": 1, "both": 2, "c": 2, "d": 1}
+    assert merged == bits(by_rank[0].merge(by_rank[1], missing="keep").merge(by_rank[2], missing="keep"))
+
+
+def union_with_a_function(place: Place) -> Any:
+    rank, group = place
+    return bits(sync(recording_of(["x"] if rank else [], Mean().premap(torch.abs)), group, missing="keep"))
+
+
+def test_a_rank_cannot_merge_with_a_function_that_it_does_not_have(world: World) -> None:
+    assert "ranks [0], which do not record it, do not have its function" in refused(world.run(union_with_a_function))

@@ -119,7 +119,7 @@ def test_loss_metrics_heeds_every_option() -> None:
 def test_a_lens_without_charts_or_with_charts_of_nothing_is_refused() -> None:
     with pytest.raises(LensError, match="no charts"):
         Lens("empty", ())
-    with pytest.raises(LensError, match=r"'out'.*\['grad', 'loss', 'metric'\]"):
+    with pytest.raises(LensError, match=r"'out'.*\['grad', 'loss', 'metric', 'pushed'\]"):
         Lens("wrong", (Chart("Output", ("out",)),), {"grad": BackwardMonitor(running())})
 
 

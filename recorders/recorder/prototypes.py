@@ -1,0 +1,43 @@
+"""Prototypes: the monitors of which a recorder puts copies on modules."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import nn
+
+from recorders.errors import SelectionError
+from recorders.monitors.base import Monitor
+from recorders.monitors.constructor import MonitorConstructor
+from recorders.monitors.module_parameters import ModuleParameterMonitor
+
+__all__ = ["Prototype", "as_prototype", "check_names", "join"]
+
+Prototype: TypeAlias = "Monitor | MonitorConstructor[Monitor]"
+
+
+def as_prototype(item: object, where: str) -> Monitor:
+    """The monitor that `item` is or describes; raises `TypeError`, which names `where`, if it is neither."""
+    if isinstance(item, type) and issubclass(item, Monitor):
+        raise TypeError(f"{where} needs a monitor and got the class: write {item.__name__}(Mean()), not {item.__name__}")
+    monitor = item() if isinstance(item, MonitorConstructor) else item
+    if not isinstance(monitor, Monitor):
+        raise TypeError(f"{where} needs a monitor, such as ForwardMonitor(Mean()); got {item!r}")
+    if monitor.registered:
+        raise TypeError(f"{where} needs a monitor without a module, as a prototype; {monitor!r} already sits on one")
+    return monitor
+
+
+def join(group: str, name: str) -> str:
+    """The name of a subrecorder."""
+    return f"{group}/{name}" if group and name else group or name
+
+
+def check_names(prototype: Monitor, modules: list[nn.Module]) -> None:
+    """Raises `SelectionError` if a parameter that the prototype names is in none of the modules, and others are."""
+    if isinstance(prototype, ModuleParameterMonitor) and any(map(prototype.applies, modules)):
+        missing = set.intersection(*[set(prototype.missing(module)) for module in modules])
+        if missing:
+            raise SelectionError(
+                f"none of the {len(modules)} modules selected has a parameter {sorted(missing)}, which {prototype!r} names"
+            )

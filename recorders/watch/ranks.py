@@ -1,0 +1,54 @@
+"""Ranks: what all ranks of a distributed training recorded, merged, and the one rank that shows it."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.distributed as dist
+
+from recorders.errors import RecordingWarning, SyncError
+from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.sync import sync
+from reducers import Max
+
+__all__ = ["Ranks"]
+
+_EPOCH = "epoch"
+
+
+class Ranks:
+    """All ranks of a distributed training, or the only one.
+
+    Args:
+        master: the rank that shows what all ranks recorded; None if each rank is by itself.
+    """
+
+    def __init__(self, master: int | None) -> None:
+        self._master, self._warned = master, False
+
+    @property
+    def apart(self) -> bool:
+        """Whether there is only this rank, or each rank is by itself."""
+        return self._master is None or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+
+    @property
+    def shows(self) -> bool:
+        """Whether this rank shows what was recorded."""
+        return self.apart or dist.get_rank() == self._master
+
+    def merge(self, recording: Recording, epoch: int) -> tuple[Recording, int]:
+        """What all ranks recorded, in one exchange, and the highest of their epochs; if ranks do not fit, warns once."""
+        if self.apart:
+            return recording, epoch
+        highest = Max()
+        part = Subrecording(highest, {"": highest.update({}, torch.tensor(epoch))}, 1)
+        try:
+            merged = sync(Recording({**recording, _EPOCH: part}), missing="keep")
+        except SyncError as error:
+            if not self._warned:
+                self._warned = True
+                message = f"rank {dist.get_rank()} shows its own numbers only, in this epoch and if it happens again: {error}"
+                warnings.warn(message, RecordingWarning, stacklevel=3)
+            return recording, epoch
+        return Recording({name: one for name, one in merged.items() if name != _EPOCH}), int(merged[_EPOCH].peek())

@@ -1,0 +1,110 @@
+"""Three processes with gloo on loopback, in which tests run scenarios; see the fixture `world` in conftest.py."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+__all__ = ["SIZE", "Place", "Raised", "World", "alike", "returned"]
+
+SIZE = 3
+SECONDS = 60
+"""No test waits longer for a rank; a healthy one answers within milliseconds."""
+
+Place = tuple[int, Any]
+"""What a scenario is told: its rank, and the group it is to sync with."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a scenario raised on one rank."""
+
+    kind: str
+    text: str
+    cause: str
+
+
+def serve(rank: int, store: str, pipe: Connection) -> None:
+    """Lives in a process of its own: joins the world, then runs the scenarios it is sent."""
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=SECONDS)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE, timeout=limit)
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in [(0, 1), (1, 2), *((one,) for one in range(SIZE))]}
+    while True:
+        job = pickle.loads(pipe.recv_bytes())
+        if job is None:
+            dist.destroy_process_group()
+            return
+        scenario, ranks, arguments = job
+        try:
+            answer = scenario((rank, groups.get(ranks)), *arguments)
+        except Exception as error:
+            answer = Raised(type(error).__name__, str(error), type(error.__cause__).__name__)
+        pipe.send_bytes(pickle.dumps(answer))
+
+
+class World:
+    """Three processes. `run` has some of them act a scenario and returns what each returned or raised."""
+
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(SIZE):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(rank, str(folder / "store"), there), daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def run(
+        self, scenario: Callable[..., Any], *arguments: Any, ranks: tuple[int, ...] = (0, 1, 2), group: Any = None
+    ) -> list[Any]:
+        job = pickle.dumps((scenario, group or ranks, arguments))
+        for rank in ranks:
+            self.pipes[rank].send_bytes(job)
+        answers = []
+        for rank in ranks:
+            if not self.pipes[rank].poll(SECONDS):
+                self.kill()
+                pytest.fail(f"rank {rank} did not answer within {SECONDS} s")
+            answers.append(pickle.loads(self.pipes[rank].recv_bytes()))
+        return answers
+
+    def close(self) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            if process.is_alive():
+                pipe.send_bytes(pickle.dumps(None))
+        for process in self.processes:
+            process.join(10)
+        self.kill()
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def returned(answers: list[Any]) -> list[Any]:
+    """The answers, of which none is an error."""
+    assert not any(isinstance(answer, Raised) for answer in answers), answers
+    return answers
+
+
+def alike(answers: list[Any]) -> Any:
+    """The answer that all ranks gave."""
+    assert all(answer == answers[0] for answer in returned(answers))
+    return answers[0]
