@@ -198,6 +198,13 @@ def parts() -> str:
     return "\n".join(_table(("up to and with", "in all", "more than the row before"), rows))
 
 
+def states() -> str:
+    """How the cost of an update grows with what the state holds."""
+    result = _result("growth_states")["rows"]
+    rows = [(row["size"], f"`{row['reducer']}`", *(f"{us:,.0f} us" for us in row["us"].values())) for row in result]
+    return "\n".join(_table(("number of", "one update of", *(f"{int(size):,}" for size in result[0]["us"])), rows))
+
+
 def overheads() -> str:
     """What recording truly takes of a step, and what `overhead()` says of it."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -300,7 +307,7 @@ def accuracy() -> str:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
-    ROOT / "docs" / "speed.md": {"figures": figures, "overheads": overheads, "parts": parts},
+    ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts},
     ROOT / "docs" / "torch.md": {"versions": versions},
 }
 

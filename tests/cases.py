@@ -487,6 +487,18 @@ CASES = (
         same_shape=True,
     ),
     Case(
+        NearestTrace(time_constant=torch.tensor([[0.5, 2.0, 3.0]]), amplitude=1.0 + 2.0j, target=0.0, tolerance=0.5),
+        trace(lambda h: 1 + 2j if abs(h) <= 0.5 else None, np.array([0.5, 2.0, 3.0]), nearest=True),
+        splittable=False,
+        same_shape=True,
+    ),
+    Case(
+        CumulativeTrace(time_constant=(2.0, 1.0, 4.0), target=0.0, amplitude=1j),
+        trace(lambda h: 1j if h == 0 else None, np.array([2.0, 1.0, 4.0]), nearest=False),
+        splittable=False,
+        same_shape=True,
+    ),
+    Case(
         CumulativeTrace(time_constant=2.0, target=0.0),
         trace(lambda h: 1.0 if h == 0 else None, 2.0, nearest=False),
         splittable=False,

@@ -104,17 +104,17 @@ def ema(alpha: float, batch_mean: bool = False) -> Callable[[Observations], Arra
     return reference
 
 
-def trace(event: Callable[[float], float | None], tau: float, nearest: bool) -> Callable[[Observations], Array]:
+def trace(event: Callable[[float], complex | None], tau: float | Array, nearest: bool) -> Callable[[Observations], Array]:
     """Args:
     event: what an element contributes, None where it is no event.
     """
 
     def reference(xs: Observations) -> Array:
-        value = np.zeros(xs[0].shape)
+        value, fade = np.zeros(xs[0].shape, np.complex128), np.broadcast_to(np.exp(-1 / np.asarray(tau)), xs[0].shape)
         for x in xs:
             for i in np.ndindex(x.shape):
                 found = event(x[i])
-                value[i] *= math.exp(-1 / tau)
+                value[i] *= fade[i]
                 if found is not None:
                     value[i] = found if nearest else value[i] + found
         return value

@@ -273,9 +273,9 @@ class Monitor(Past, ABC):
         kind, module = type(self).__name__, self.hooks.module_class
         return Subrecording(self.reducer, states, samples, None, kind, attr, module, self._functions)
 
-    def reset(self) -> None:
-        """Deletes what was recorded; hooks, and functions given to `apply`, stay."""
-        self.buffer.clear()
+    def reset(self, keepshape: bool = False) -> None:
+        """Deletes what was recorded, not hooks nor functions of `apply`; with `keepshape` states keep the shapes that they had."""
+        self.buffer.clear(keepshape)
         self.gate.clear()
         self.counts, self.last_error = {}, None
 

@@ -15,6 +15,7 @@ from recorders.capture.context import as_monitor
 from recorders.schedule.stopwatch import exclude, now
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
+from reducers.core.states import check_states, without_values
 
 __all__ = ["Buffer"]
 
@@ -41,6 +42,7 @@ class Buffer:
         self.failed: list[tuple[Exception, Any]] = []
         self.flush_seconds = 0.0
         self.lock = threading.RLock()
+        self._shapes: dict[str, State] = {}  # kept by `clear`, by leaf
 
     def fuse(self) -> None:
         """Reduces big observations through `torch.compile` from now on."""
@@ -63,7 +65,7 @@ class Buffer:
             if alone and self._add_pending(paths, tensors):
                 return
             stored = self.flush()
-            states = {path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()}
+            states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
             self.stored = stored.after(states, new_buffer(paths, tensors) if alone else None)
 
     def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
@@ -73,7 +75,7 @@ class Buffer:
                 return
             stored = self.flush()
             lifted = unpacked(layout, packs)
-            states = {path: self._merged_copy(stored.states.get(path, {}), state) for path, state in lifted.items()}
+            states = self._checked({path: self._merged_copy(stored.states.get(path, {}), one) for path, one in lifted.items()})
             self.stored = stored.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
 
     def _add_pending(self, key: tuple[str, ...], tensors: list[Tensor]) -> bool:
@@ -83,6 +85,13 @@ class Buffer:
         if full:
             self.flush()
         return full is not None
+
+    def _checked(self, states: dict[str, State]) -> dict[str, State]:
+        """Returns the states, if they have the shapes that were kept. Pending observations have that of one that was checked."""
+        for path, shapes in self._shapes.items():
+            if states.get(path):
+                check_states(self.reducer, shapes, states[path])
+        return states
 
     def _merged_copy(self, state: State, lifted: State) -> State:
         """Merges a copy of `lifted`, because the graph reuses its memory."""
@@ -103,9 +112,11 @@ class Buffer:
         with self.lock:
             return self.failed.pop(0) if self.failed else None
 
-    def clear(self) -> None:
-        """Deletes everything."""
+    def clear(self, keepshape: bool = False) -> None:
+        """Deletes everything; if `keepshape`, later states must have the shapes of those that are deleted."""
         with self.lock:
+            kept = {path: without_values(state) for path, state in self.flush().states.items()} if keepshape else {}
+            self._shapes = {**self._shapes, **kept} if keepshape else {}
             self.stored = EMPTY
 
     def replace(self, states: Mapping[str, State], more: int) -> None:

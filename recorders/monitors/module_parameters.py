@@ -36,10 +36,10 @@ class ParameterBuffer(Buffer):
             StateStack.left += 1
             super().add(inputs)
 
-    def clear(self) -> None:
+    def clear(self, keepshape: bool = False) -> None:
         with LOCK:
             StateStack.left += 1
-            super().clear()
+            super().clear(keepshape)
 
     def replace(self, states: Mapping[str, State], more: int) -> None:
         with LOCK:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from reducers import History, NoHistoryError, Result, State
 from reducers.temporal.history import history_of
+from reducers.temporal.interpolation import Extrapolation, Interpolation
 
 __all__ = ["Past"]
 
@@ -38,21 +39,20 @@ class Past:
     def view(
         self: _Recorded,
         time: float | Tensor,
-        interpolation: str | None = None,
+        interpolation: Interpolation | None = None,
         *,
         tolerance: float = 1e-7,
-        time_constant: float | None = None,
+        time_constant: float | Tensor | None = None,
+        extrapolation: Extrapolation | None = None,
     ) -> Any:
         """The result at a time before the newest; see `reducers.History.view`.
 
         Raises:
             NoHistoryError: the reducer is not a `History`.
-            ArgumentError: the time is out of range.
+            ArgumentError: as `reducers.History.view`.
         """
-        return _read(
-            self,
-            lambda history, state: history.view(state, time, interpolation, tolerance=tolerance, time_constant=time_constant),
-        )
+        options: Any = {"tolerance": tolerance, "time_constant": time_constant, "extrapolation": extrapolation}
+        return _read(self, lambda history, state: history.view(state, time, interpolation, **options))
 
     def dump(self: _Recorded) -> Any:
         """All results in the history, newest first along a new first axis; see `reducers.History.dump`.

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from reducers.core.reducer import Reducer, check_reducer
-from reducers.core.states import check_states
+from reducers.core.states import check_states, without_values
 from reducers.errors import StateMismatchError
 from reducers.state import Result, State
 from reducers.temporal.history import history_of
+from reducers.temporal.interpolation import Extrapolation, Interpolation
 
 __all__ = ["Cell"]
 
@@ -85,20 +86,21 @@ class Cell(nn.Module):
     def view(
         self,
         time: float | Tensor,
-        interpolation: str | None = None,
+        interpolation: Interpolation | None = None,
         *,
         tolerance: float = 1e-7,
-        time_constant: float | None = None,
+        time_constant: float | Tensor | None = None,
+        extrapolation: Extrapolation | None = None,
     ) -> Result:
         """Return the result at a time before the newest; see `History.view`.
 
         Raises:
             NoHistoryError: the reducer is not a `History`.
             EmptyStateError: nothing was pushed.
-            ArgumentError: the time is out of range.
+            ArgumentError: as `History.view`.
         """
-        history = history_of(self.reducer)
-        return history.view(self._state, time, interpolation, tolerance=tolerance, time_constant=time_constant)
+        options: Any = {"tolerance": tolerance, "time_constant": time_constant, "extrapolation": extrapolation}
+        return history_of(self.reducer).view(self._state, time, interpolation, **options)
 
     def dump(self) -> Result:
         """Return all results of a `History`, newest first; see `History.dump`.
@@ -118,7 +120,7 @@ class Cell(nn.Module):
         if not keepshape:
             self._shapes = {}
         elif self._state:
-            self._shapes = {key: value.new_empty(()).expand(value.shape) for key, value in self._state.items()}
+            self._shapes = without_values(self._state)
         self._state = self.reducer.init()
 
     reset = clear

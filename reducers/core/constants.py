@@ -30,8 +30,8 @@ def numbers(constant: Any) -> Iterator[Any]:
         yield constant
 
 
-def constant_tensor(constant: Any, device: torch.device) -> Tensor:
-    """Return the tensor of a constant: float64, complex128, int64 or bool."""
+def constant_tensor(constant: Any) -> Tensor:
+    """Return the tensor of a constant, on the CPU: float64, complex128, int64 or bool."""
     kinds = {type(number) for number in numbers(constant)}
     dtype = torch.complex128 if complex in kinds else torch.float64 if float in kinds else None
-    return torch.tensor(constant, dtype=dtype, device=device)
+    return torch.tensor(constant, dtype=dtype, device="cpu")

@@ -37,6 +37,8 @@ def _encode(value: Any, owner: Reducer) -> Any:
         return to_recipe(value)
     if isinstance(value, _PLAIN_TYPES):
         return value if value == value and value not in (float("inf"), float("-inf")) else {"float": str(value)}
+    if isinstance(value, complex):
+        return {"complex": [_encode(value.real, owner), _encode(value.imag, owner)]}
     if isinstance(value, tuple):
         return [_encode(item, owner) for item in value]
     raise RecipeError(
@@ -76,6 +78,8 @@ def _decode(value: Any, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         raise RecipeError(f"a recipe is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, dict):
+        if set(value) == {"complex"}:
+            return complex(*_decode(value["complex"], depth + 1))
         return float(value["float"]) if set(value) == {"float"} else _build(value, depth)
     if isinstance(value, list):
         return tuple(_decode(item, depth + 1) for item in value)

@@ -10,7 +10,7 @@ from torch import Tensor
 from reducers.errors import EmptyStateError, StateMismatchError
 from reducers.state import Result, State
 
-__all__ = ["check_states", "copy_aliased", "prefixed", "require_state", "substate", "to_device", "tree_map"]
+__all__ = ["check_states", "copy_aliased", "prefixed", "require_state", "substate", "to_device", "tree_map", "without_values"]
 
 
 def prefixed(name: str, state: State) -> State:
@@ -21,6 +21,11 @@ def prefixed(name: str, state: State) -> State:
 def substate(state: State, name: str) -> State:
     """Return the entries whose keys start with `name/`, without that prefix."""
     return {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}/")}
+
+
+def without_values(state: State) -> State:
+    """Return tensors of the same keys, shapes, dtypes and devices that take no memory, for `check_states`."""
+    return {key: value.new_empty(()).expand(value.shape) for key, value in state.items()}
 
 
 def to_device(state: State, device: torch.device) -> State:

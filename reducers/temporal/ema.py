@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from reducers.core.constants import numbers
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
@@ -23,9 +24,9 @@ __all__ = ["EMA", "Difference", "FirstNonfinite", "TimeSince", "check_positive"]
 
 
 def check_positive(reducer: Reducer, name: str) -> None:
-    """Raise `ArgumentError` if the field `name` of `reducer` is not a finite number above 0."""
+    """Raise `ArgumentError` if the field `name` of `reducer` is not a finite number above 0, or nested tuples of such."""
     value = getattr(reducer, name)
-    if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if not all(isinstance(number, (int, float)) and 0 < number < float("inf") for number in numbers(value)):
         raise ArgumentError(f"{type(reducer).__name__} takes a finite {name} above 0 and got {value!r}")
 
 

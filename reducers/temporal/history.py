@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,13 +12,11 @@ from torch import Tensor
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import require_state, to_device, tree_map
 from reducers.errors import ArgumentError, NoHistoryError
-from reducers.kernels.precision import wide_float
 from reducers.state import Result, State
 from reducers.temporal import ring
+from reducers.temporal.interpolation import Extrapolation, Interpolation, checked, extrapolated, gathered, interpolated
 
 __all__ = ["History", "history_of"]
-
-Interpolate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -126,10 +123,11 @@ class History(Reducer):
         self,
         state: State,
         time: float | Tensor,
-        interpolation: str | None = None,
+        interpolation: Interpolation | None = None,
         *,
         tolerance: float = 1e-7,
-        time_constant: float | None = None,
+        time_constant: float | Tensor | None = None,
+        extrapolation: Extrapolation | None = None,
     ) -> Result:
         """Return the result at a time before the newest, interpolated between two steps.
 
@@ -139,49 +137,65 @@ class History(Reducer):
             time: age relative to the newest result, in the unit of `step_time`: a number for all elements; a tensor that
                 broadcasts to the result, with one time per element; or a tensor with one more axis at the end, with several
                 times per element.
-            interpolation: the value between two results, at a time `e` after the earlier one. "previous": the earlier;
-                "nearest": the later if it is nearer, else the earlier; "linear": linear interpolation; "expdecay":
-                `earlier * exp(-e / time_constant)`; "elapsed": `earlier + e`. The default depends on the reducer: "linear" for
-                `Mean` and `EMA`, "expdecay" for traces, "elapsed" for `TimeSince`, "previous" for all others.
+            interpolation: the value between two results, at a time `e` after the earlier one. "previous": the earlier; "next":
+                the later; "nearest": the later if it is nearer, else the earlier; "linear": linear interpolation; "expdecay":
+                `earlier * exp(-e / time_constant)`; "elapsed": `earlier + e`; or a function `f(earlier, later, e, step_time)` of
+                tensors of the shape that is returned. The default depends on the reducer: "linear" for `Mean` and `EMA`,
+                "expdecay" for traces, "elapsed" for `TimeSince`, "previous" for all others.
             tolerance: a time within this distance of a result counts as the time of that result.
-            time_constant: for "expdecay"; by default that of the reducer.
+            time_constant: for "expdecay", a number or one per element; by default that of the reducer.
+            extrapolation: the value at times older than the oldest result so far, or newer than the newest: a number; "nearest",
+                the nearest result; or a function `f(nearest, e)`, at a time `e` after that result, negative before it. By default
+                such times are an error.
 
         Returns:
-            The result in its own shape, with a last axis for several times; in its own dtype for "previous" and "nearest", else in
-            float64 or complex128.
+            The result in its own shape, with a last axis for several times; in its own dtype for "previous", "next" and "nearest",
+            in that of a function's result, else in float64 or complex128.
 
         Raises:
             EmptyStateError: `state` is empty.
-            ArgumentError: the time is older than the oldest result, or has the wrong shape; or the interpolation is unknown or
-                has no time constant.
+            ArgumentError: the time is NaN, outside the results without an extrapolation, or has the wrong shape; or the
+                interpolation or extrapolation is unknown or has no time constant.
         """
         require_state(self, state)
-        interpolate = self._interpolation(interpolation, time_constant)
-        kept = self._kept(state)
+        how = self.reducer.interpolation if interpolation is None else interpolation
+        inner = getattr(self.reducer, "time_constant", None) if time_constant is None else time_constant
+        tau = checked(self, how, extrapolation, inner)
+        last = self._kept(state) - 1
         times = torch.as_tensor(time, dtype=torch.float64).cpu()
-        oldest = (kept - 1) * self.step_time
-        low, high = times.aminmax() if times.numel() else (times.sum(), times.sum())
-        if not (low >= -tolerance and high <= oldest + tolerance):  # rejects NaN too
+        steps = times / self.step_time
+        nearest = steps.round().clamp(0, last)
+        steps = torch.where((nearest * self.step_time - times).abs() <= tolerance, nearest, steps)
+        inside = steps.clamp(0, last)
+        if not torch.equal(steps, inside) and (extrapolation is None or steps.isnan().any()):
+            low, high = times.aminmax()
             span = f"{low.item():g}" if low == high else f"{low.item():g} to {high.item():g}"
             raise ArgumentError(
-                f"{self!r} was asked for time {span}; its {kept} results so far reach from 0 (the newest) to {oldest:g}: "
-                "ask for a smaller time, or keep a longer duration"
+                f"{self!r} was asked for time {span}; its {last + 1} results so far reach from 0 (the newest) to "
+                f"{last * self.step_time:g}: ask for another time, keep a longer duration, or give an extrapolation"
             )
-        steps = times / self.step_time
-        nearest = steps.round().clamp(0, kept - 1)
-        steps = torch.where((nearest * self.step_time - times).abs() <= tolerance, nearest, steps)
-        earlier, later = steps.ceil().long(), steps.floor().long()
-        elapsed = (earlier - steps) * self.step_time
+        earlier, later = inside.ceil().long(), inside.floor().long()
+        elapsed, since = (earlier - inside) * self.step_time, (inside - steps) * self.step_time
 
         def read(*results: Tensor) -> Tensor:
+            shape, device = results[0].shape, results[0].device
+            several = times.ndim == len(shape) + 1
+            wanted = (*shape, times.shape[-1]) if several else shape
+            try:
+                index, next_index, e, outside = (part.to(device).expand(wanted) for part in (earlier, later, elapsed, since))
+            except RuntimeError:
+                raise ArgumentError(
+                    f"times of shape {tuple(times.shape)} do not fit results of shape {tuple(shape)}: they must broadcast to it, "
+                    "or have one more axis at the end"
+                ) from None
             if times.ndim == 0:
-                first, second, e = results[0], results[-1], elapsed.to(results[0].device)
+                before, after = results[0], results[-1]
             else:
-                first, second, e = _gather(torch.stack(results), earlier, later, elapsed)
-            interpolated = interpolate(first, second, e)
-            return torch.where(e == 0, first.to(interpolated.dtype), interpolated)
+                before, after = gathered(torch.stack(results), index), gathered(torch.stack(results), next_index)
+            value = interpolated(how, before, after, e, self.step_time, tau.unsqueeze(-1) if several and tau.ndim else tau)
+            return value if extrapolation is None else extrapolated(extrapolation, value, before, outside)
 
-        indices = (int(earlier), int(later)) if times.ndim == 0 else range(kept)
+        indices = (int(earlier), int(later)) if times.ndim == 0 else range(last + 1)
         return tree_map(read, *[self._result(state, index) for index in indices])
 
     def _result(self, state: State, index: int) -> Result:
@@ -189,42 +203,6 @@ class History(Reducer):
 
     def _kept(self, state: State) -> int:
         return min(int(state["observed"]), self.slots)
-
-    def _interpolation(self, name: str | None, time_constant: float | None) -> Interpolate:
-        name = self.reducer.interpolation if name is None else name
-        step = self.step_time
-        tau = float(getattr(self.reducer, "time_constant", math.nan) if time_constant is None else time_constant)
-        if name == "expdecay" and not tau > 0:
-            raise ArgumentError(f"{self!r} has no time constant above 0; pass one: view(time, 'expdecay', time_constant=...)")
-        known: dict[str, Interpolate] = {
-            "previous": lambda before, after, e: before,
-            "nearest": lambda before, after, e: torch.where(e > step / 2, after, before),
-            "linear": lambda before, after, e: wide_float(before) + (wide_float(after) - wide_float(before)) * (e / step),
-            "expdecay": lambda before, after, e: wide_float(before) * torch.exp(-e / tau),
-            "elapsed": lambda before, after, e: wide_float(before) + e,
-        }
-        if name not in known:
-            raise ArgumentError(f"no interpolation {name!r}; there are {list(known)}")
-        return known[name]
-
-
-def _gather(results: Tensor, earlier: Tensor, later: Tensor, elapsed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, per element and time, the earlier and the later result, and the time since the earlier one."""
-    shape = results.shape[1:]
-    several = earlier.ndim == len(shape) + 1
-    try:
-        expanded = (*shape, earlier.shape[-1]) if several else shape
-        earlier, later, elapsed = (part.expand(expanded).to(results.device) for part in (earlier, later, elapsed))
-    except RuntimeError:
-        raise ArgumentError(
-            f"times of shape {tuple(earlier.shape)} do not fit results of shape {tuple(shape)}: they must broadcast to it, or have "
-            "one more axis at the end"
-        ) from None
-    columns = results.movedim(0, -1)
-    if several:
-        return columns.gather(-1, earlier), columns.gather(-1, later), elapsed
-    before, after = (columns.gather(-1, index.unsqueeze(-1)).squeeze(-1) for index in (earlier, later))
-    return before, after, elapsed
 
 
 def history_of(reducer: Reducer) -> History:

@@ -92,7 +92,7 @@ class Scan(Reducer):
         """Return the result before the first observation."""
         if callable(self.initial):
             return self.initial(*observed)
-        return None if self.initial is None else constant_tensor(self.initial, device)
+        return None if self.initial is None else constant_tensor(self.initial).to(device, non_blocking=True)
 
     def _flat(self, path: str, result: Any) -> State:
         """Return copies of the tensors of a result, by path."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from reducers.core.constants import Constant, as_constant, constant_tensor
 from reducers.core.inputs import observation, observation_with
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.precision import wide_float
@@ -28,26 +31,52 @@ __all__ = [
 ]
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _decays(tau: tuple[Constant, ...], step_time: float) -> Tensor:
+    decays: Tensor = _cached_decays(tau, step_time)
+    return decays
+
+
+@lru_cache(maxsize=64)
+def _cached_decays(tau: tuple[Constant, ...], step_time: float) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.exp(-step_time / constant_tensor(tau))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Trace(Affine):
     """Base class: each step multiplies the trace by `exp(-step_time / time_constant)`; an event then sets it or adds to it."""
 
-    time_constant: float
+    time_constant: float | Tensor | tuple[Constant, ...]
     step_time: float = 1.0
-    amplitude: float = 1.0
+    amplitude: complex = 1.0
 
     interpolation: ClassVar[str] = "expdecay"
     nearest: ClassVar[bool]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "time_constant", as_constant(self.time_constant))
         check_positive(self, "time_constant")
         check_positive(self, "step_time")
         self._check_finite("amplitude")
 
     def _check_finite(self, name: str) -> None:
         value = getattr(self, name)
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not isinstance(value, (int, float, complex)) or not cmath.isfinite(value):
             raise ArgumentError(f"{type(self).__name__} takes a finite {name} and got {value!r}")
+
+    def _decay(self, like: Tensor) -> Tensor:
+        """Return the decay of one step, which broadcasts to `like`."""
+        tau, dtype = self.time_constant, like.real.dtype
+        if not isinstance(tau, tuple):
+            return torch.full((), math.exp(-self.step_time / tau), dtype=dtype, device=like.device)
+        decay: Tensor = _decays(tau, self.step_time).to(like.device, dtype, non_blocking=True, copy=True)
+        try:
+            decay.expand(like.shape)
+        except RuntimeError:
+            shapes = f"{tuple(decay.shape)}, which does not broadcast to observations of shape {tuple(like.shape)}"
+            raise ArgumentError(f"{type(self).__name__} has time constants of shape {shapes}") from None
+        return decay
 
     @abstractmethod
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,14 +84,14 @@ class _Trace(Affine):
 
     def step(self, *xs: Tensor) -> State:
         match, value = self.event(*xs)
-        factor = torch.full((), math.exp(-self.step_time / self.time_constant), dtype=value.real.dtype, device=match.device)
-        decay = torch.where(match, torch.zeros_like(factor), factor) if self.nearest else factor
-        return {"decay": decay, "gain": torch.where(match, value, torch.zeros_like(value))}
+        gain = torch.where(match, value, torch.zeros_like(value))
+        decay = self._decay(gain)
+        return {"decay": torch.where(match, torch.zeros_like(decay), decay) if self.nearest else decay, "gain": gain}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _MatchTrace(_Trace):
-    target: float = 1.0
+    target: complex = 1.0
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
@@ -75,13 +104,14 @@ class _MatchTrace(_Trace):
         x = wide_float(observation(self, xs))
         # without a tolerance, equality is cheaper and involves no rounding
         match = (x - self.target).abs() <= self.tolerance if self.tolerance else x == self.target
-        return match, torch.full((), self.amplitude, dtype=x.real.dtype, device=x.device)
+        dtype = torch.complex128 if isinstance(self.amplitude, complex) else x.real.dtype
+        return match, torch.full((), self.amplitude, dtype=dtype, device=x.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ScaledTrace(_Trace):
     criterion: Callable[[Tensor], Tensor]
-    scale: float = 1.0
+    scale: complex = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +127,7 @@ class _ScaledTrace(_Trace):
 
 @dataclass(frozen=True, kw_only=True)
 class _ConditionalTrace(_Trace):
-    scale: float = 1.0
+    scale: complex = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,14 +146,14 @@ class NearestTrace(_MatchTrace):
     The trace starts at 0. Non-finite elements never match.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, the value that a match sets the trace to.
         target: the value that matches, in the unit of the data.
         tolerance: largest distance from the target that still matches.
 
     Returns:
-        float64, in the shape of the observations.
+        float64, or complex128 for a complex amplitude, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, the tolerance is negative, or a number is not finite.
@@ -145,14 +175,14 @@ class CumulativeTrace(_MatchTrace):
     The trace starts at 0. Non-finite elements never match.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, the value that a match adds to the trace.
         target: the value that matches, in the unit of the data.
         tolerance: largest distance from the target that still matches.
 
     Returns:
-        float64, in the shape of the observations.
+        float64, or complex128 for a complex amplitude, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, the tolerance is negative, or a number is not finite.
@@ -174,14 +204,14 @@ class ScaledNearestTrace(_ScaledTrace):
     Events with a non-finite contribution are ignored.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         criterion: maps an observation to a bool tensor of the same shape, True where there is an event.
         scale: factor applied to the input.
 
     Returns:
-        float64, or complex128 for complex input, in the shape of the observations.
+        float64, or complex128 if the input or a number is complex, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, or a number is not finite.
@@ -204,14 +234,14 @@ class ScaledCumulativeTrace(_ScaledTrace):
     Events with a non-finite contribution are ignored.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         criterion: maps an observation to a bool tensor of the same shape, True where there is an event.
         scale: factor applied to the input.
 
     Returns:
-        float64, or complex128 for complex input, in the shape of the observations.
+        float64, or complex128 if the input or a number is complex, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, or a number is not finite.
@@ -235,13 +265,13 @@ class ConditionalNearestTrace(_ConditionalTrace):
     broadcasts over missing axes and axes of length 1.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         scale: factor applied to the input.
 
     Returns:
-        float64, or complex128 for complex input, in the shape of the observations.
+        float64, or complex128 if the input or a number is complex, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, a number is not finite, or the condition does not broadcast to the input.
@@ -264,13 +294,13 @@ class ConditionalCumulativeTrace(_ConditionalTrace):
     broadcasts over missing axes and axes of length 1.
 
     Args:
-        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`.
+        time_constant: time after which the trace has decayed to 1/e, in the unit of `step_time`; a tensor has one per element.
         step_time: time between observations.
         amplitude: A, a constant added to the scaled input.
         scale: factor applied to the input.
 
     Returns:
-        float64, or complex128 for complex input, in the shape of the observations.
+        float64, or complex128 if the input or a number is complex, in the shape of the observations.
 
     Raises:
         ArgumentError: a time is not above 0, a number is not finite, or the condition does not broadcast to the input.

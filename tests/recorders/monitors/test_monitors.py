@@ -23,7 +23,7 @@ from recorders import (
     RecordingWarning,
     TargetError,
 )
-from reducers import Collect, Count, Last, Max, Mean, Product, ReducerTypeError, Sum
+from reducers import Collect, Count, History, Last, Max, Mean, Product, Reducer, ReducerTypeError, Sum
 
 
 def double(output: Tensor, inputs: Tensor) -> Tensor:
@@ -211,6 +211,27 @@ def test_deregister_keeps_data_and_register_goes_on() -> None:
     layer(torch.ones(1))
     other(torch.ones(1))
     assert monitor.peek() == 3.0
+
+
+@pytest.mark.parametrize("reducer", [Mean("b c -> c"), History(Mean("b c -> c"), duration=2.0)], ids=["buffered", "at once"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_clear_may_keep_the_shapes(reducer: Reducer, compiled: bool) -> None:
+    layer = nn.Identity()
+    monitor = ForwardMonitor(reducer, layer, on_error="raise")
+    run = torch.compile(layer, backend="eager", dynamic=False) if compiled else layer
+    for _ in range(3):
+        run(torch.ones(4, 3))
+    for _ in range(2):
+        monitor.clear(keepshape=True)
+        assert monitor.peek() is None
+        with pytest.raises(MonitorError, match=r"keeps shape .*3.* and now met .*2"):
+            run(torch.ones(4, 2))
+    for _ in range(3):
+        run(torch.full((5, 3), 2.0))
+    assert monitor.peek().tolist() == [2, 2, 2]
+    monitor.clear()
+    run(torch.ones(4, 2))
+    assert monitor.peek().tolist() == [1, 1]
 
 
 def test_clear_and_merge() -> None:

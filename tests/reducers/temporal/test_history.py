@@ -19,6 +19,7 @@ from reducers import (
     ArgumentError,
     Cell,
     Collect,
+    Count,
     EmptyStateError,
     History,
     Last,
@@ -68,7 +69,7 @@ def test_dump_gives_what_there_is_newest_first() -> None:
 
 
 @pytest.mark.parametrize("time", [0.0, 0.5, 1.0, 1.5, 0.5 + 9e-8, 1.5 + 9e-8, -9e-8])
-@pytest.mark.parametrize("how", ["previous", "nearest", "linear", "elapsed"])
+@pytest.mark.parametrize("how", ["previous", "next", "nearest", "linear", "elapsed"])
 def test_at_the_time_of_a_result_it_is_that_result(time: float, how: str) -> None:
     expected = [5 - round(time * 2), 50 - 10 * round(time * 2)]
     assert RECORD.view(STATE, time, how).tolist() == expected
@@ -78,6 +79,7 @@ def test_at_the_time_of_a_result_it_is_that_result(time: float, how: str) -> Non
 @pytest.mark.parametrize(
     ("how", "value"),
     [
+        ("next", 4.0),
         ("previous", 3.0),  # 0.7 ago lies between 4 (0.5 ago) and 3 (1.0 ago): 0.3 after 3
         ("nearest", 4.0),
         ("linear", 3.0 + 0.3 / 0.5),
@@ -113,6 +115,7 @@ def by_loop(results: list[Tensor], times: Tensor, step_time: float, tolerance: f
             before, after = results[older][element].item(), results[newer][element].item()
             found[element, index] = {
                 "previous": before,
+                "next": after,
                 "nearest": after if since / step_time > 0.5 else before,
                 "linear": before + (after - before) / step_time * since,
                 "expdecay": before * math.exp(-since / tau),
@@ -126,7 +129,7 @@ def by_loop(results: list[Tensor], times: Tensor, step_time: float, tolerance: f
     seed=st.integers(0, 10_000),
     steps=st.integers(1, 9),
     step_time=st.sampled_from((0.1, 1.0, 2.5)),
-    how=st.sampled_from(("previous", "nearest", "linear", "expdecay", "elapsed")),
+    how=st.sampled_from(("previous", "next", "nearest", "linear", "expdecay", "elapsed")),
     tolerance=st.sampled_from((1e-7, 0.05)),
 )
 def test_views_equal_the_definition(seed: int, steps: int, step_time: float, how: str, tolerance: float) -> None:
@@ -195,6 +198,41 @@ def test_what_was_not_recorded_yet_is_out_of_range() -> None:
     for ask in (RECORD.latest, RECORD.dump, RECORD.compute, lambda state: RECORD.view(state, 0.0)):
         with pytest.raises(EmptyStateError):
             ask({})
+
+
+def square(before: Tensor, after: Tensor, elapsed: Tensor, step_time: float) -> Tensor:
+    assert before.shape == after.shape == elapsed.shape
+    return before + (after - before) * (elapsed / step_time) ** 2
+
+
+def test_an_interpolation_of_your_own() -> None:
+    assert RECORD.view(STATE, 0.7, square).tolist() == [pytest.approx(3.36), pytest.approx(33.6)]
+    assert RECORD.view(STATE, torch.tensor([[0.7, 0.5]]), square).tolist() == [[pytest.approx(3.36), 4], [pytest.approx(33.6), 40]]
+
+
+def test_outside_of_the_results() -> None:
+    times = torch.tensor([-0.5, 0.0, 0.7, 1.5, 2.0, math.inf], dtype=torch.float64)
+    assert RECORD.view(STATE, 2.0, extrapolation=0.0).tolist() == [0, 0]
+    assert RECORD.view(STATE, -1.0, extrapolation="nearest").tolist() == [5, 50]
+    assert RECORD.view(STATE, times[None], extrapolation=math.inf)[0].tolist() == [math.inf, 5, 3, 2, math.inf, math.inf]
+    assert RECORD.view(STATE, times[None], "linear", extrapolation="nearest")[0].tolist() == [5, 5, pytest.approx(3.6), 2, 2, 2]
+    assert RECORD.view(STATE, times[None], extrapolation=lambda x, e: x + e)[0].tolist() == [5.5, 5, 3, 2, 1.5, -math.inf]
+    counts = History(Count(), duration=2.0)
+    assert counts.view(laws.run(counts, RAMP), 1.5, extrapolation=0).dtype == torch.int64
+    assert counts.view(laws.run(counts, RAMP), 1.5, extrapolation=math.nan).dtype == torch.float64
+    with pytest.raises(ArgumentError, match="asked for time nan"):
+        RECORD.view(STATE, math.nan, extrapolation=0.0)
+    with pytest.raises(ArgumentError, match="no extrapolation 'linear'"):
+        RECORD.view(STATE, 9.0, extrapolation="linear")
+
+
+def test_each_element_decays_with_a_time_constant_of_its_own() -> None:
+    constants = torch.tensor([1.0, 4.0])
+    for time in (0.7, torch.tensor([0.7, 0.7]), torch.tensor([[0.7, 0.2, 0.0]])):
+        both = RECORD.view(STATE, time, "expdecay", time_constant=constants)
+        for element, constant in enumerate(constants.tolist()):
+            alone = RECORD.view(STATE, time, "expdecay", time_constant=constant)
+            torch.testing.assert_close(both[element], alone[element], rtol=1e-12, atol=0)
 
 
 def test_views_are_checked() -> None:
@@ -285,6 +323,7 @@ def test_cells_and_monitors_look_back(make: Callable[[], Cell | ForwardMonitor])
     assert holder.view(torch.tensor([0.0, 0.5]), tolerance=1e-3).tolist() == [5, 40]
     assert holder.view(0.25, "expdecay", time_constant=1.0)[0].item() == pytest.approx(4 * math.exp(-0.25))
     assert holder.dump().shape == (4, 2)
+    assert holder.view(9.0, extrapolation=-1.0).tolist() == [-1, -1]
     with pytest.raises(ArgumentError, match="reach from 0"):
         holder.view(9.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from typing import Any
@@ -23,6 +24,7 @@ from reducers import (
     Difference,
     EmptyStateError,
     FirstNonfinite,
+    History,
     Last,
     Mean,
     NearestTrace,
@@ -108,6 +110,32 @@ def test_steps_and_time_constants_share_their_unit() -> None:
     fine = NearestTrace(time_constant=0.02, step_time=0.001)
     coarse = NearestTrace(time_constant=20.0)
     laws.close(fine.compute(laws.run(fine, events(2))), coarse.compute(laws.run(coarse, events(2))), rtol=1e-12)
+
+
+def test_each_element_may_have_a_time_constant_of_its_own() -> None:
+    constants = torch.tensor([2.0, 5.0, 20.0])
+    both = ScaledCumulativeTrace(time_constant=constants, criterion=above)
+    xs = [torch.stack([x, -x])[:, :3] for x in events(3, 3)]
+    for column, tau in enumerate(constants.tolist()):
+        alone = ScaledCumulativeTrace(time_constant=tau, criterion=above)
+        expected = alone.compute(laws.run(alone, [x[:, column] for x in xs]))
+        torch.testing.assert_close(both.compute(laws.run(both, xs))[:, column], expected, rtol=1e-12, atol=0)
+    history = History(CumulativeTrace(time_constant=constants, amplitude=1j), duration=2.0)
+    state = laws.run(history, [torch.ones(3), torch.zeros(3)])
+    torch.testing.assert_close(history.view(state, 0.25), 1j * torch.exp(-0.75 / constants.double()), rtol=1e-12, atol=0)
+    written = from_recipe(json.loads(json.dumps(to_recipe(history))))
+    assert written == history
+    assert hash(written) == hash(history)
+    with pytest.raises(ArgumentError, match=r"shape \(3,\), which does not broadcast to .* \(2,\)"):
+        both.update({}, torch.ones(2))
+
+
+def test_numbers_of_a_trace_may_be_complex() -> None:
+    xs = [torch.tensor([1 + 1j, 2.0]), torch.tensor([0.5, 1 + 1j])]
+    trace = CumulativeTrace(time_constant=1.0, target=1 + 1j, amplitude=2j)
+    assert trace.compute(laws.run(trace, xs)).tolist() == [pytest.approx(2j / math.e), 2j]
+    scaled = ScaledNearestTrace(time_constant=1.0, criterion=lambda x: x.real > 0.6, scale=1j, amplitude=1)
+    assert scaled.compute(laws.run(scaled, xs)).tolist() == [pytest.approx(1j / math.e), 1j]
 
 
 @settings(max_examples=60, deadline=None)
@@ -230,6 +258,8 @@ def test_the_first_failure_of_all_is_found_without_a_pattern() -> None:
     [
         (lambda: EMA(alpha=1.1), "alpha from 0 to 1"),
         (lambda: EMA(alpha="0.5"), "alpha from 0 to 1"),  # type: ignore[arg-type]
+        (lambda: NearestTrace(time_constant=torch.tensor([1.0, 0.0])), "finite time_constant above 0"),
+        (lambda: NearestTrace(time_constant=1.0, amplitude=complex(0, math.inf)), "finite amplitude"),
         (lambda: NearestTrace(time_constant=0), "finite time_constant above 0"),
         (lambda: CumulativeTrace(time_constant=1.0, step_time=-1), "finite step_time above 0"),
         (lambda: CumulativeTrace(time_constant=1.0, amplitude=math.nan), "finite amplitude"),
