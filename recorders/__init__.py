@@ -33,6 +33,7 @@ from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import load, save
 from recorders.schedule.clock import Clock
 from recorders.watch import lenses, visualizers
+from recorders.watch.compare import compare
 from recorders.watch.findings import findings
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
@@ -77,6 +78,7 @@ __all__ = [
     "TargetError",
     "TickError",
     "Timeline",
+    "compare",
     "findings",
     "lenses",
     "load",

@@ -43,3 +43,26 @@ def test_every_example_is_listed() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.glob("*.py"):
         assert f"({path.name})" in listed
+
+
+FAULTS = {
+    "healthy": {},
+    "dead_relus": {"3": "48 of 64 units are dead"},
+    "exploding_gradients": {"1": "gradients explode"},
+    "rate_too_small": dict.fromkeys(("0", "2", "4", "6"), "updates are too small"),
+    "nan_in_the_middle": {"2": "for the first time in observation 39"},
+    "saturated": {"1": "64 of 64 units are saturated"},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_findings_name_the_planted_fault_and_nothing_else(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import find_faults
+
+    assert set(find_faults.FAULTS) == set(FAULTS)
+    found = find_faults.examine(fault)
+    assert found.unexamined == ()
+    assert [finding.layer for finding in found] == list(FAULTS[fault])
+    for finding in found:
+        assert FAULTS[fault][finding.layer] in finding.what

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from recorders.recordings.shown import Rows, Table
+
 __all__ = ["Overhead", "check_budget", "shown_cadence"]
 
 
 @dataclass(frozen=True)
-class Overhead:
+class Overhead(Table):
     """What recording costs per step, averaged over recently measured steps.
 
     Host time is measured without waiting for devices. Work that is put off to reduce observations together counts in the step that
@@ -73,6 +75,12 @@ class Overhead:
             rows.append(f"{len(rest)} more: {_shown(sum(seconds for _, seconds in rest))}")
         head += f"{device}, measured on the {self.where} over {self.steps} steps{cadence}"
         return "\n".join([head, *rows, *([self.note] if self.note else [])])
+
+    def rows_shown(self) -> Rows:
+        """One row for each subrecorder, most costly first, and the total."""
+        ordered = sorted(self.by_name.items(), key=lambda item: -item[1])
+        total = ("all", _shown(self.seconds), f"{100 * self.share:.2g} % of a step of {_shown(self.step_seconds)}")
+        return ("name", "time in a step", ""), [total, *((name or "(net)", _shown(seconds), "") for name, seconds in ordered)]
 
 
 def check_budget(budget: object) -> float | None:

@@ -18,6 +18,7 @@ from recorders.monitors.gate import Gate
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
+from recorders.recordings.shown import Rows, Table
 from recorders.schedule.clock import shown_steps
 
 __all__ = ["Plan", "PlanRow", "plan"]
@@ -43,13 +44,18 @@ class PlanRow:
     def __str__(self) -> str:
         if self.error is not None:
             return f"{self.name or '(net)'}: will fail: {self.error}"
+        steps = f", {self.steps}" if self.steps else ""
+        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {self.size}{steps}"
+
+    @property
+    def size(self) -> str:
+        """The size of the state, in words."""
         size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
-        parts = [size, "more with every observation" if self.grows else "", self.steps]
-        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {', '.join(filter(None, parts))}"
+        return f"will fail: {self.error}" if self.error else size + (", more with every observation" if self.grows else "")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Table):
     """What will be recorded: a row for each subrecorder, and a note if something stayed unknown."""
 
     rows: tuple[PlanRow, ...]
@@ -65,6 +71,12 @@ class Plan:
         if growing := sum(row.grows for row in self.rows):
             total += f"; {growing} of them grow without bound: keep less with Whole(last=n), Reservoir(k) or Window(reducer, n)"
         return "\n".join([*map(str, self.rows), total, *([self.note] if self.note else [])])
+
+    def rows_shown(self) -> Rows:
+        """One row for each subrecorder, and the total."""
+        cells = [(row.name or "(net)", f"{row.monitor}({row.reducer})", row.module, row.size, row.steps) for row in self.rows]
+        total = ("all", "", "", f"{self.state_bytes:,} bytes of state", self.note)
+        return ("name", "monitor", "on", "state after one observation", "steps"), [*cells, total]
 
 
 def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:

@@ -42,10 +42,9 @@ class Recorder(Mapping[str, Monitor]):
         fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass: faster for reducers made of
             several others and tensors of several MB, but the first observation of each kind takes seconds. If compilation fails,
             there is one warning. Compiled nets reduce in their own graph anyway.
-        budget: the largest share of the steps' time that recording may take, such as 0.03. If recording takes more, only one in 2,
-            3, 4, ... of the steps that a monitor chooses is recorded, and counts are of recorded steps. If steps that record
-            nothing exceed it too, recording stops with a warning. `overhead()` shows the cost and the present cadence. A budget
-            needs a clock that advances: `attach` or `step`. A compiled net gets one more graph and keeps its hooks.
+        budget: the largest share of the steps' time that recording may take, such as 0.03. If it takes more, only one in 2, 3, 4,
+            ... of the steps that a monitor chooses is recorded; if steps that record nothing exceed it too, recording stops with
+            a warning. Needs a clock that advances (`attach` or `step`). A compiled net gets one more graph and keeps its hooks.
         **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module: it exists at
             once, under the name of its group.
 
@@ -190,8 +189,10 @@ class Recorder(Mapping[str, Monitor]):
         self.deregister()
 
     def __repr__(self) -> str:
-        cadence = shown_cadence(self._clock.cadence, self._meter.budget)
-        return f"Recorder({self._subrecorders!r}): {len(self)} subrecorders{cadence}"
+        return f"Recorder({self._subrecorders!r}): {len(self)} subrecorders{shown_cadence(self._clock.cadence, self._meter.budget)}"
+
+    def _repr_html_(self) -> str:
+        return self.snapshot()._repr_html_()
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -280,8 +281,7 @@ class Recorder(Mapping[str, Monitor]):
 
     def reset(self) -> Self:
         """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
-        for monitor in self.values():
-            monitor.reset()
+        self._subrecorders.reset()
         return self
 
     clear = reset

@@ -14,6 +14,7 @@ from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
+from recorders.recordings.shown import Rows, Table
 from recorders.schedule.clock import shown_steps
 
 __all__ = ["Report", "ReportRow", "report", "shown_module"]
@@ -34,7 +35,7 @@ class ReportRow:
     steps: str = ""
 
     def __str__(self) -> str:
-        left_out = "; ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+        left_out, _ = _left_out(self)
         return (
             f"{self.name or '(net)'}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
             + (f" ({self.steps})" if self.steps else "")
@@ -44,7 +45,7 @@ class ReportRow:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Table):
     """One row per subrecorder; `str()` shows one line for each."""
 
     rows: tuple[ReportRow, ...]
@@ -56,6 +57,16 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.rows))
+
+    def rows_shown(self) -> Rows:
+        """One row for each subrecorder."""
+        rows = [(row.name or "(net)", row.monitor, row.module, f"{row.samples:,}", f"{row.calls:,}") for row in self.rows]
+        cells = [(*row, *_left_out(whole)) for row, whole in zip(rows, self.rows, strict=True)]
+        return ("name", "monitor", "on", "recorded", "calls", "left out", "why"), cells
+
+
+def _left_out(row: ReportRow) -> tuple[str, str]:
+    return "; ".join(f"{count} {reason}" for reason, count in row.skipped.items()), row.reason
 
 
 def shown_module(monitor: Monitor) -> str:

@@ -229,6 +229,11 @@ class Subrecorders(Mapping[str, Monitor]):
         for name, monitor in self.items():
             monitor.merge(theirs[name])
 
+    def reset(self) -> None:
+        """Deletes what was recorded."""
+        for monitor in self.values():
+            monitor.reset()
+
     def register(self) -> None:
         """Puts all hooks on, also if recording has stopped for the budget: it is given another chance."""
         if self._stopped:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.past import Past
+from recorders.recordings.shown import Rows, Table, brief
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 
@@ -23,7 +24,7 @@ Missing: TypeAlias = Literal["error", "keep"]
 
 
 @dataclass(frozen=True)
-class Subrecording(Past):
+class Subrecording(Table, Past):
     """What one monitor recorded.
 
     Attributes:
@@ -47,6 +48,14 @@ class Subrecording(Past):
     module: str = ""
     functions: tuple[Callable[[Any, int], Any], ...] = ()
     recipe: Mapping[str, Any] | str | None = None
+
+    def __repr__(self) -> str:
+        what = f"{self.monitor or 'Monitor'}({'a function' if self.reducer is None else self.reducer})"
+        return f"<{what}{f' on {self.module}' if self.module else ''}: {self.samples:,} observations, {brief(self.peek())}>"
+
+    def rows_shown(self) -> Rows:
+        """One row for each leaf."""
+        return ("leaf", "result"), [(path, brief(result)) for path, result in self.leaves().items()]
 
     def leaves(self) -> dict[str, Any]:
         """Results by path of the leaf; leaves without observations are left out."""
@@ -89,7 +98,7 @@ class Subrecording(Past):
 
 
 @dataclass(frozen=True)
-class Recording(Mapping[str, Subrecording]):
+class Recording(Table, Mapping[str, Subrecording]):
     """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
 
     >>> import torch
@@ -114,6 +123,20 @@ class Recording(Mapping[str, Subrecording]):
 
     def __len__(self) -> int:
         return len(self.subrecordings)
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, list(self)[:5]))
+        return f"<Recording of {len(self)} subrecorders{': ' if len(self) else ''}{names}{', ...' if len(self) > 5 else ''}>"
+
+    def rows_shown(self) -> Rows:
+        """One row for each leaf of each subrecorder."""
+        rows = []
+        for name, part in self.items():
+            what = f"{part.monitor} {part.attr}" if part.attr else part.monitor
+            for path, result in (part.leaves() or {"": None}).items():
+                shown = f"{name}[{path}]" if path else name
+                rows.append((shown or "(net)", what, part.module, brief(result), f"{part.samples:,}"))
+        return ("name", "monitor", "on", "result", "observations"), rows
 
     def compute(self) -> dict[str, Result]:
         """Results by name; subrecordings without observations are left out."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.watch.overview import Layer, Spread, overview, pushed
 
-__all__ = ["UPDATE_RANGE", "Finding", "findings"]
+__all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
 
 UPDATE_RANGE = (1e-4, 1e-2)
 """The usual size of an update relative to the weights: within a factor of ten of 1e-3.
@@ -19,6 +20,13 @@ Rule of thumb by A. Karpathy, course CS231n, "Neural Networks Part 3", section "
 
 GRADIENT_DECAY = 1e-4
 """The smallest accepted ratio between the gradient norms of two layers."""
+
+DEAD_SHARE = 0.2
+"""The largest accepted share of dead units in a layer.
+
+A few are dead from the start in healthy nets with ReLU and the initialisation of He et al. (arXiv:1502.01852): up to 7 % of a layer
+in the healthy net of `examples/find_faults.py`, and 11 % in its deep one.
+"""
 
 SATURATED_SLOPE = 0.05
 """A unit is saturated if its mean slope is below this share of the steepest slope."""
@@ -44,11 +52,28 @@ class Finding:
         return f"{self.layer}: {self.what}. {self.why} Try: {self.remedy}"
 
 
-def findings(recorded: Recorder | Recording) -> list[Finding]:
+class Findings(list[Finding]):
+    """A list of likely faults, and what could not be examined.
+
+    Attributes:
+        unexamined: each kind of fault that was not looked for, with what to record for it.
+    """
+
+    def __init__(self, found: Iterable[Finding], unexamined: Iterable[str]) -> None:
+        super().__init__(found)
+        self.unexamined = tuple(unexamined)
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self] or ["no fault was found"]
+        return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
+
+
+def findings(recorded: Recorder | Recording) -> Findings:
     """The likely faults of the net, worst first; empty if none was found.
 
     Examines what `overview` returns: NaN and infinity, layers that never ran, dead units, saturated units, gradients that vanish or
-    explode with depth, and weights that change too much, too little or not at all. What was not recorded is not examined.
+    explode with depth, and weights that change too much, too little or not at all. What was not recorded is not examined;
+    `findings(...).unexamined` says what that is.
 
     Args:
         recorded: a recorder or a recording. Only a recorder knows why something was not recorded.
@@ -63,25 +88,46 @@ def findings(recorded: Recorder | Recording) -> list[Finding]:
     >>> [(finding.layer, finding.what) for finding in findings(recorder)]
     [('1', '3 of 3 units are dead: they were never active')]
     """
-    layers = overview(recorded)
-    found = [*_nonfinite(layers, pushed(recorded)), *_never_ran(layers), *_dead(layers), *_saturated(layers)]
-    return [*found, *_gradients(layers), *_updates(layers)]
+    layers, calls = overview(recorded), pushed(recorded)
+    found = [*_nonfinite(layers, calls), *_never_ran(layers), *_dead(layers), *_saturated(layers)]
+    return Findings([*found, *_gradients(layers), *_updates(layers)], _unexamined(layers, calls))
+
+
+def _unexamined(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[str]:
+    """The kinds of faults for which nothing was recorded, each with what to record."""
+    if not calls and not any(layer.output or layer.gradient or layer.weight_gradient for layer in layers):
+        yield "NaN and infinity: record a Summary of outputs, gradients or the loss"
+    if all(layer.dead is None for layer in layers):
+        yield "dead units: record ForwardMonitor(Activity('b c ... -> c')) of the activation functions"
+    if not layers or any(layer.kind in ("Tanh", "Sigmoid") and layer.units is None for layer in layers):
+        yield "saturated units: record ForwardMonitor(Summary('b c ... -> c')) of the activation functions"
+    if sum(layer.gradient is not None for layer in layers) < 2:
+        yield "gradients that vanish or explode: record BackwardMonitor(Summary()) of several layers"
+    if all(layer.update is None and "update" not in layer.silent for layer in layers):
+        yield "updates that are too large or too small: record ParameterUpdateMonitor(...), see overview"
 
 
 def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Finding]:
-    """One finding per kind of value, at the first layer: NaN spreads, so later layers most likely got it from there."""
-    why = "One NaN or infinity makes all weights NaN at the next step."
-    remedy = "a smaller learning rate, gradient clipping, no log or division of values that can be zero; also check the inputs"
-    for field, label in (("output", "outputs"), ("gradient", "gradients"), ("weight_gradient", "weight gradients")):
-        hit = [(layer.name, spread) for layer in layers if (spread := getattr(layer, field)) is not None and spread.nonfinite]
+    """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
+    places: list[tuple[str, str]] = []
+    for role, label in (("output", "outputs"), ("gradient", "gradients"), ("weight_gradient", "weight gradients")):
+        hit = [layer for layer in layers if (spread := getattr(layer, role)) is not None and spread.nonfinite]
         if hit:
-            name, spread = hit[0]
-            others = f", and in {len(hit) - 1} more layers" if len(hit) > 1 else ""
-            what = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} {label} are NaN or infinite{others}"
-            yield Finding(name, what, why, remedy)
+            ordered = hit if role == "output" else hit[::-1]  # gradients are computed from the last layer on
+            first = min(ordered, key=lambda layer: layer.since.get(role, math.inf))
+            spread, since = getattr(first, role), first.since.get(role)
+            what = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} {label} are NaN or infinite"
+            what += "" if since is None else f", for the first time in observation {since}"
+            places.append((first.name, what + (f", and in {len(hit) - 1} more layers" if len(hit) > 1 else "")))
     for name, spread in calls.items():
         if spread.nonfinite:
-            yield Finding(name, f"{spread.nonfinite:,} of {spread.observations:,} values are NaN or infinite", why, remedy)
+            places.append((name, f"{spread.nonfinite:,} of {spread.observations:,} values are NaN or infinite"))
+    if places:
+        (name, what), *later = places
+        also = "".join(f"; {place}: {text}" for place, text in later)
+        why = "One NaN or infinity makes all weights NaN at the next step."
+        remedy = "a smaller learning rate, gradient clipping, no log or division of values that can be zero; also check the inputs"
+        yield Finding(name, what + also, why, remedy)
 
 
 def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
@@ -98,7 +144,7 @@ def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
 def _dead(layers: list[Layer]) -> Iterator[Finding]:
     previous: Layer | None = None
     for layer in layers:
-        if layer.dead is not None and layer.dead.any() and not _inherited(layer, previous):
+        if layer.dead is not None and layer.dead.double().mean() > DEAD_SHARE and not _inherited(layer, previous):
             yield Finding(
                 layer.name,
                 f"{int(layer.dead.sum())} of {layer.dead.numel()} units are dead: they were never active",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
+from reducers import FirstNonfinite, Product, Reducer
 
 __all__ = ["Layer", "Spread", "overview", "pushed"]
 
@@ -92,6 +93,7 @@ class Layer:
         gradient: the gradient of the loss with respect to the output.
         weight_gradient: the gradient of the loss with respect to the parameters, without biases.
         update: norm of the change over norm of the weights for each step, without biases.
+        since: for each role that has a `FirstNonfinite`, the first observation with NaN or infinity; only if there was one.
         silent: the likely reason for each role of which nothing was recorded.
     """
 
@@ -104,6 +106,7 @@ class Layer:
     gradient: Spread | None = None
     weight_gradient: Spread | None = None
     update: Tensor | None = None
+    since: Mapping[str, int] = field(default_factory=dict)
     silent: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -120,7 +123,8 @@ class Layer:
 def overview(recorded: Recorder | Recording) -> list[Layer]:
     """One row per layer, in the order of selection, from these monitors, under any names:
 
-    - `ForwardMonitor` with a `Summary`, an `Activity` or both in a `Product`: `output`, `units`, `rate`, `dead`
+    - `ForwardMonitor` with a `Summary`, an `Activity` or both in a `Product`: `output`, `units`, `rate`, `dead`; here and for
+      gradients, a `FirstNonfinite` in the `Product` tells since when there is NaN or infinity: `since`
     - `BackwardMonitor` with a `Summary`: `gradient`
     - `ParameterGradientMonitor` with a `Summary`: `weight_gradient`
     - `ParameterUpdateMonitor` with `Product(ratio=Collect())`, or `Product(ratio=Summary())`, whose
@@ -157,7 +161,8 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
                 title = name + (f":{path}" if path else "")
                 taken = rows.get(title, Layer(title))
             silent = taken.silent if part.samples else {**taken.silent, role: reasons.get(name, "")}
-            rows[title] = replace(taken, kind=part.module, silent=silent, **facts)
+            since = {**taken.since, **({role: first} if (first := _first_nonfinite(part.reducer, results)) is not None else {})}
+            rows[title] = replace(taken, kind=part.module, silent=silent, since=since, **facts)
     return list(rows.values())
 
 
@@ -205,6 +210,14 @@ def _facts(role: str, results: list[Any], samples: int) -> dict[str, Any]:
         for activity in filter(None, (_find(result, _ACTIVITY) for result in results)):
             facts.update(rate=activity["rate"], dead=activity["dead"])
     return facts
+
+
+def _first_nonfinite(reducer: Reducer | None, results: list[Any]) -> int | None:
+    """The least result of a `FirstNonfinite`, which may be part of a `Product`; None if all was finite, or there is none."""
+    parts: Sequence[tuple[str, Reducer | None]] = reducer.parts if isinstance(reducer, Product) else [("", reducer)]
+    names = [name for name, part in parts if isinstance(part, FirstNonfinite)]
+    firsts = [result[name] if name else result for result in results for name in names if not name or name in result]
+    return min((int(place) for first in firsts for place in first.reshape(-1).tolist() if place >= 0), default=None)
 
 
 def _steps(ratio: Any) -> Tensor:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from reducers.combinators.mapped import Postmap
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import require_state
+from reducers.core.statistic import Statistic, lift_each
 from reducers.state import Result, State
 
 __all__ = ["PerObservation"]
@@ -67,7 +71,7 @@ class PerObservation(Reducer):
 
     @property
     def batchable(self) -> bool:
-        return False
+        return self.over.batchable
 
     def update(self, state: State, *xs: Tensor) -> State:
         lifted = self.reducer.update({}, *xs)
@@ -76,6 +80,27 @@ class PerObservation(Reducer):
         parts = _by_name(state)
         results = _flat(self.reducer.compute(lifted))
         return _joined({**parts, **{name: self.over.update(parts.get(name, {}), x[None]) for name, x in results.items()}})
+
+    def update_all(self, state: State, xs: Tensor) -> State:
+        results = self._each(xs) if xs.numel() and len(xs) > 1 else None
+        if results is None:
+            return super().update_all(state, xs)
+        parts = _by_name(state)
+        updated = {name: self.over.update_all(parts.get(name, {}), x[:, None]) for name, x in results.items()}
+        return _joined({**parts, **updated})
+
+    def _each(self, xs: Tensor) -> dict[str, Tensor] | None:
+        """The results of several observations by name, along a new first axis; None if their names or shapes differ."""
+        inner = self.reducer
+        while isinstance(inner, Postmap):
+            inner = inner.reducer
+        if isinstance(inner, Statistic) and inner.batchable:
+            lifted = lift_each(inner, xs)
+            with suppress(Exception):  # of results that vmap cannot compute, such as those that depend on values
+                return dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))
+        each = [_flat(self.reducer.compute(state)) for state in (self.reducer.update({}, x) for x in xs.unbind())]
+        shapes = {tuple((name, x.shape, x.dtype) for name, x in results.items()) for results in each}
+        return {name: torch.stack([results[name] for results in each]) for name in each[0]} if len(shapes) == 1 else None
 
     def merge(self, a: State, b: State) -> State:
         first, second = _by_name(a), _by_name(b)

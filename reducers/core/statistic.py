@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
 from reducers.state import Result, State
 
-__all__ = ["Statistic"]
+__all__ = ["Statistic", "lift_each"]
 
 _MIN_STACK = 4  # fewer states are joined as fast one by one
 
@@ -128,6 +128,18 @@ class Statistic(Reducer):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         return copy_aliased(self.read(state), state)
+
+
+def lift_each(statistic: Statistic, xs: Tensor) -> State:
+    """Return the lifts of several observations, stacked along a new first axis; `xs` has them along its first axis."""
+    left, _, right = statistic.pattern.partition("->")
+    axis = "observation"
+    while axis in left:
+        axis += "s"
+    each = replace(statistic, pattern=f"{axis} {left}-> {axis} {right}")
+    x, axes = arrange(xs.detach(), each.pattern)
+    # In float64 if they are small, as in `update_all`.
+    return Statistic.observe(each, x, axes) if xs[0].numel() < BIG else each.observe(x, axes)
 
 
 def _contiguous(state: State, source: Tensor) -> State:

@@ -101,11 +101,12 @@ def ParameterGradientActivation(
 
 def activity(pattern: str, inplace: bool) -> Reducer:
     """Of each observation the mean active share of its units, and the share of dead ones; reduced over observations."""
-    return PerObservation(Activity(pattern, death=True).postmap(_rates), spread(inplace))
+    return PerObservation(Activity(pattern).postmap(_rates), spread(inplace))
 
 
 def _rates(activity: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {"activation": activity["rate"].nanmean(), "death": activity["death"]}
+    observed = ~activity["rate"].isnan()
+    return {"activation": activity["rate"].nanmean(), "death": activity["dead"].sum() / observed.sum().double()}
 
 
 def _lines(inplace: bool, activation: str, death: str) -> dict[str, str]:

@@ -15,7 +15,8 @@ from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.kinds import Classes, HasMatrix, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked, checked_line
 from recorders.watch.lenses.spread import Names, names_of, phase_of, size_of, spread
-from reducers import Geometry, Norm, condition_number
+from reducers import Geometry, Norm, PerObservation, State, condition_number
+from reducers.kernels.precision import count_of
 
 __all__ = ["OutputNorm", "ParameterCond", "ParameterNorm"]
 
@@ -62,28 +63,29 @@ def OutputNorm(
     charts = [Chart(f"Output {size}", ("output",), unit, lines, ranges, log_scale, limits=(0.0, None))]
     if comparison_plot:
         charts.append(_comparison(f"{compared.title()} Output {size} Comparison", charts[0].title, compared))
-    reducer, phase = spread(inplace).premap(MeanNorm(normalize_by_size)), phase_of(evaluation_from_grad)
+    norms = SampleNorms(normalize=normalize_by_size).postmap(torch.mean)
+    reducer, phase = PerObservation(norms, spread(inplace)), phase_of(evaluation_from_grad)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase)
     return Lens("OutputNorm", tuple(charts), {"output": monitor}, OfKind(activation, False, classes(include), classes(exclude)))
 
 
 @dataclass(frozen=True)
-class MeanNorm:
-    """The mean norm of the samples of a batch, 0-d; NaN if an element is not finite, and nothing for an empty batch.
+class SampleNorms(Norm):
+    """The norm of each sample; NaN if an element of it is not finite."""
 
-    >>> MeanNorm()(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
-    tensor(3., dtype=torch.float64)
-    """
+    pattern: str = "b ... -> b"
 
-    normalize: bool = False
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {**super().lift(x, axes), "elements": count_of(x, None, axes)}
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if not x.numel():
-            return x.reshape(-1)
-        norm = Norm("b ... -> b", normalize=self.normalize)
-        state = norm.update({}, x)
-        norms: Tensor = norm.read(state)
-        return torch.where(state["count"] * len(x) == x.numel(), norms, torch.nan).mean()
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {**super().observe(x, axes), "elements": count_of(x, None, axes)}
+
+    def join(self, a: State, b: State) -> State:
+        return {**super().join(a, b), "elements": a["elements"] + b["elements"]}
+
+    def read(self, state: State) -> Tensor:
+        return torch.where(state["count"] == state["elements"], super().read(state), torch.nan)
 
 
 def ParameterNorm(

@@ -23,7 +23,7 @@ from recorders import (
 )
 from recorders.watch.findings import findings
 from recorders.watch.overview import Spread, overview
-from reducers import Activity, Collect, Mean, Product, Summary
+from reducers import Activity, Collect, Count, FirstNonfinite, Mean, Product, Summary
 
 
 def relative_change(after: Tensor, before: Tensor) -> Tensor:
@@ -129,19 +129,71 @@ def test_the_first_layer_that_gave_nan_is_named_once() -> None:
     recorder = watch(net)
     train(net, recorder, steps=1)
     bad = [(layer, what) for layer, what in found(recorder) if "NaN" in what]
+    assert len(bad) == 1
     assert bad[0][0] == "1"
     assert "outputs are NaN or infinite, and in 1 more" in bad[0][1]
-    assert ("loss", "1 of 1 values are NaN or infinite") in bad
+    assert "; loss: 1 of 1 values are NaN or infinite" in bad[0][1]
 
 
 def test_nan_in_gradients_alone_is_found() -> None:
     net = mlp(nn.ReLU())
     recorder = watch(net)
     train(net, recorder, steps=1, loss=lambda error: (error * 0).square().sqrt().sum())
-    bad = [what for _, what in found(recorder) if "NaN" in what]
-    assert any("gradients are NaN" in what for what in bad)
-    assert any("weight gradients are NaN" in what for what in bad)
-    assert not any("outputs" in what for what in bad)
+    ((layer, what),) = [each for each in found(recorder) if "NaN" in each[1]]
+    assert layer == "2"  # from which it went back
+    assert "gradients are NaN" in what
+    assert "weight gradients are NaN" in what
+    assert "outputs" not in what
+
+
+def test_the_layer_and_the_step_of_the_first_nan_are_named_if_recorded(tmp_path: Path) -> None:
+    net, calls = mlp(nn.ReLU(), nn.ReLU()), 0
+
+    def divide(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return output / 0 if calls == 3 else output
+
+    net[2].register_forward_hook(divide)
+    recorder = Recorder(out=ForwardMonitor(Product(stats=Summary(), first=FirstNonfinite())), loss=CallMonitor(Count())).modules(
+        net, leaves=True
+    )
+    train(net, recorder, steps=6)
+    ((layer, what),) = found(recorder)
+    assert layer == "2"
+    assert "for the first time in observation 2, and in 4 more layers" in what
+    assert findings(load(recorder.save(tmp_path / "run"))) == findings(recorder)
+
+
+def test_a_few_dead_units_are_no_fault() -> None:
+    net = nn.Sequential(nn.Linear(4, 20), nn.ReLU())
+    recorder = Recorder(out=ForwardMonitor(Activity("b c -> c"))).modules(net, leaves=True)
+    for dead in (4, 5):
+        nn.init.constant_(net[0].bias, 0.5)
+        nn.init.constant_(net[0].bias[:dead], -100.0)
+        recorder.reset()
+        net(torch.randn(64, 4))
+        assert bool(found(recorder)) == (dead == 5)
+
+
+def test_what_was_not_recorded_is_said() -> None:
+    net = mlp(nn.Tanh())
+    nothing = findings(Recorder(loss=CallMonitor(Mean())))
+    assert [text.partition(":")[0] for text in nothing.unexamined] == [
+        "NaN and infinity",
+        "dead units",
+        "saturated units",
+        "gradients that vanish or explode",
+        "updates that are too large or too small",
+    ]
+    assert str(nothing).startswith("no fault was found\nnot examined: NaN and infinity: record a Summary")
+    recorder = watch(net)
+    train(net, recorder)
+    assert findings(recorder).unexamined == ()
+    assert str(findings(recorder)) == "no fault was found"
+    only = Recorder(out=ForwardMonitor(Summary()), loss=CallMonitor(Summary())).modules(net, leaves=True)
+    train(net, only)
+    assert len(findings(only).unexamined) == 3
 
 
 def test_saturated_units_are_found(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from recorders.watch.lenses import (
     ParameterNorm,
     ParameterUpdateGeometry,
 )
+from recorders.watch.lenses.norms import SampleNorms
 
 Rows = dict[str, dict[str, float]]
 
@@ -113,6 +114,16 @@ def test_output_norms_are_means_over_samples(normalize: bool) -> None:
         found = [at[layer].flatten(1) for at in outputs(net)]
         scale = math.sqrt(found[0].shape[1]) if normalize else 1
         same(row[f"{title}/{layer}"], [float(x.detach().norm(dim=1).mean()) / scale for x in found])
+
+
+def test_norms_of_samples_join_as_those_of_the_parts() -> None:
+    torch.manual_seed(0)
+    x, norms = torch.randn(3, 40), SampleNorms(normalize=True)
+    x[1, 7] = math.nan
+    parts = [norms.update({}, part) for part in x.split(10, dim=1)]
+    whole = norms.compute(norms.merge_all(parts))
+    assert torch.allclose(whole, norms.compute(norms.update({}, x)), equal_nan=True)
+    assert torch.allclose(whole.float(), x.square().mean(1).sqrt(), equal_nan=True)
 
 
 def test_output_norms_that_are_not_finite_are_counted() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reducers import (
+    Activity,
     Collect,
     EmptyStateError,
     Max,
@@ -111,3 +112,38 @@ def test_results_of_an_observation_keep_their_names_whatever_these_are() -> None
     result = per.compute(state)
     assert result["a:b"].tolist() == [2, 5]
     assert result["a"]["deep"].tolist() == [3, 5]
+
+
+def by_value(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Depends on values, so it cannot be computed for many states at once."""
+    return {"mean": state["mean"], "positive": torch.tensor(float(state["mean"].item() > 0))}
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        Moments("b c -> c").postmap(lambda moments: {"mean": moments["mean"], "deep": {"var": moments["var"].mean()}}),
+        Mean("observation c -> observation"),
+        Max("b c -> (c b)"),
+        Activity("b c -> c", death=True),
+        Moments().postmap(by_value),
+        Product(mean=Mean("b c -> c"), top=Max()),
+        Mean().premap(torch.abs),
+        Collect(),
+    ],
+    ids=["postmap", "axis of that name", "parentheses", "indivisible", "by value", "product", "premap", "collect"],
+)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), count=st.integers(1, 5), before=st.integers(0, 2))
+def test_observations_reduced_together_each_count_as_one(inner: Reducer, seed: int, count: int, before: int) -> None:
+    per = PerObservation(inner, Product(all=Collect(), stats=Summary()))
+    xs = stream(seed, [4] * (before + count))
+    together = per.update_all(laws.run(per, xs[:before]), torch.stack(xs[before:]))
+    laws.agree(per, together, laws.run(per, xs))
+
+
+def test_results_that_differ_in_shape_are_reduced_one_by_one() -> None:
+    varying = Sum().postmap(lambda total: torch.zeros(int(total.item())))
+    per = PerObservation(varying, Sum())
+    assert per.compute(per.update_all({}, torch.tensor([[1.0, 1.0], [3.0, 0.0]]))).tolist() == 0.0
+    assert per.update_all({}, torch.zeros(3, 0)) == {}

@@ -1,0 +1,79 @@
+"""The commands: each is a function in the file named for it. To add one, write the function and add it to `COMMANDS`."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from recorders.cli.demo import demo
+from recorders.cli.diff import diff
+from recorders.cli.export import export
+from recorders.cli.merge import merge
+from recorders.cli.plot import plot
+from recorders.cli.show import show
+from recorders.cli.verify import verify
+from recorders.cli.watch import watch
+from recorders.errors import MissingExtraError, RecorderError
+from reducers import ReducerError
+
+__all__ = ["COMMANDS", "run"]
+
+COMMANDS: tuple[Callable[..., None], ...] = (demo, show, watch, diff, plot, export, merge, verify)
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command; what it raises ends it with one line and an exit status."""
+
+    @functools.wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (RecorderError, ReducerError, OSError) as error:
+            print(f"recorders: {error}", file=sys.stderr)
+            raise typer.Exit(2 if isinstance(error, MissingExtraError) else 1) from None
+        except KeyboardInterrupt:
+            print("recorders: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+    return guarded
+
+
+for each in COMMANDS:
+    app.command()(_guarded(each))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            version = importlib.metadata.version("torch-recorders")
+        except importlib.metadata.PackageNotFoundError:
+            version = "from a source tree, not installed"
+        print(f"torch-recorders {version} (torch {torch.__version__})")
+        raise typer.Exit
+
+
+@app.callback()
+def recorders(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions.")] = False,
+) -> None:
+    """Record what happens inside PyTorch networks, and look at what was recorded.
+
+    PATH is the folder of a recording, or the file of a timeline.
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="recorders")
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0

@@ -1,0 +1,59 @@
+"""`recorders diff`: what changed between two runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from recorders.cli.sources import AsJson, Source, console, cut, open_source, print_json, table
+from recorders.errors import NotARecordingError
+from recorders.recordings.shown import number
+from recorders.watch.compare import Change, Comparison, compare
+from recorders.watch.timeline import Timeline
+
+__all__ = ["diff"]
+
+
+def diff(
+    first: Source,
+    second: Source,
+    tick: Annotated[int | None, typer.Option(help="The tick of two timelines; the last in common if none is given.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="The number of changes to show.")] = 20,
+    fail_over: Annotated[float, typer.Option(help="End with status 1 if any change is larger.", show_default=False)] = math.inf,
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed between two recordings or timelines, largest change first.
+
+    Changes of means and quartiles are given in standard deviations, others as the logarithm of the ratio.
+    """
+    one, other = open_source(first), open_source(second)
+    if isinstance(one, Timeline) is not isinstance(other, Timeline):
+        raise NotARecordingError(f"one of {first} and {second} is a recording and the other a timeline: give two of one kind")
+    found = compare(one, other, tick=tick)
+    changes = [change for change in found.changes if change.score][:top]
+    if as_json:
+        lists = {
+            "changes": [asdict(change) for change in changes],
+            "only_first": found.only_first,
+            "only_second": found.only_second,
+        }
+        print_json(lists)
+    else:
+        _print(found, changes)
+    if any(change.score > fail_over for change in found.changes):
+        raise typer.Exit(1)
+
+
+def _print(found: Comparison, changes: list[Change]) -> None:
+    screen = console()
+    rows = table("name", "statistic", "at", "first", "second", "change", numbers=3)
+    for change in changes:
+        at = ", ".join(map(str, change.index))
+        rows.add_row(cut(change.name), change.statistic, at, number(change.first), number(change.second), f"{change.score:.2g}")
+    screen.print(rows if changes else f"no difference in {len(found.changes)} statistics")
+    for which, names in (("first", found.only_first), ("second", found.only_second)):
+        if names:
+            screen.print(cut(f"only in the {which}: {', '.join(names[:20])}{' and more' if len(names) > 20 else ''}"))

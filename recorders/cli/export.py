@@ -1,0 +1,95 @@
+"""`recorders export`: everything as one table, for other programs."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from recorders.cli.sources import Names, Source, open_source, selected, working
+from recorders.recordings.recording import Recording
+from recorders.watch.compare import results_by_name
+from recorders.watch.timeline import Timeline
+from recorders.watch.visualizers.visualizer import require
+
+__all__ = ["export"]
+
+_BLOCK = 100_000  # rows written at once
+
+Row = tuple[Any, ...]
+Output = Annotated[Path | None, typer.Option(help="Write a file of this kind.", show_default=False)]
+
+
+def export(path: Source, csv: Output = None, parquet: Output = None, names: Names = None) -> None:
+    """Write a recording or a timeline as one table, with one number in each row.
+
+    Columns of a recording: name, statistic, index, value. Columns of a timeline: tick, name, statistic, value.
+    """
+    if csv is None and parquet is None:
+        raise typer.BadParameter("give --csv FILE or --parquet FILE")
+    source = open_source(path)
+    with working("writing"):
+        for target, write in ((csv, _write_csv), (parquet, _write_parquet)):
+            if target is not None:
+                _replace(target, lambda place, write=write: write(place, *_table(source, names)))  # type: ignore[misc]
+                print(target)
+
+
+def _table(source: Recording | Timeline, names: str | None) -> tuple[dict[str, type], Iterator[Row]]:
+    """The columns with their types, and the rows."""
+    if isinstance(source, Timeline):
+        columns: dict[str, type] = {"tick": int, "name": str, "statistic": str, "value": float}
+        return columns, _timeline_rows(source, selected(source.names(), names))
+    columns = {"name": str, "statistic": str, "index": str, "value": float}
+    return columns, _recording_rows(source, selected(list(source), names))
+
+
+def _timeline_rows(timeline: Timeline, names: list[str]) -> Iterator[Row]:
+    for name in names:
+        for statistic in timeline.statistics(name):
+            yield from ((tick, name, statistic, value) for tick, value in zip(*timeline.series(name, statistic), strict=True))
+
+
+def _recording_rows(recording: Recording, names: list[str]) -> Iterator[Row]:
+    for name in names:  # one after the other, as a recording may be large
+        for leaf, statistics in results_by_name(Recording({name: recording[name]})).items():
+            for statistic, x in statistics.items():
+                places = itertools.product(*map(range, x.shape))
+                numbers = (value for block in torch.split(x.reshape(-1), _BLOCK) for value in block.tolist())
+                for place, value in zip(places, numbers, strict=True):
+                    yield leaf, statistic, ",".join(map(str, place)), value
+
+
+def _write_csv(path: Path, columns: dict[str, type], rows: Iterator[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def _write_parquet(path: Path, columns: dict[str, type], rows: Iterator[Row]) -> None:
+    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    kinds = {int: arrow.int64(), str: arrow.string(), float: arrow.float64()}
+    schema = arrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+    with parquet.ParquetWriter(path, schema) as writer:
+        while block := list(itertools.islice(rows, _BLOCK)):
+            writer.write_table(arrow.table([list(column) for column in zip(*block, strict=True)], schema=schema))
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    """Writes a file beside the target and renames it, so that no half of a file is ever there."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
+    try:
+        write(Path(name))
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

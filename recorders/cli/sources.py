@@ -1,0 +1,87 @@
+"""What a PATH on the command line stands for, and the options that several commands have."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recorders.errors import RecordingNotFoundError, SelectionError
+from recorders.recordings.recording import Recording
+from recorders.recordings.storage import load
+from recorders.watch.timeline import Timeline
+
+__all__ = ["AsJson", "Names", "Source", "console", "cut", "open_source", "print_json", "selected", "table", "working"]
+
+Source = Annotated[Path, typer.Argument(help="The folder of a recording, or the file of a timeline.", show_default=False)]
+Names = Annotated[str | None, typer.Option("--names", "-n", help="Only names that match this glob, such as 'out/*'.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where to print: as wide as the terminal, and 160 characters in a file or a pipe."""
+    found = Console(highlight=False, stderr=stderr)
+    return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=int(os.environ.get("COLUMNS", "160")))
+
+
+def open_source(path: Path) -> Recording | Timeline:
+    """The recording or the timeline at a path; nothing is created or changed."""
+    if path.is_dir():
+        with working(f"reading {path}"):
+            return load(path)
+    if not path.exists() or not path.stat().st_size:
+        raise RecordingNotFoundError(f"there is nothing at {path}: give the folder of a recording, or the file of a timeline")
+    return Timeline(path)
+
+
+def selected(names: Iterator[str] | list[str], pattern: str | None) -> list[str]:
+    """The names that match a glob; raises `SelectionError` if there are none."""
+    every = list(names)
+    found = [name for name in every if pattern is None or name == pattern or fnmatchcase(name, pattern)]
+    if pattern is not None and not found:
+        raise SelectionError(f"nothing is named {pattern!r}; there are {every[:20]}{' and more' if len(every) > 20 else ''}")
+    return found
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows in a terminal that something is going on."""
+    with console(stderr=True).status(what):
+        yield
+
+
+def table(*headings: str, numbers: int = 0) -> Table:
+    """A table without lines, with the last `numbers` columns to the right."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for place, heading in enumerate(headings):
+        right = place >= len(headings) - numbers
+        made.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return made
+
+
+def cut(name: str) -> Text:
+    """A name as it is: in a str, rich would read [brackets] as markup."""
+    return Text(name or "(net)")
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON; numbers that JSON does not know as text, such as "nan"."""
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,212 @@
+"""The commands on recordings and timelines: what they print, write and end with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, Timeline, lenses, load
+from recorders.cli import main
+from reducers import Collect, Mean, Product, Summary
+
+pytest.importorskip("typer")
+
+
+def net(planted: float = 1.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    with torch.no_grad():
+        made[2].weight.mul_(planted)
+    return made
+
+
+def recording(path: Path, planted: float = 1.0, seed: int = 1) -> Path:
+    model = net(planted)
+    torch.manual_seed(seed)
+    kinds = {"out": ForwardMonitor(Summary("b c -> c")), "loss": CallMonitor(Product(all=Collect(), mean=Mean()))}
+    with Recorder(**kinds).modules(model, leaves=True) as recorder:
+        for _ in range(5):
+            recorder.push("loss", model(torch.randn(200, 6)).square().mean())
+        recorder.save(path)
+    return path
+
+
+def timeline(path: Path, scale: float = 1.0) -> Path:
+    model = net()
+    with Inspector(lenses.OutputNorm(), net=model, timeline=path) as inspector:
+        for epoch in inspector.range(3):
+            model(torch.randn(8, 6))
+            inspector.push_loss(scale / (epoch + 1))
+            inspector.push_metric("odd [name]", math.nan if epoch == 1 else 1.0)
+    return path
+
+
+Printed = pytest.CaptureFixture[str]
+
+
+def said(capsys: Printed, *arguments: str | Path, status: int = 0) -> str:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == status, capsys.readouterr()
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
+
+
+def test_show_a_recording(tmp_path: Path, capsys: Printed) -> None:
+    text = said(capsys, "show", recording(tmp_path / "run"))
+    assert "out/0" in text
+    assert "ForwardMonitor" in text
+    assert "Linear" in text
+    assert "in 6" in text
+    only = said(capsys, "show", tmp_path / "run", "--names", "out/*")
+    assert "out/4" in only
+    assert "loss" not in only
+    assert "nothing is named 'x*'; there are ['loss', 'out/0'" in said(capsys, "show", tmp_path / "run", "-n", "x*", status=1)
+
+
+def test_show_as_json(tmp_path: Path, capsys: Printed) -> None:
+    found = json.loads(said(capsys, "show", recording(tmp_path / "run"), "--json"))
+    loaded = load(tmp_path / "run")
+    assert list(found["subrecorders"]) == list(loaded)
+    assert found["subrecorders"]["loss"]["results"][""]["all"] == loaded["loss"].peek()["all"].tolist()
+    assert found["subrecorders"]["out/0"]["observations"] == 5
+    over_time = json.loads(said(capsys, "show", timeline(tmp_path / "run.db"), "--json"))
+    assert over_time["ticks"] == [0, 1, 2]
+    assert over_time["series"]["Loss/train"]["mean"] == {"ticks": [0, 1, 2], "values": [1.0, 0.5, pytest.approx(1 / 3)]}
+    assert over_time["series"]["Metrics/odd [name]"]["mean"]["values"] == [1.0, "nan", 1.0]
+
+
+def test_show_a_timeline_and_names_with_brackets(tmp_path: Path, capsys: Printed) -> None:
+    text = said(capsys, "show", timeline(tmp_path / "run.db"))
+    row = next(line for line in text.splitlines() if line.startswith("Metrics/odd [name]") and " mean " in line)
+    assert row.split()[-2:] == ["3", "1"]
+    assert "\u00d7" in row
+
+
+def test_show_names_findings(tmp_path: Path, capsys: Printed) -> None:
+    recorder = Recorder(loss=CallMonitor(Summary()))
+    recorder.push("loss", math.nan).save(tmp_path / "run")
+    assert "1 of 1 values are NaN or infinite" in said(capsys, "show", tmp_path / "run")
+
+
+def test_paths_that_hold_nothing_are_left_as_they_are(tmp_path: Path, capsys: Printed) -> None:
+    assert "there is nothing at" in said(capsys, "show", tmp_path / "none.db", status=1)
+    (tmp_path / "empty.db").touch()
+    assert "there is nothing at" in said(capsys, "watch", tmp_path / "empty.db", status=1)
+    assert (tmp_path / "empty.db").stat().st_size == 0
+    (tmp_path / "notes.txt").write_text("milk, bread\n" * 100)
+    assert "is not a timeline" in said(capsys, "show", tmp_path / "notes.txt", status=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.db", "notes.txt"]
+
+
+def test_diff_names_the_planted_layer_first(tmp_path: Path, capsys: Printed) -> None:
+    one, other = recording(tmp_path / "a"), recording(tmp_path / "b", planted=5.0, seed=2)
+    lines = said(capsys, "diff", one, other).splitlines()
+    assert lines[1].startswith("out/2")
+    assert len(said(capsys, "diff", one, other, "--top", "2").splitlines()) == 3
+    found = json.loads(said(capsys, "diff", one, other, "--json"))
+    assert found["changes"][0]["name"] == "out/2"
+    assert (found["only_first"], found["only_second"]) == ([], [])
+    said(capsys, "diff", one, other, "--fail-over", "0.5", status=1)
+    assert "no difference in" in said(capsys, "diff", one, one, "--fail-over", "0")
+
+
+def test_diff_of_timelines_and_of_different_kinds(tmp_path: Path, capsys: Printed) -> None:
+    one, other = timeline(tmp_path / "a.db"), timeline(tmp_path / "b.db", scale=100.0)
+    assert said(capsys, "diff", one, other).splitlines()[1].startswith("Loss/train")
+    assert "tick 9 in both" in said(capsys, "diff", one, other, "--tick", "9", status=1)
+    assert "give two of one kind" in said(capsys, "diff", one, recording(tmp_path / "run"), status=1)
+
+
+def test_merge_equals_merging_in_python(tmp_path: Path, capsys: Printed) -> None:
+    one, other = recording(tmp_path / "a"), recording(tmp_path / "b", seed=2)
+    said(capsys, "merge", one, other, "-o", tmp_path / "c")
+    expected = load(one).merge(load(other))
+    merged = load(tmp_path / "c")
+    assert torch.equal(merged["out/0"].peek()["mean"], expected["out/0"].peek()["mean"])
+    assert merged.samples("loss") == 10
+    assert "exists already" in said(capsys, "merge", one, other, "-o", tmp_path / "c", status=1)
+    Recorder(more=CallMonitor(Mean())).push("more", 1.0).save(tmp_path / "d")
+    assert "more" in said(capsys, "merge", one, tmp_path / "d", "-o", tmp_path / "e", status=1)
+    said(capsys, "merge", one, tmp_path / "d", "-o", tmp_path / "e", "--keep")
+    assert "more" in load(tmp_path / "e")
+
+
+def test_verify_tells_which_is_damaged(tmp_path: Path, capsys: Printed) -> None:
+    run, kept = recording(tmp_path / "run"), timeline(tmp_path / "run.db")
+    assert said(capsys, "verify", run, kept).splitlines() == [
+        f"{run}: whole: 6 subrecorders, 30 observations",
+        f"{kept}: whole: 3 ticks of 4 names",
+    ]
+    victim = sorted(run.rglob("*.safetensors"))[0]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    assert victim.name in said(capsys, "verify", kept, run, status=1)
+    capsys.readouterr()
+    assert main(["verify", str(run), str(kept), "--json"]) == 1
+    assert [entry["whole"] for entry in json.loads(capsys.readouterr().out).values()] == [False, True]
+
+
+def test_export_writes_every_number(tmp_path: Path, capsys: Printed) -> None:
+    said(capsys, "export", recording(tmp_path / "run"), "--csv", tmp_path / "run.csv")
+    with (tmp_path / "run.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    results = load(tmp_path / "run")
+    mean = {row["index"]: float(row["value"]) for row in rows if row["name"] == "out/0" and row["statistic"] == "mean"}
+    assert mean == {str(place): value for place, value in enumerate(results["out/0"].peek()["mean"].tolist())}
+    said(capsys, "export", timeline(tmp_path / "run.db"), "--csv", tmp_path / "time.csv", "-n", "Loss/*")
+    with (tmp_path / "time.csv").open() as file:
+        assert {row["name"] for row in csv.DictReader(file)} == {"Loss/train"}
+    assert "odd" not in (tmp_path / "time.csv").read_text()
+
+
+def test_export_to_parquet(tmp_path: Path, capsys: Printed) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run = timeline(tmp_path / "run.db")
+    said(capsys, "export", run, "--parquet", tmp_path / "run.parquet", "--csv", tmp_path / "run.csv")
+    found = parquet.read_table(tmp_path / "run.parquet")
+    with Timeline(run) as kept:
+        expected = sum(len(kept.series(name, one)[0]) for name in kept.names() for one in kept.statistics(name))
+    assert found.num_rows == expected
+    assert [str(kind) for kind in found.schema.types] == ["int64", "string", "string", "double"]
+
+
+def test_plot_draws_the_charts(tmp_path: Path, capsys: Printed) -> None:
+    pytest.importorskip("matplotlib")
+    text = said(capsys, "plot", timeline(tmp_path / "run.db"), "-o", tmp_path / "plots")
+    assert text.splitlines() == [str(path) for path in map(Path, text.splitlines()) if path.stat().st_size > 1000]
+    assert (tmp_path / "plots" / "loss.png").exists()
+    assert "has no charts" in said(capsys, "plot", recording(tmp_path / "run"), status=1)
+
+
+def test_watch_shows_a_timeline_that_grows_until_a_tick(tmp_path: Path, capsys: Printed) -> None:
+    path = timeline(tmp_path / "run.db")
+
+    def grow() -> None:
+        with Timeline(path) as growing:
+            growing.append(3, {"Loss/train": {"mean": 0.125}})
+
+    threading.Timer(0.3, grow).start()
+    assert "0.125" in said(capsys, "watch", path, "--every", "0.1", "--until", "3", "-n", "Loss/*")
+    assert "does not grow" in said(capsys, "watch", recording(tmp_path / "run"), status=1)
+
+
+def test_watch_ends_with_ctrl_c(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr("time.sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
+    try:
+        assert "interrupted" in said(capsys, "watch", timeline(tmp_path / "run.db"), status=130)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_completion_for_shells_is_offered(capsys: Printed) -> None:
+    text: Any = said(capsys, "--help")
+    assert "--install-completion" in text
