@@ -23,11 +23,12 @@ from reducers.temporal.affine import Affine, apply, compose
 __all__ = ["EMA", "Difference", "FirstNonfinite", "TimeSince", "check_positive"]
 
 
-def check_positive(reducer: Reducer, name: str) -> None:
+def check_positive(reducer: Reducer, name: str, per_element: bool = False) -> None:
     """Raise `ArgumentError` if the field `name` of `reducer` is not a finite number above 0, or nested tuples of such."""
     value = getattr(reducer, name)
-    if not all(isinstance(number, (int, float)) and 0 < number < float("inf") for number in numbers(value)):
-        raise ArgumentError(f"{type(reducer).__name__} takes a finite {name} above 0 and got {value!r}")
+    for number in numbers(value) if per_element else (value,):
+        if not isinstance(number, (int, float)) or not 0 < number < float("inf"):
+            raise ArgumentError(f"{type(reducer).__name__} takes a finite {name} above 0 and got {value!r}")
 
 
 @dataclass(frozen=True)

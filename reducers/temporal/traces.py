@@ -56,7 +56,7 @@ class _Trace(Affine):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "time_constant", as_constant(self.time_constant))
-        check_positive(self, "time_constant")
+        check_positive(self, "time_constant", per_element=True)
         check_positive(self, "step_time")
         self._check_finite("amplitude")
 

@@ -61,7 +61,7 @@ def keeps_its_shape(case: Case) -> bool:
     return shapes[0] == shapes[1] == shapes[2]
 
 
-RINGED = [case for case in CASES if keeps_its_shape(case)]
+RINGED = [case for case in CASES if case.merges and keeps_its_shape(case)]
 PARTED = [case for case in CASES if isinstance(case.reducer, Statistic) and case.splittable]
 
 

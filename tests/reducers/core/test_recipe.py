@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reducers import Geometry, Max, Mean, Norm, Product, RecipeError, Reducer, Sum, from_recipe, to_recipe
+from reducers import Geometry, Max, Mean, NearestTrace, Norm, Product, RecipeError, Reducer, Sum, from_recipe, to_recipe
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Doubled(Sum):
         Product(mean=Mean(), deep=Product(top=Max("b c -> c"))),
         Geometry(Product(m=Mean()), normalize=True, eps=1e-3),
         Doubled(factors=(1.5, float("-inf"))),
+        NearestTrace(time_constant=torch.tensor([[1.0, 2.0]]), amplitude=1 - 2j),
     ],
     ids=repr,
 )
@@ -75,6 +76,8 @@ for _ in range(1000):
         ({"type": "Mean", "pattern": 3}, "does not fit"),
         ({"type": "Norm", "p": {"float": "many"}}, "does not fit"),
         ({"type": "Norm", "p": {"float": []}}, "does not fit"),
+        ({"type": "NearestTrace", "time_constant": 1.0, "amplitude": {"complex": 1}}, "does not fit"),
+        ({"type": "NearestTrace", "time_constant": 1.0, "amplitude": {"complex": [1, "i"]}}, "does not fit"),
         ({"type": "Norm", "p": "2"}, "does not fit"),
         ({"type": "Moments", "correction": None}, "does not fit"),
         ({"type": "Geometry", "reducer": "Mean"}, "does not fit"),

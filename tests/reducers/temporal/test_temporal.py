@@ -260,6 +260,7 @@ def test_the_first_failure_of_all_is_found_without_a_pattern() -> None:
         (lambda: EMA(alpha="0.5"), "alpha from 0 to 1"),  # type: ignore[arg-type]
         (lambda: NearestTrace(time_constant=torch.tensor([1.0, 0.0])), "finite time_constant above 0"),
         (lambda: NearestTrace(time_constant=1.0, amplitude=complex(0, math.inf)), "finite amplitude"),
+        (lambda: NearestTrace(time_constant=1.0, step_time=(1.0, 2.0)), "finite step_time above 0"),
         (lambda: NearestTrace(time_constant=0), "finite time_constant above 0"),
         (lambda: CumulativeTrace(time_constant=1.0, step_time=-1), "finite step_time above 0"),
         (lambda: CumulativeTrace(time_constant=1.0, amplitude=math.nan), "finite amplitude"),
