@@ -13,7 +13,7 @@ from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
 from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
-from reducers.kernels.chunks import pieces
+from reducers.kernels.chunks import CHUNK, pieces
 from reducers.kernels.precision import real
 from reducers.state import Result, State
 from reducers.statistics.moments import Summary
@@ -72,6 +72,10 @@ class Geometry(Reducer):
     def bounded(self) -> bool:  # type: ignore[override]
         return self.reducer.bounded
 
+    @property
+    def batchable(self) -> bool:
+        return True
+
     def update(self, state: State, *xs: Tensor) -> State:
         x = observation(self, xs)
         if x.numel() == 0:
@@ -87,6 +91,27 @@ class Geometry(Reducer):
             updated |= prefixed("correlation", inner)
             updated["first"] = state["first"] if state else keep(x)
             updated["last"] = keep(x)
+        return updated
+
+    def update_all(self, state: State, xs: Tensor) -> State:
+        if xs.numel() == 0 or xs.numel() > CHUNK:  # of bigger ones float64 copies would not fit the cache
+            return super().update_all(state, xs)
+        state, xs = to_device(state, xs.device), xs.detach()
+        rows = real(torch.stack([_flat(x) for x in xs]) if xs.is_complex() else xs.reshape(len(xs), -1))
+        norms = (rows * rows).sum(dim=1).sqrt()
+        lengths = norms / math.sqrt(xs[0].numel()) if self.normalize else norms
+        updated = prefixed("norm", self.reducer.update_all(substate(state, "norm"), lengths))
+        if self.correlation:
+            inner = substate(state, "correlation")
+            if state:
+                inner = self._correlate(inner, state["last"], xs[0], norms[0])
+            if len(xs) > 1:
+                bounded = norms.clamp(min=self.eps)
+                cosines = (rows[1:] * rows[:-1]).sum(dim=1) / (bounded[1:] * bounded[:-1])
+                inner = self.reducer.update_all(inner, cosines.clamp(-1.0, 1.0))
+            updated |= prefixed("correlation", inner)
+            updated["first"] = state["first"] if state else keep(xs[0])
+            updated["last"] = keep(xs[-1])
         return updated
 
     def merge(self, a: State, b: State) -> State:
