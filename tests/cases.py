@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from names import name_of
 from numpy.typing import NDArray
 from references_distributions import (
     count_by_value,
@@ -140,7 +141,7 @@ class Case:
         return any(dtype.is_floating_point for dtype in self.dtypes)
 
     def __str__(self) -> str:
-        return repr(self.reducer)
+        return name_of(self.reducer)
 
 
 def units(function: Callable[[Array], Any], keep: tuple[int, ...] = ()) -> Callable[[Observations], Any]:

@@ -147,7 +147,7 @@ def test_gradients_wait_too() -> None:
     assert (monitor.samples, monitor.peek()) == (5, 1)
 
 
-@pytest.mark.parametrize("kind", [Last(), EMA(alpha=0.1), Mean().premap(torch.abs)], ids=str)
+@pytest.mark.parametrize("kind", [Last(), EMA(alpha=0.1), Mean().premap(torch.abs)], ids=["Last", "EMA", "Premap"])
 def test_reducers_that_gain_nothing_do_not_wait(kind: Statistic) -> None:
     monitor = ForwardMonitor(kind, layer := nn.Identity())
     for _ in range(3):

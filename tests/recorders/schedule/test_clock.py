@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from names import name_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -82,7 +83,7 @@ def third(step: int) -> bool:
         ({"steps": range(4, 11), "every_step": 5}, [5, 10]),
         ({"every_step": 4, "every": 2}, [0, 8]),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_steps_choose_what_is_recorded(gates: dict[str, Any], expected: list[int]) -> None:
     layer = nn.Identity()

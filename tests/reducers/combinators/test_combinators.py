@@ -312,7 +312,9 @@ def test_empty_observations_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "whole", [Last(), Collect(), Geometry(), Premap(Mean(), torch.abs), Window(Mean(), 2), Product(a=Mean(), b=First())], ids=repr
+    "whole",
+    [Last(), Collect(), Geometry(), Premap(Mean(), torch.abs), Window(Mean(), 2), Product(a=Mean(), b=First())],
+    ids=lambda whole: type(whole).__name__,
 )
 def test_what_takes_observations_whole_has_no_parts(whole: Reducer) -> None:
     for outer in (Masked(whole), GroupBy(whole, 2)):

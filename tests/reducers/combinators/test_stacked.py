@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from names import name_of
 from torch import Tensor
 
 from reducers import Activity, Count, Max, Mean, Min, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
@@ -48,7 +49,7 @@ def alike(found: State, wanted: State) -> None:
         torch.testing.assert_close(found[key], value, rtol=0 if exact else 1e-12, atol=0 if exact else 1e-9, equal_nan=True)
 
 
-@pytest.mark.parametrize("reducer", EACH, ids=repr)
+@pytest.mark.parametrize("reducer", EACH, ids=name_of)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_each_row_is_the_lift_of_its_tensor(reducer: Reducer, sizes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
@@ -62,7 +63,7 @@ def test_each_row_is_the_lift_of_its_tensor(reducer: Reducer, sizes: list[tuple[
     assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(xs, before, strict=True))
 
 
-@pytest.mark.parametrize("reducer", EACH, ids=repr)
+@pytest.mark.parametrize("reducer", EACH, ids=name_of)
 def test_stacks_merge_row_by_row(reducer: Reducer) -> None:
     xs, ys = ([torch.randn(size) for size in (3, 4, 5, 6, 9000)] for _ in range(2))
     merged = reducer.merge(lift_stacked(reducer, xs), lift_stacked(reducer, ys))

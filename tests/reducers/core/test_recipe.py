@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from names import name_of
 
 from reducers import Geometry, Max, Mean, NearestTrace, Norm, Product, RecipeError, Reducer, Sum, from_recipe, to_recipe
 
@@ -32,7 +32,7 @@ class Doubled(Sum):
         Doubled(factors=(1.5, float("-inf"))),
         NearestTrace(time_constant=torch.tensor([[1.0, 2.0]]), amplitude=1 - 2j),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_round_trip(reducer: Reducer) -> None:
     written = json.dumps(to_recipe(reducer), allow_nan=False)
@@ -43,7 +43,9 @@ def test_users_reducers_carry_their_module() -> None:
     assert to_recipe(Doubled())["type"] == f"{__name__}:Doubled"
 
 
-@pytest.mark.parametrize("reducer", [Mean().premap(torch.abs), Mean().postmap(abs), Product(a=Max().premap(torch.abs))], ids=str)
+@pytest.mark.parametrize(
+    "reducer", [Mean().premap(torch.abs), Mean().postmap(abs), Product(a=Max().premap(torch.abs))], ids=name_of
+)
 def test_functions_are_no_data(reducer: Reducer) -> None:
     with pytest.raises(RecipeError, match="cannot be written as data"):
         to_recipe(reducer)
@@ -92,7 +94,7 @@ for _ in range(1000):
         ({"type": "Product", "parts": DEEP_LIST}, "nested more than"),
         (DEEP_LIST, "not a reducer recipe"),
     ],
-    ids=reprlib.repr,
+    ids=name_oflib.repr,
 )
 def test_data_from_anywhere_fails_with_one_typed_error(recipe: object, told: str) -> None:
     with pytest.raises(RecipeError, match=told):
