@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +95,7 @@ for _ in range(1000):
         ({"type": "Product", "parts": DEEP_LIST}, "nested more than"),
         (DEEP_LIST, "not a reducer recipe"),
     ],
-    ids=name_oflib.repr,
+    ids=reprlib.repr,
 )
 def test_data_from_anywhere_fails_with_one_typed_error(recipe: object, told: str) -> None:
     with pytest.raises(RecipeError, match=told):
