@@ -127,7 +127,8 @@ def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     states = (twin if twin is not None and twin.states else monitor).states
-    size = sum(value.numel() * value.element_size() for state in states.values() for value in state.values()) if states else None
+    # Of storages, because the slots of a window or a history are a view of a buffer with free slots.
+    size = sum(value.untyped_storage().nbytes() for state in states.values() for value in state.values()) if states else None
     module = shown_module(monitor)
     shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)

@@ -191,3 +191,24 @@ def test_saved_files(theirs: Any, seed: int, tmp_path: Path) -> None:
     ours.save(tmp_path / "ours")
     loaded = load(tmp_path / "ours")
     agree([loaded[index].peek() for index in range(2)], [torch.load(tmp_path / "theirs" / f"{index}.pt") for index in range(2)])
+
+
+@pytest.mark.row("torchfunc.hooks.registrators, which register any hook")
+@same
+def test_functions_that_only_look_are_called_alike(seed: int) -> None:
+    registrators = pytest.importorskip("torchfunc.hooks.registrators")
+    net = Net()
+    theirs: list[Tensor] = []
+    ours: list[Tensor] = []
+    there = registrators.Forward(lambda module, inputs, outputs: theirs.append(outputs[0].norm())).modules(net, types=Tupled)
+
+    def look(outputs: tuple[Tensor, ...]) -> Tensor:
+        ours.append(outputs[0].norm())
+        return ours[-1]
+
+    recorder = Recorder(ForwardMonitor(Whole(), op_=look)).modules(net, types=Tupled)
+    for x in stream(seed):
+        net(x)
+    agree(ours, theirs)
+    agree(list(recorder[1].peek().values()), theirs[1::3])
+    assert len(there) == len(recorder) == 3

@@ -20,7 +20,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
 )
-from reducers import Collect, Count, Last, Mean, Product, Summary, Whole
+from reducers import Collect, Count, History, Last, Mean, Product, Summary, Whole
 
 
 class Partly(nn.Module):
@@ -117,6 +117,17 @@ def test_plan_tells_which_states_grow_without_bound() -> None:
     assert [row.grows for row in plan.rows] == [True, False, True]
     assert "8 bytes of state, more with every observation" in str(plan.rows[0])
     assert "2 of them grow without bound: keep less with Whole(last=n)" in str(plan)
+
+
+def test_plan_counts_the_free_slots_of_a_history() -> None:
+    net = nn.Linear(2, 1000)
+    recorder = Recorder(ForwardMonitor(History(Last(), duration=99.0))).modules(net)
+    planned = recorder.plan(torch.ones(1, 2)).rows[0].state_bytes
+    for _ in range(3):
+        net(torch.ones(1, 2))
+    slots = recorder[0].state["ring/value"]
+    assert planned == slots.untyped_storage().nbytes() + 8
+    assert planned >= 2 * slots.nbytes
 
 
 def test_plan_shows_mistakes_before_they_happen() -> None:
