@@ -50,7 +50,7 @@ def made(layers: int, ticks: int, explode: bool) -> Timeline:
     for tick in range(ticks):
         x = tick / max(ticks - 1, 1)
         noise = torch.randn(layers, dtype=torch.float64, generator=generator)
-        boom = (explode and x > 0.6) * torch.exp(-((depth - 0.4) * 14) ** 2) * (x - 0.6)
+        boom = (explode and x > 0.6) * torch.exp(-(((depth - 0.4) * 14) ** 2)) * (x - 0.6)
         death = ((depth - 0.75).abs() < 0.06) * max(0.0, x - 0.25)
         middles = {
             "Output Gradient Norm": 10 ** (-2.5 + 1.5 * depth - x + 0.1 * noise + 16 * boom),

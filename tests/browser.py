@@ -50,7 +50,9 @@ def opened(driver: Any, page: Path, fragment: str = "") -> Any:
     """Opens a file and waits until its script has drawn it."""
     driver.get("about:blank")
     driver.get(page.absolute().as_uri() + fragment)
-    wait = "const done = arguments[0]; (function look() { document.documentElement.dataset.ready ? done() : setTimeout(look, 20) })()"
+    wait = (
+        "const done = arguments[0]; (function look() { document.documentElement.dataset.ready ? done() : setTimeout(look, 20) })()"
+    )
     driver.execute_async_script(wait)
     return driver
 

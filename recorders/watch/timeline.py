@@ -161,7 +161,9 @@ class Timeline:
         """All values at one tick: the ids of their series, ascending, and the values. For thousands of them faster than `at`."""
         rows = self._query("SELECT series, value FROM samples WHERE tick = ? ORDER BY series", tick)
         values = [value for _, value in rows]
-        return [number for number, _ in rows], values if set(map(type, values)) == {float} else [self._number(one) for one in values]
+        if set(map(type, values)) != {float}:
+            values = [self._number(value) for value in values]
+        return [number for number, _ in rows], values
 
     def note(self, key: str, text: str) -> None:
         """Writes a text into the file, such as how to draw the numbers; replaces an earlier text with the same key."""

@@ -56,7 +56,7 @@ class Columns:
         self._order = torch.zeros(0, dtype=torch.int64)
 
     def add(self, tick: int, keys: Iterable[tuple[str, str]] = ()) -> None:
-        """Reads one tick, also of new (name, statistic); ticks from it on that were read before are dropped, as they may have changed."""
+        """Reads one tick, also of new (name, statistic). Ticks from it on that were read before are dropped: they may have changed."""
         while self.ticks and self.ticks[-1] >= tick:
             self.ticks.pop()
             self._rows.pop()
@@ -84,7 +84,7 @@ class Columns:
         found = full.T[[self._places.get(key, -1) for key in keys]]
         if every > 1:
             kinds = torch.tensor([{"min": -1, "max": 1, "nonfinite": 1}.get(statistic, 0) for _, statistic in keys])
-            found = torch.stack([_joined(part, kinds) for part in found.split(every, dim=1)], dim=1)
+            found = torch.stack([_joined(part, kinds) for part in torch.split(found, every, dim=1)], dim=1)
         return found
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ def pack(values: Tensor, exact: bool) -> str:
 
 
 def packed(columns: Columns, views: Sequence[ChartView], every: int, exact: bool) -> Iterator[dict[str, Any]]:
-    """What a page holds of one run for each chart: the statistics that were recorded, and their values by statistic, layer, tick."""
+    """What a page holds of one run, chart by chart: statistics that were recorded, and values by statistic, layer and tick."""
     for view in views:
         names = statistics_of(view) if not view.chart.across else ()
         table = columns.table([(view.chart.row(layer), name) for name in names for layer in view.layers], every)

@@ -63,7 +63,9 @@ def html_report(*runs: Run | Timeline | Recorder | Recording | str | os.PathLike
     columns = []
     for run in found:
         if not run.views():
-            raise LensError(f"{run.timeline.path} holds no charts: give Run(timeline, charts=[ChartView(Chart(...), timeline, layers)])")
+            raise LensError(
+                f"{run.timeline.path} holds no charts: give Run(timeline, charts=[ChartView(Chart(...), timeline, layers)])"
+            )
         columns.append(Columns(run.timeline, keys_of(run.views())))
         for tick in run.timeline.ticks():
             columns[-1].add(tick)
@@ -174,8 +176,9 @@ def _assembled(title: str, report: Mapping[str, Any]) -> str:
         folder.joinpath(name).read_text("utf-8") for name in ("page.css", "numbers.js", "drawing.js", "charts.js", "page.js")
     )
     script = "\n".join(scripts)
-    # The text cannot end the element that it is in, nor a line of a script.
-    data = re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(report, allow_nan=False, separators=(",", ":")))
+    # JSON of ASCII characters, without those that could end or open an element.
+    text = json.dumps(report, allow_nan=False, separators=(",", ":"))
+    data = re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

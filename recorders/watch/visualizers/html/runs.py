@@ -62,7 +62,9 @@ class Run:
         if isinstance(source, (str, os.PathLike)):
             path = Path(source)
             if not path.exists():
-                raise RecordingNotFoundError(f"there is nothing at {path}: give a folder with a recording, or the file of a timeline")
+                raise RecordingNotFoundError(
+                    f"there is nothing at {path}: give a folder with a recording, or the file of a timeline"
+                )
             return cls.of(load(path) if path.is_dir() else Timeline(path), name or path.name)
         if isinstance(source, Run):
             return source
