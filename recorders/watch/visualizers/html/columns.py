@@ -56,7 +56,7 @@ class Columns:
         self._order = torch.zeros(0, dtype=torch.int64)
 
     def add(self, tick: int, keys: Iterable[tuple[str, str]] = ()) -> None:
-        """Reads one tick, also of new (name, statistic). Ticks from it on that were read before are dropped: they may have changed."""
+        """Reads one tick, also of new (name, statistic). Ticks read before, from it on, are dropped: they may have changed."""
         while self.ticks and self.ticks[-1] >= tick:
             self.ticks.pop()
             self._rows.pop()

@@ -12,7 +12,10 @@ async function decoded(text) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
   const first = report.exact ? 0 : 1, n = bytes.length / (4 - first), words = new Uint32Array(n);
-  for (let plane = first; plane < 4; plane++) for (let i = 0, at = (plane - first) * n; i < n; i++) words[i] |= bytes[at + i] << 8 * plane;
+  for (let plane = first; plane < 4; plane++) {
+    const start = (plane - first) * n;
+    for (let i = 0; i < n; i++) words[i] |= bytes[start + i] << 8 * plane;
+  }
   return new Float32Array(words.buffer);
 }
 
@@ -43,7 +46,7 @@ const isNumber = (value) => Number.isFinite(value) && value !== MISSING;  // not
 const isBad = (value) => value !== undefined && !Number.isFinite(value);
 const statisticsOf = (chart) => [...new Set([...chart.lines, ...chart.ranges.flatMap(endsOf)])].filter((name) =>
   runs.some((run) => run.charts[charts.indexOf(chart)].statistics.includes(name)));
-const hasNumbers = (chart) => chart.across.length ? runs.some((run) => sources(chart).some((of) => of.chart && hasNumbers(of.chart)))
+const hasNumbers = (chart) => chart.overall && chart.across.length ? sources(chart).some((of) => of.chart && hasNumbers(of.chart))
   : runs.some((run) => run.charts[charts.indexOf(chart)].values.length);
 const lineOf = (chart) => chart.lines.find((name) => statisticsOf(chart).includes(name)) ?? statisticsOf(chart)[0];
 const sources = (chart) => chart.across.map((across) => ({ ...across, chart: charts.find((one) => one.title === across.title) }));
@@ -64,8 +67,9 @@ function band(chart, run, layer, range) {
 
 /** Where values were not finite, as indices: counted by the monitor, or in the line itself. */
 function badAt(chart, run, layer) {
+  if (chart.across.length) return [];
   const counts = series(chart, run, layer, "nonfinite"), line = series(chart, run, layer, lineOf(chart)), found = [];
-  for (let i = 0; i < run.ticks.length; i++) if (isBad(line[i]) || isBad(counts[i]) || (counts[i] > 0 && counts[i] !== MISSING)) found.push(i);
+  for (let i = 0; i < run.ticks.length; i++) if (isBad(line[i]) || isBad(counts[i]) || counts[i] > 0) found.push(i);
   return found;
 }
 
@@ -76,7 +80,8 @@ function share(chart, c, run) {
   const rows = of ? chart.layers.map((layer) => series(of, run, layer, statistic)) : [];
   for (const row of rows) row.forEach((value, i) => { if (isNumber(value)) sums[i] += value; });
   rows.forEach((row, r) => row.forEach((value, i) => { if (isNumber(value) && sums[i]) values[r * n + i] = value / sums[i]; }));
-  chart.lines = ["share"]; chart.ranges = [];
+  chart.lines = ["share"];
+  chart.ranges = [];
   run.charts[c] = { statistics: ["share"], values: rows.some((row) => row.length) ? values : EMPTY };
 }
 
@@ -87,7 +92,8 @@ function extremes(chart, run) {
     for (const layer of chart.layers) {
       series(of.chart, run, layer, of.statistic).forEach((value, i) => {
         if (!isNumber(value) || (values[i] !== MISSING && (of.show === "min" ? value >= values[i] : value <= values[i]))) return;
-        values[i] = value; from[i] = layer;
+        values[i] = value;
+        from[i] = layer;
       });
     }
     return { name: `${of.show === "min" ? "lowest" : "highest"} ${of.title}`, values, from };

@@ -1,141 +1,173 @@
 // Page: findings, search, order, the table of layers, the panel of one layer, keys and themes.
 
-const state = { query: "", sort: "network", down: false, order: layers.map((_, i) => i), open: null };
-const heats = [];
-let layered = [], flags = new Map(), told = new Map();
+const state = { query: "", sort: "network", down: false, order: [], open: null };
+const heats = [], told = new Map(), flags = new Map();
+let layered = [], inCharts = [];
 
 /** Findings by layer; and of each layer at how many ticks values were not finite, and the first of these. */
 function collect() {
-  for (const run of runs) for (const finding of run.findings ?? []) told.set(finding.layer, [...(told.get(finding.layer) ?? []), { ...finding, run }]);
-  for (const chart of layered) if (!chart.across.length) for (const run of runs) for (const layer of chart.layers) {
-    const found = badAt(chart, run, layer), known = flags.get(layer) ?? { count: 0, first: Infinity };
-    if (found.length) flags.set(layer, { count: Math.max(known.count, found.length), first: Math.min(known.first, run.ticks[found[0]]) });
+  for (const run of runs) {
+    for (const one of run.findings ?? []) told.set(one.layer, [...(told.get(one.layer) ?? []), { ...one, run }]);
+    for (const chart of layered) {
+      for (const layer of chart.layers) {
+        const found = badAt(chart, run, layer), known = flags.get(layer) ?? { count: 0, first: Infinity };
+        if (!found.length) continue;
+        flags.set(layer, { count: Math.max(known.count, found.length), first: Math.min(known.first, run.ticks[found[0]]) });
+      }
+    }
   }
 }
 
 function layerButton(name) {
   const layer = layers.indexOf(name);
-  return layer < 0 ? element("b", {}, name) : element("button", { type: "button", class: "link", onclick: () => openPanel(layer) }, name);
+  if (!inCharts.includes(layer)) return element("b", {}, name);
+  return element("button", { type: "button", class: "link", onclick: () => openPanel(layer) }, name);
 }
 
-/** Findings with the same reason are told together. */
-function findingCards(run) {
-  const groups = new Map();
-  for (const finding of run.findings) { const key = finding.why + finding.remedy; groups.set(key, [...(groups.get(key) ?? []), finding]); }
-  return [...groups.values()].map((group) => {
-    const items = group.map((one) => element("li", {}, layerButton(one.layer), ` ${one.what}`)), rest = items.splice(6);
-    return element("div", { class: "card finding" }, element("ul", {}, ...items), rest.length ? element("details", {}, element("summary", {}, `and ${rest.length} more`), element("ul", {}, ...rest)) : null,
-      element("p", {}, `${group[0].why} Try: ${group[0].remedy}.`));
-  });
+/** A card of layers, each with what was found; only the first ones are in view. */
+function findingCard(items, text) {
+  const shown = items.slice(0, 6).map(([layer, what]) => element("li", {}, layerButton(layer), ` ${what}`));
+  const rest = items.slice(6).map(([layer, what]) => element("li", {}, layerButton(layer), ` ${what}`));
+  const more = rest.length ? element("details", {}, element("summary", {}, `and ${rest.length} more`), element("ul", {}, ...rest)) : null;
+  return element("div", { class: "card finding" }, element("ul", {}, ...shown), more, element("p", {}, text));
 }
+
+const advice = (one) => `${one.why} Try: ${one.remedy}.`;
 
 function showFindings() {
-  const boxes = runs.map((run, r) => {
-    const cards = run.findings?.length ? findingCards(run) : [element("div", { class: `card ${run.findings ? "fine" : ""}` }, run.findings ? "Nothing wrong was found." : "No findings were computed for this page.")];
-    return element("div", {}, runs.length > 1 ? element("h3", { class: r ? "second" : "first" }, nameOf(run)) : null, ...cards);
+  const strange = [...flags].sort(([a, one], [b, other]) => one.first - other.first || a - b);
+  const items = strange.map(([layer, { first, count }]) =>
+    [layers[layer], `NaN or infinite values since tick ${first}, at ${count} tick${count > 1 ? "s" : ""}`]);
+  const text = "Heat maps mark values that are not finite in pink, line charts with \u25b2.";
+  const boxes = runs.map((run) => {
+    const groups = new Map();  // those with the same reason are told together
+    for (const one of run.findings ?? []) groups.set(advice(one), [...(groups.get(advice(one)) ?? []), [one.layer, one.what]]);
+    const none = run.findings ? "Nothing wrong was found." : "No findings were computed for this page.";
+    const cards = [...groups].map(([text, items]) => findingCard(items, text));
+    return element("div", {}, caption(run, "h3"), ...(cards.length ? cards : [element("div", { class: `card ${run.findings ? "fine" : ""}` }, none)]));
   });
-  const strange = [...flags.keys()].sort((a, b) => flags.get(a).first - flags.get(b).first || a - b).slice(0, 6);
-  const card = strange.length ? element("div", { class: "card finding" }, element("ul", {}, ...strange.map((layer) => element("li", {}, layerButton(layers[layer]), ` NaN or infinite values since tick ${flags.get(layer).first}, at ${flags.get(layer).count} ticks`))),
-    element("p", {}, `${flags.size} ${flags.size > 1 ? "layers" : "layer"} recorded values that are not finite. Heat maps mark them in pink, line charts with \u25b2.`)) : null;
-  $("findings").replaceChildren(...[card].filter(Boolean), element("div", { class: runs.length > 1 ? "runs" : "" }, ...boxes));
+  const card = items.length ? [findingCard(items, text)] : [];
+  $("findings").replaceChildren(...card, element("div", { class: runs.length > 1 ? "runs" : "" }, ...boxes));
 }
 
 function showSummary() {
   const plural = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-  const parts = runs.map((run) => [run.name, plural(run.count, "tick"), run.count > 1 ? `${run.ticks[0]} to ${run.last}` : "", run.every > 1 ? `each point stands for ${run.every} ticks` : ""].filter(Boolean).join(", "));
-  $("summary").textContent = [plural(new Set(layered.flatMap((chart) => chart.layers)).size, "layer"), ...parts, `written ${report.made.replace("T", " ").slice(0, 16)}`, report.live ? "the training goes on" : ""].filter(Boolean).join(" \u00b7 ");
+  const about = (run) => [
+    run.name, plural(run.count, "tick"), run.count > 1 ? `${run.ticks[0]} to ${run.last}` : "",
+    run.every > 1 ? `each point stands for ${run.every} ticks` : "",
+  ].filter(Boolean).join(", ");
+  const written = `written ${report.made.replace("T", " ").slice(0, 16)}`, parts = [plural(inCharts.length, "layer"), ...runs.map(about), written];
+  $("summary").textContent = [...parts, ...(report.live ? ["the training goes on"] : [])].join(" \u00b7 ");
 }
 
 // Order and search
 
 function sorts() {
-  const options = [["network", "network order"], ["name", "name"], ["alarm", "findings first"]].map(([value, text]) => element("option", { value }, text));
-  layered.forEach((chart, c) => options.push(element("optgroup", { label: chart.title }, ...[["last", "last value"], ["change", "change over time"], ...(runs.length > 1 ? [["runs", "difference of the runs"]] : [])].map(([kind, text]) => element("option", { value: `${kind} ${c}` }, `${chart.title}: ${text}`)))));
-  $("sort").replaceChildren(...options);
+  const kinds = [["last", "last value"], ["change", "change over time"], ...(runs.length > 1 ? [["runs", "difference of the runs"]] : [])];
+  const option = (value, text) => element("option", { value }, text);
+  const groups = layered.map((chart, c) =>
+    element("optgroup", { label: chart.title }, ...kinds.map(([kind, text]) => option(`${kind} ${c}`, `${chart.title}: ${text}`))));
+  $("sort").replaceChildren(option("network", "network order"), option("name", "name"), option("alarm", "findings first"), ...groups);
 }
 
+/** What layers are sorted by; undefined for a layer without it. */
 function keyOf(sort) {
   const [kind, c] = sort.split(" "), chart = layered[c], of = (layer, run) => series(chart, run, layer, lineOf(chart));
-  if (kind === "name") return (layer) => layers[layer];
-  if (kind === "alarm") return (layer) => (told.get(layers[layer])?.length ?? 0) * 1e6 + (flags.get(layer)?.count ?? 0);
-  if (kind === "last") return (layer) => { const value = last(of(layer, runs[0])); return isBad(value) ? Infinity : value; };
-  if (kind === "change") return (layer) => Math.max(...runs.map((run) => change(of(layer, run).find((value) => value !== MISSING), last(of(layer, run))) ?? -1));
-  if (kind === "runs") return (layer) => change(last(of(layer, runs[0])), last(of(layer, runs[1])));
-  return (layer) => layer;
+  const number = (value) => isBad(value) ? Infinity : value;
+  const over = (values) => change(values.find((value) => value !== MISSING), last(values));
+  const changes = (layer) => runs.map((run) => over(of(layer, run))).filter((value) => value !== undefined);
+  return {
+    network: (layer) => layer,
+    name: (layer) => layers[layer],
+    alarm: (layer) => (told.get(layers[layer])?.length ?? 0) * 1e6 + (flags.get(layer)?.count ?? 0),
+    last: (layer) => number(last(of(layer, runs[0]))),
+    change: (layer) => changes(layer).length ? Math.max(...changes(layer)) : undefined,
+    runs: (layer) => change(last(of(layer, runs[0])), last(of(layer, runs[1]))),
+  }[kind];
 }
 
 /** Applies search and order to the table and the heat maps. Layers without a value come last, in either direction. */
 function arrange() {
-  const wanted = state.query.toLowerCase().split(/\s+/).filter(Boolean), key = keyOf(state.sort), inCharts = new Set(layered.flatMap((chart) => chart.layers));
-  const found = layers.map((name, layer) => layer).filter((layer) => inCharts.has(layer) && wanted.every((word) => layers[layer].toLowerCase().includes(word)));
-  const keys = new Map(found.map((layer) => [layer, key(layer)])), turn = state.down ? -1 : 1;
+  const words = state.query.toLowerCase().split(/\s+/), key = keyOf(state.sort), turn = state.down ? -1 : 1;
+  const found = inCharts.filter((layer) => words.every((word) => layers[layer].toLowerCase().includes(word)));
+  const keys = new Map(found.map((layer) => [layer, key(layer)]));
+  const compare = (x, y) => typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : Number(x > y) - Number(x < y);
   state.order = found.sort((a, b) => {
-    const x = keys.get(a), y = keys.get(b);
-    if (x === undefined || y === undefined) return (x === undefined) - (y === undefined) || a - b;
-    return turn * (typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x < y ? -1 : x > y ? 1 : 0) || a - b;
+    const [x, y] = [keys.get(a), keys.get(b)], missing = Number(x === undefined) - Number(y === undefined);
+    return missing || (x === undefined ? 0 : turn * compare(x, y)) || a - b;
   });
   $("sort").value = state.sort;
   $("reverse").setAttribute("aria-pressed", state.down);
-  $("count").textContent = `${found.length} of ${inCharts.size}`;
+  $("count").textContent = `${found.length} of ${inCharts.length}`;
   titles();
-  $("table").scrollTop = 0;
   rows();
   for (const heat of heats) heat.show();
   remember();
 }
-function sortBy(sort, down) { state.sort = sort; state.down = down ?? (sort !== "network" && sort !== "name"); arrange(); }
+
+/** Sorts; numbers from the largest on, unless `down` says otherwise. */
+function sortBy(sort, down = sort !== "network" && sort !== "name") {
+  Object.assign(state, { sort, down });
+  arrange();
+}
 
 // The table: only the rows in view exist.
 
 const ROW = 36, TOP = 52, NAME = 240, CELL = 172;  // pixels
-let columns = "";
-function titles() {
-  columns = `minmax(${NAME}px, 1.4fr) repeat(${layered.length}, minmax(${CELL}px, 1fr))`;
-  const sorted = (sort) => state.sort === sort ? (state.down ? "descending" : "ascending") : "none";
-  const title = (sort, text, style) => element("div", { role: "columnheader", class: style, "aria-sort": sorted(sort) }, element("button", { type: "button", onclick: () => sortBy(sort, state.sort === sort ? !state.down : undefined) }, `${text} ${{ ascending: "\u25b2", descending: "\u25bc", none: "" }[sorted(sort)]}`));
-  const row = element("div", { role: "row", class: "row titles", "aria-rowindex": 1 }, title("network", "Layer", "name"), ...layered.map((chart, c) => title(`last ${c}`, chart.title)));
-  shaped(row);
-  row.style.height = `${TOP}px`;
-  $("table").setAttribute("aria-rowcount", state.order.length + 1);
-  $("table").replaceChildren(row, element("div", { id: "space", role: "presentation" }));
-  $("space").style.height = `${state.order.length * ROW}px`;
-  $("table").style.height = `${Math.min(560, TOP + state.order.length * ROW + 18)}px`;
+
+function rowElement(attributes, top, height, ...cells) {
+  const row = element("div", { role: "row", ...attributes }, ...cells);
+  const columns = `minmax(${NAME}px, 1.4fr) repeat(${layered.length}, minmax(${CELL}px, 1fr))`;
+  Object.assign(row.style, { gridTemplateColumns: columns, minWidth: `${NAME + layered.length * CELL}px`, top: `${top}px`, height: `${height}px` });
+  return row;
 }
 
-function shaped(row) {
-  row.style.gridTemplateColumns = columns;
-  row.style.minWidth = `${NAME + layered.length * CELL}px`;
+function titles() {
+  const title = (sort, text, style) => {
+    const sorted = state.sort !== sort ? "none" : state.down ? "descending" : "ascending";
+    const click = () => sortBy(sort, state.sort === sort ? !state.down : undefined);
+    const button = element("button", { type: "button", onclick: click }, `${text} ${{ ascending: "\u25b2", descending: "\u25bc" }[sorted] ?? ""}`);
+    return element("div", { role: "columnheader", class: style, "aria-sort": sorted }, button);
+  };
+  const cells = layered.map((chart, c) => title(`last ${c}`, chart.title)), box = $("table"), height = state.order.length * ROW;
+  const space = element("div", { role: "presentation" });
+  space.style.height = `${height}px`;
+  box.setAttribute("aria-rowcount", state.order.length + 1);
+  box.replaceChildren(rowElement({ class: "row titles", "aria-rowindex": 1 }, 0, TOP, title("network", "Layer", "name"), ...cells), space);
+  box.style.height = `${Math.min(560, TOP + height + 18)}px`;
+  box.scrollTop = 0;
 }
 
 function rows() {
-  const box = $("table"), start = Math.max(0, Math.floor(box.scrollTop / ROW) - 4), end = Math.min(state.order.length, start + Math.ceil(box.clientHeight / ROW) + 8);
+  const box = $("table"), start = Math.max(0, Math.floor(box.scrollTop / ROW) - 4);
+  const end = Math.min(state.order.length, start + Math.ceil(box.clientHeight / ROW) + 8);
   const kept = new Map([...box.querySelectorAll(".row.body")].map((row) => [Number(row.dataset.at), row]));
   for (const [at, row] of kept) if ((at < start || at >= end) && !row.contains(document.activeElement)) row.remove();
   for (let at = start; at < end; at++) if (!kept.has(at)) box.append(rowOf(state.order[at], at));
 }
 
 function rowOf(layer, at) {
-  const bad = flags.get(layer), found = told.get(layers[layer]);
-  const row = element("div", { role: "row", class: "row body", "aria-rowindex": at + 2, "data-at": at },
-    element("div", { role: "rowheader", class: "name" }, element("button", { type: "button", class: "link", title: layers[layer], onclick: () => openPanel(layer) }, layers[layer]),
-      bad || found ? element("span", { class: "bad", title: [...(found ?? []).map((one) => one.what), bad ? "NaN or infinite values" : ""].filter(Boolean).join("; "), "aria-label": "has findings" }, "\u25b2") : null),
-    ...layered.map((chart) => {
-      const lines = runs.map((run, r) => ({ values: series(chart, run, layer, lineOf(chart)), colour: runs.length > 1 ? RUN[r] : "--mean" }));
-      const values = lines.map((line, r) => element("span", { class: isBad(last(line.values)) ? "bad" : runs.length > 1 ? RUN[r].slice(2) : "" }, shown(last(line.values))));
-      const empty = lines.every((line) => last(line.values) === undefined);
-      return element("div", { role: "cell", class: "figure" }, empty ? element("span") : canvasOf({ "aria-hidden": "true" }, (canvas) => drawSpark(canvas, lines)), empty ? "\u2013" : element("span", {}, ...values));
-    }));
-  shaped(row);
-  row.style.top = `${TOP + at * ROW}px`;
-  return row;
+  const notes = [...(told.get(layers[layer]) ?? []).map((one) => one.what), ...(flags.has(layer) ? ["NaN or infinite values"] : [])].join("; ");
+  const button = element("button", { type: "button", class: "link", title: layers[layer], onclick: () => openPanel(layer) }, layers[layer]);
+  const mark = notes ? element("span", { class: "bad", role: "img", title: notes, "aria-label": notes }, "\u25b2") : null;
+  const cells = layered.map((chart) => {
+    const lines = runs.map((run, r) => ({ values: series(chart, run, layer, lineOf(chart)), colour: runs.length > 1 ? `--${RUN[r]}` : "--mean" }));
+    const values = lines.map((line) => last(line.values));
+    if (values.every((value) => value === undefined)) return element("div", { role: "cell", class: "figure" }, element("span"), "\u2013");
+    const spans = values.map((value, r) => element("span", { class: isBad(value) ? "bad" : runs.length > 1 ? RUN[r] : "" }, shown(value)));
+    const spark = canvasOf({ "aria-hidden": "true" }, (canvas) => drawSpark(canvas, lines));
+    return element("div", { role: "cell", class: "figure" }, spark, element("span", {}, ...spans));
+  });
+  const name = element("div", { role: "rowheader", class: "name" }, button, mark);
+  return rowElement({ class: "row body", "aria-rowindex": at + 2, "data-at": at }, TOP + at * ROW, ROW, name, ...cells);
 }
 
 /** Moves the focus by some rows. */
 function step(move) {
-  const focused = document.activeElement.closest?.(".row.body"), at = focused ? Number(focused.dataset.at) + move : 0;
+  const focused = document.activeElement.closest(".row.body"), at = focused ? Number(focused.dataset.at) + move : 0;
   if (at < 0 || at >= state.order.length) return;
-  const box = $("table"), top = at * ROW;
-  if (top < box.scrollTop || top > box.scrollTop + box.clientHeight - TOP - 2 * ROW) box.scrollTop = Math.max(0, top - box.clientHeight / 2);
+  const box = $("table"), top = at * ROW, outside = top < box.scrollTop || top > box.scrollTop + box.clientHeight - TOP - 2 * ROW;
+  if (outside) box.scrollTop = Math.max(0, top - box.clientHeight / 2);
   rows();
   box.querySelector(`[data-at="${at}"] .link`).focus();
 }
@@ -143,51 +175,94 @@ function step(move) {
 // The panel of one layer
 
 function openPanel(layer) {
-  const panel = $("panel"), at = state.order.indexOf(layer), found = told.get(layers[layer]) ?? [];
-  const go = (move) => ({ type: "button", disabled: state.order[at + move] === undefined || at < 0, onclick: () => turn(move) });
+  const panel = $("panel"), at = state.order.indexOf(layer);
   state.open = layer;
   hush();
-  panel.replaceChildren(
-    element("div", { class: "bar-top" }, element("h2", { id: "panel-title" }, layers[layer]), element("button", { ...go(-1), id: "previous", "aria-label": "Previous layer" }, "\u2190"),
-      element("button", { ...go(1), id: "next", "aria-label": "Next layer" }, "\u2192"), element("button", { type: "button", id: "close", "aria-label": "Close", onclick: () => panel.close() }, "\u2715")),
-    ...found.map((one) => element("div", { class: "card finding" }, runs.length > 1 ? `${nameOf(one.run)}: ` : "", element("b", {}, one.what), element("p", {}, `${one.why} Try: ${one.remedy}.`))),
-    ...layered.filter((chart) => chart.place.has(layer)).map((chart) => layerCard(chart, layer)));
+  const button = (id, text, label, onclick, disabled) => element("button", { type: "button", id, "aria-label": label, onclick, disabled }, text);
+  const next = (move) => at < 0 || state.order[at + move] === undefined;
+  const top = element("div", { class: "bar-top" }, element("h2", { id: "panel-title" }, layers[layer]),
+    button("previous", "\u2190", "Previous layer", () => turn(-1), next(-1)), button("next", "\u2192", "Next layer", () => turn(1), next(1)),
+    button("close", "\u2715", "Close", () => panel.close()));
+  const found = (told.get(layers[layer]) ?? []).map((one) =>
+    element("div", { class: "card finding" }, caption(one.run, "h3"), element("b", {}, one.what), element("p", {}, advice(one))));
+  panel.replaceChildren(top, ...found, ...layered.filter((chart) => chart.place.has(layer)).map((chart) => layerCard(chart, layer)));
   if (!panel.open) panel.showModal();
   panel.scrollTop = 0;
   remember();
 }
+
 function turn(move) {
-  const next = state.order[state.order.indexOf(state.open) + move];
-  if (state.order.includes(state.open) && next !== undefined) openPanel(next);
+  const at = state.order.indexOf(state.open), next = state.order[at + move];
+  if (at >= 0 && next !== undefined) openPanel(next);
 }
 
-// What the address and the browser remember: the layer, the search, the order; the theme.
+// The address remembers the layer, the search and the order; the browser, the theme.
 
 function remember() {
-  const kept = new URLSearchParams({ ...(state.query && { q: state.query }), ...(state.sort !== "network" && { sort: state.sort }), ...(state.down && { down: 1 }), ...(state.open !== null && { layer: layers[state.open] }) });
-  history.replaceState(null, "", `#${kept}`);
+  const { query: q, sort, down, open } = state;
+  const kept = { ...(q && { q }), ...(sort !== "network" && { sort }), ...(down && { down }), ...(open !== null && { layer: layers[open] }) };
+  history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
 }
 function stored(key, value) {
-  try { return value === undefined ? localStorage.getItem(key) : localStorage.setItem(key, value); } catch { return null; }
+  try {
+    return value === undefined ? localStorage.getItem(key) : localStorage.setItem(key, value);
+  } catch {
+    return null;  // the browser keeps nothing for this page
+  }
 }
-const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+function dark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
 function theme(name) {
-  if (name) { document.documentElement.dataset.theme = name; stored("recorders-theme", name); }
+  if (name) {
+    document.documentElement.dataset.theme = name;
+    stored("recorders-theme", name);
+  }
   $("theme").textContent = dark() ? "Light" : "Dark";
   redraw();
 }
 
 const KEYS = [
-  ["/", "search layers", () => $("search").focus()], ["j", "next layer, also in the panel", () => ($("panel").open ? turn(1) : step(1))], ["k", "previous layer", () => ($("panel").open ? turn(-1) : step(-1))],
-  ["Enter", "open the layer that has the focus"], ["Esc", "close the panel, clear the search"], ["s", "choose the order", () => $("sort").focus()], ["d", "reverse the order", () => sortBy(state.sort, !state.down)],
-  ["f", "findings", () => $("h-findings").scrollIntoView()], ["h", "heat maps", () => $("h-heat").scrollIntoView()], ["l", "table of layers", () => $("h-layers").scrollIntoView()],
-  ["t", "dark or light", () => theme(dark() ? "light" : "dark")], ["r", "open again every 10 seconds, while the training goes on", () => report.live && $("follow").click()], ["?", "this list", () => help()],
-  ["arrows", "on a chart: move from tick to tick; on a heat map also from layer to layer"],
+  ["/", "search layers", () => $("search").focus()],
+  ["j", "next layer, in the table or the panel", () => $("panel").open ? turn(1) : step(1)],
+  ["k", "previous layer", () => $("panel").open ? turn(-1) : step(-1)],
+  ["Enter", "open the layer that has the focus"],
+  ["Esc", "close the panel; clear the search"],
+  ["s", "choose the order", () => $("sort").focus()],
+  ["d", "reverse the order", () => sortBy(state.sort, !state.down)],
+  ["f", "findings", () => $("h-findings").scrollIntoView()],
+  ["h", "heat maps", () => $("h-heat").scrollIntoView()],
+  ["l", "table of layers", () => $("h-layers").scrollIntoView()],
+  ["t", "dark or light", () => theme(dark() ? "light" : "dark")],
+  ["r", "while the training goes on: open again every 10 seconds", () => report.live && $("follow").click()],
+  ["?", "this list", () => help()],
+  ["arrows", "on a chart: tick by tick; on a heat map also layer by layer"],
 ];
+
 function help() {
-  if ($("help").open) return $("help").close();
-  $("help").replaceChildren(element("h2", { id: "help-title" }, "Keyboard"), element("table", {}, ...KEYS.map(([key, text]) => element("tr", {}, element("th", { scope: "row" }, element("kbd", {}, key)), element("td", {}, text)))), element("button", { type: "button", onclick: () => $("help").close() }, "Close"));
-  $("help").showModal();
+  const panel = $("help"), rows = KEYS.map(([key, text]) =>
+    element("tr", {}, element("th", { scope: "row" }, element("kbd", {}, key)), element("td", {}, text)));
+  const close = element("button", { type: "button", onclick: () => panel.close() }, "Close");
+  panel.replaceChildren(element("h2", { id: "help-title" }, "Keyboard"), element("table", {}, ...rows), close);
+  if (panel.open) panel.close(); else panel.showModal();
+}
+
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (event.target === $("search") && event.key === "Escape") {
+    $("search").value = state.query = "";
+    $("search").blur();
+    arrange();
+  }
+  if (event.target.matches("input, select")) return;
+  const inTable = event.target.closest(".row.body"), inPanel = $("panel").open;
+  const arrow = { ArrowDown: inTable && "j", ArrowUp: inTable && "k", ArrowRight: inPanel && "j", ArrowLeft: inPanel && "k" }[event.key];
+  const act = KEYS.find(([key]) => key === (arrow || event.key))?.[2];
+  if (!act) return;
+  event.preventDefault();
+  act();
 }
 
 function listen() {
@@ -200,41 +275,36 @@ function listen() {
   $("table").addEventListener("scroll", rows, { passive: true });
   addEventListener("resize", rows);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme());
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target === $("search") && event.key === "Escape") { $("search").value = state.query = ""; arrange(); $("search").blur(); return; }
-    if (event.target.matches("input, select")) return;
-    const key = { ArrowDown: event.target.closest(".row.body") && "j", ArrowUp: event.target.closest(".row.body") && "k", ArrowRight: $("panel").open && "j", ArrowLeft: $("panel").open && "k" }[event.key] || event.key;
-    const act = KEYS.find(([name]) => name === key)?.[2];
-    if (act && !event.defaultPrevented) { event.preventDefault(); act(); }
-  });
+  document.addEventListener("keydown", pressed);
   if (!report.live) return;
   $("follow-label").hidden = false;
   $("follow").checked = stored("recorders-follow") === "1";
-  $("follow").addEventListener("change", () => stored("recorders-follow", $("follow").checked ? "1" : "0"));
+  $("follow").addEventListener("change", () => stored("recorders-follow", Number($("follow").checked)));
   setInterval(() => { if ($("follow").checked && !$("panel").open) location.reload(); }, 10_000);
 }
 
 async function start() {
+  const kept = new URLSearchParams(location.hash.slice(1));
   await unpack();
   layered = charts.filter((chart) => !chart.overall && hasNumbers(chart));
-  const overall = charts.filter((chart) => chart.overall && hasNumbers(chart)), kept = new URLSearchParams(location.hash.slice(1));
+  inCharts = [...new Set(layered.flatMap((chart) => chart.layers))].sort((a, b) => a - b);
+  const overall = charts.filter((chart) => chart.overall && hasNumbers(chart));
   collect();
   showSummary();
   showFindings();
   sorts();
-  $("heat").classList.toggle("pairs", runs.length > 1);
-  $("overall").replaceChildren(...overall.map(overallCard));
   heats.push(...layered.map((chart) => heatCard(chart, openPanel, () => state.order)));
+  $("overall").replaceChildren(...overall.map(overallCard));
   $("heat").replaceChildren(...heats.map(({ card }) => card));
+  $("heat").classList.toggle("pairs", runs.length > 1);
   $("overall-section").hidden = !overall.length;
   $("heat-section").hidden = $("layers-section").hidden = !layered.length;
   $("search").value = state.query = kept.get("q") ?? "";
-  const asked = layers.indexOf(kept.get("layer"));
   listen();
   theme(stored("recorders-theme"));
-  sortBy([...$("sort").options].some((option) => option.value === kept.get("sort")) ? kept.get("sort") : "network", kept.has("down"));
-  if (asked >= 0) openPanel(asked);
+  const sort = kept.get("sort") ?? "network", layer = layers.indexOf(kept.get("layer"));
+  sortBy([...$("sort").options].some((option) => option.value === sort) ? sort : "network", kept.has("down"));
+  if (inCharts.includes(layer)) openPanel(layer);
   performance.mark("ready");
   document.documentElement.dataset.ready = "yes";
 }
