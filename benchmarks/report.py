@@ -18,7 +18,7 @@ import torch
 from measure import versions, write
 from torch import Tensor
 
-from recorders.watch.charts import ChartView, keep_charts
+from recorders.watch.charts import Chart, ChartView, keep_charts
 from recorders.watch.findings import Finding
 from recorders.watch.lenses import LossMetrics, OutputActivation, OutputGradientGeometry, ParameterNorm
 from recorders.watch.timeline import Timeline
@@ -36,7 +36,7 @@ def names_of(layers: int) -> tuple[str, ...]:
     return tuple(f"model.blocks.{i // len(parts)}.{parts[i % len(parts)]}" for i in range(layers))
 
 
-def views_of(layers: int) -> list[tuple[object, tuple[str, ...]]]:
+def views_of(layers: int) -> list[tuple[Chart, tuple[str, ...]]]:
     names = names_of(layers)
     pushed = {"Loss": ("train", "eval"), "Metrics": ("accuracy",)}
     return [(chart, pushed.get(chart.title, names)) for lens in LENSES for chart in lens.charts]
@@ -51,7 +51,7 @@ def made(layers: int, ticks: int, explode: bool) -> Timeline:
         x = tick / max(ticks - 1, 1)
         noise = torch.randn(layers, dtype=torch.float64, generator=generator)
         boom = (explode and x > 0.6) * torch.exp(-(((depth - 0.4) * 14) ** 2)) * (x - 0.6)
-        death = ((depth - 0.75).abs() < 0.06) * max(0.0, x - 0.25)
+        death = explode * ((depth - 0.75).abs() < 0.06) * max(0.0, x - 0.25)
         middles = {
             "Output Gradient Norm": 10 ** (-2.5 + 1.5 * depth - x + 0.1 * noise + 16 * boom),
             "Output Gradient Correlation": (0.6 * torch.sin(4 * x + 5 * depth) * (1 - x) + 0.05 * noise).clamp(-1, 1),
@@ -86,12 +86,12 @@ def sick() -> list[Finding]:
     large = "updates are too large: a typical step changes the weights by 4.1e-02 of their norm; 1e-04 to 1e-02 is usual"
     return [
         Finding("model.blocks.6.mlp.act", "614 of 3072 units are dead: they were never active", dead, remedy),
-        Finding("model.blocks.2.mlp.fc1", large, "The weights change at random rather than improve.", "a smaller learning rate"),
+        Finding("model.blocks.3.mlp.fc1", large, "The weights change at random rather than improve.", "a smaller learning rate"),
     ]
 
 
 def picture(path: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder, browser(Path(folder) / "profile", 1400, 1240) as driver:
+    with tempfile.TemporaryDirectory() as folder, browser(Path(folder) / "profile", 1400, 1560) as driver:
         runs = Run(made(45, 160, explode=True), "rate 3e-3", sick()), Run(made(45, 160, explode=False), "rate 1e-3", ())
         opened(driver, write_report(Path(folder) / "report.html", *runs, title="Two learning rates"))
         driver.execute_script("theme('light')")
@@ -101,12 +101,7 @@ def picture(path: Path) -> None:
     print(f"wrote {path}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--picture", type=Path, help="only make a picture of a page")
-    given = parser.parse_args()
-    if given.picture:
-        return picture(given.picture)
+def measured() -> None:
     torch.set_num_threads(1)
     timeline = made(LAYERS, TICKS, explode=True)
     charts = [ChartView(chart, timeline, names) for chart, names in views_of(LAYERS)]
@@ -129,7 +124,7 @@ def main() -> None:
         started = time.perf_counter()
         visualizer.flush()
         last = time.perf_counter() - started
-        write(
+        path = write(
             "report",
             layers=LAYERS,
             ticks=TICKS,
@@ -145,8 +140,17 @@ def main() -> None:
             },
             what="lenses on gradients, activations and weights: 11 statistics a layer; a new headless Chromium at each opening",
         )
-    print((Path(__file__).parent / "results" / "report.json").read_text())
-    return None
+    print(path.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--picture", type=Path, help="only make a picture of a page")
+    given = parser.parse_args()
+    if given.picture:
+        picture(given.picture)
+    else:
+        measured()
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ function reader(attributes, [height, width], paint, say, choose) {
 }
 
 function head(chart, ...rest) {
-  const unit = [chart.unit, chart.log ? "log scale" : ""].filter(Boolean).join(", ");
+  const unit = [chart.unit === chart.title.toLowerCase() ? "" : chart.unit, chart.log ? "log scale" : ""].filter(Boolean).join(", ");
   return element("div", { class: "head" }, element("h3", {}, chart.title), element("span", { class: "unit" }, unit), ...rest);
 }
 
@@ -176,11 +176,13 @@ function heatCard(chart, open, chosen) {
   const names = statisticsOf(chart), label = `Statistic of ${chart.title}`;
   const choice = element("select", { "aria-label": label, onchange: () => show() }, ...names.map((name) => element("option", {}, name)));
   const maps = element("div", { class: "runs" }), note = element("p", { class: "note" });
+  const card = element("div", { class: "card" }, head(chart, names.length > 1 ? choice : null), maps, note);
   choice.value = lineOf(chart);
   const show = () => {
     const name = choice.value, common = prefix().length, listed = chosen().filter((layer) => chart.place.has(layer));
     const scale = shades(chart, runs.flatMap((run) => chart.layers.map((layer) => series(chart, run, layer, name))));
     const key = canvasOf({ class: "bar", "aria-hidden": "true" }, (canvas) => drawKey(canvas, scale));
+    card.hidden = !listed.length;
     maps.replaceChildren(...runs.map((run) => {
       const rows = listed.map((layer) =>
         ({ name: layers[layer].slice(common), values: series(chart, run, layer, name), bad: badAt(chart, run, layer) }));
@@ -194,7 +196,7 @@ function heatCard(chart, open, chosen) {
     }));
     note.replaceChildren(shown(scale.low), key, shown(scale.high), scale.log && !chart.log ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));
   };
-  return { card: element("div", { class: "card" }, head(chart, names.length > 1 ? choice : null), maps, note), show };
+  return { card, show };
 }
 
 /** What the names of all layers begin with, up to a dot; labels leave it out. */

@@ -216,7 +216,8 @@ function drawHeat(canvas, heat, place) {
   pen.drawImage(sheet, left, 0, wide, bottom);
   pen.fillStyle = colour("--soft");
   pen.textAlign = "right";
-  for (let r = 0; r < count; r += Math.ceil(15 / row)) pen.fillText(fitted(pen, heat.rows[r].name, left - 8), left - 6, Math.max(7, (r + 0.5) * row));
+  const first = row < 14 ? Math.round(7 / row) : 0;  // the first row with room for its name
+  for (let r = first; r < count; r += Math.ceil(15 / row)) pen.fillText(fitted(pen, heat.rows[r].name, left - 8), left - 6, (r + 0.5) * row);
   pen.textAlign = "center";
   for (let i = 0; i < n; i += Math.ceil(n / Math.max(1, wide / 70))) pen.fillText(String(heat.ticks[i]), x(i + 0.5), height - 11);
   if (place) {

@@ -4,15 +4,18 @@ const state = { query: "", sort: "network", down: false, order: [], open: null }
 const heats = [], told = new Map(), flags = new Map();
 let layered = [], inCharts = [];
 
-/** Findings by layer; and of each layer at how many ticks values were not finite, and the first of these. */
+/** Findings by layer; and of each layer, in each run and in all, at how many ticks values were not finite, and the first of these. */
 function collect() {
   for (const run of runs) {
+    run.flags = new Map();
     for (const one of run.findings ?? []) told.set(one.layer, [...(told.get(one.layer) ?? []), { ...one, run }]);
     for (const chart of layered) {
       for (const layer of chart.layers) {
-        const found = badAt(chart, run, layer), known = flags.get(layer) ?? { count: 0, first: Infinity };
-        if (!found.length) continue;
-        flags.set(layer, { count: Math.max(known.count, found.length), first: Math.min(known.first, run.ticks[found[0]]) });
+        const found = badAt(chart, run, layer);
+        for (const map of found.length ? [flags, run.flags] : []) {
+          const { count, first } = map.get(layer) ?? { count: 0, first: Infinity };
+          map.set(layer, { count: Math.max(count, found.length), first: Math.min(first, run.ticks[found[0]]) });
+        }
       }
     }
   }
@@ -35,19 +38,18 @@ function findingCard(items, text) {
 const advice = (one) => `${one.why} Try: ${one.remedy}.`;
 
 function showFindings() {
-  const strange = [...flags].sort(([a, one], [b, other]) => one.first - other.first || a - b);
-  const items = strange.map(([layer, { first, count }]) =>
-    [layers[layer], `NaN or infinite values since tick ${first}, at ${count} tick${count > 1 ? "s" : ""}`]);
-  const text = "Heat maps mark values that are not finite in pink, line charts with \u25b2.";
+  const strange = "Heat maps mark values that are not finite in pink, line charts with \u25b2.";
   const boxes = runs.map((run) => {
+    const lost = [...run.flags].sort(([a, one], [b, other]) => one.first - other.first || a - b).map(([layer, { first, count }]) =>
+      [layers[layer], `NaN or infinite values since tick ${first}, at ${count} tick${count > 1 ? "s" : ""}`]);
     const groups = new Map();  // those with the same reason are told together
     for (const one of run.findings ?? []) groups.set(advice(one), [...(groups.get(advice(one)) ?? []), [one.layer, one.what]]);
     const none = run.findings ? "Nothing wrong was found." : "No findings were computed for this page.";
-    const cards = [...groups].map(([text, items]) => findingCard(items, text));
-    return element("div", {}, caption(run, "h3"), ...(cards.length ? cards : [element("div", { class: `card ${run.findings ? "fine" : ""}` }, none)]));
+    const cards = [...(lost.length ? [[strange, lost]] : []), ...groups].map(([text, items]) => findingCard(items, text));
+    if (!cards.length || !run.findings) cards.push(element("div", { class: `card ${run.findings ? "fine" : ""}` }, none));
+    return element("div", {}, caption(run, "h3"), ...cards);
   });
-  const card = items.length ? [findingCard(items, text)] : [];
-  $("findings").replaceChildren(...card, element("div", { class: runs.length > 1 ? "runs" : "" }, ...boxes));
+  $("findings").replaceChildren(element("div", { class: runs.length > 1 ? "runs" : "" }, ...boxes));
 }
 
 function showSummary() {
@@ -288,7 +290,7 @@ async function start() {
   await unpack();
   layered = charts.filter((chart) => !chart.overall && hasNumbers(chart));
   inCharts = [...new Set(layered.flatMap((chart) => chart.layers))].sort((a, b) => a - b);
-  const overall = charts.filter((chart) => chart.overall && hasNumbers(chart));
+  const overall = charts.filter((chart) => chart.overall && hasNumbers(chart)).sort((a, b) => a.across.length - b.across.length);
   collect();
   showSummary();
   showFindings();
@@ -305,6 +307,7 @@ async function start() {
   const sort = kept.get("sort") ?? "network", layer = layers.indexOf(kept.get("layer"));
   sortBy([...$("sort").options].some((option) => option.value === sort) ? sort : "network", kept.has("down"));
   if (inCharts.includes(layer)) openPanel(layer);
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));  // what is in view is drawn by then
   performance.mark("ready");
   document.documentElement.dataset.ready = "yes";
 }

@@ -56,7 +56,7 @@ class Run:
 
         Raises:
             RecordingNotFoundError: there is nothing at the path.
-            LensError: it is none of these.
+            LensError: it is none of these, or a recording of which `overview` reads nothing.
             StorageError: what is there cannot be read, or is neither.
         """
         if isinstance(source, (str, os.PathLike)):
@@ -81,6 +81,9 @@ class Run:
 
 def recorded_once(recorded: Recorder | Recording) -> Timeline:
     """A timeline in memory of one tick, 0, with what `overview` returns and what was pushed, and charts of it.
+
+    Raises:
+        LensError: there is nothing of that.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -108,6 +111,10 @@ def recorded_once(recorded: Recorder | Recording) -> Timeline:
         for title, row in facts.items():
             if row:
                 found[title][layer.name] = row
+    if not any(found.values()):
+        raise LensError(
+            "a page shows what overview() reads of a recording, such as Summary and Activity; in this one there is nothing"
+        )
     timeline = Timeline()
     timeline.append(0, {f"{title}/{layer}": row for title, rows in found.items() for layer, row in rows.items()})
     keep_charts(timeline, [ChartView(chart, timeline, tuple(found[chart.title])) for chart in _ONCE if found[chart.title]])

@@ -291,6 +291,17 @@ def test_no_findings_are_told_from_none_computed(page: Open) -> None:
     assert found == ["Nothing wrong was found.", "No findings were computed for this page."]
 
 
+def test_each_run_has_its_own_values_that_are_not_finite(page: Open) -> None:
+    rows = {"N/a": {0: {"mean": math.nan}, 1: {"mean": 1.0}}, "N/b": {0: {"mean": 1.0}}}
+    sick = charted([Chart("N", ("x",), ranges=None)], rows)
+    driver = page(
+        Run(sick, "sick", ()), Run(charted([Chart("N", ("x",), ranges=None)], {"N/a": {0: {"mean": 1.0}}}), "healthy", ())
+    )
+    first, second = texts(driver, "#findings .card")
+    assert first.startswith("a NaN or infinite values since tick 0, at 1 tick\n")
+    assert second == "Nothing wrong was found."
+
+
 def test_a_page_of_500_layers_and_1000_ticks_opens(driver: Any, tmp_path: Path) -> None:
     timeline, names = Timeline(), [f"block{i // 5}.part{i % 5}" for i in range(500)]
     for tick in range(1_000):

@@ -19,7 +19,7 @@ from recorders.watch.lenses import Across
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import Run, columns, html_report, write_report
 from recorders.watch.visualizers.html.columns import MISSING
-from reducers import Activity, Product, Summary
+from reducers import Activity, Mean, Product, Summary
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script>",
@@ -190,6 +190,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         html_report(tmp_path / "text")
     with pytest.raises(LensError, match="holds no charts"):
         html_report(Timeline())
+    with pytest.raises(LensError, match="Summary and Activity"):
+        html_report(Recorder(ForwardMonitor(Mean())).modules(nn.Linear(2, 2)))
     with pytest.raises(LensError, match="got 3"):
         html_report(filled(), filled(), filled())
     with pytest.raises(LensError, match="got 7"):
