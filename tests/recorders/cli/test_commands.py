@@ -186,6 +186,19 @@ def test_plot_draws_the_charts(tmp_path: Path, capsys: Printed) -> None:
     assert "has no charts" in said(capsys, "plot", recording(tmp_path / "run"), status=1)
 
 
+def test_report_writes_a_page_of_one_run_or_of_two(tmp_path: Path, capsys: Printed) -> None:
+    one, other, run = timeline(tmp_path / "a.db"), timeline(tmp_path / "b.db"), recording(tmp_path / "run")
+    assert said(capsys, "report", one, "-o", tmp_path / "one.html", "--title", "A <run>") == f"{tmp_path / 'one.html'}\n"
+    assert "A &lt;run&gt;" in (tmp_path / "one.html").read_text()
+    said(capsys, "report", one, other, "-o", tmp_path / "two.html")
+    page = (tmp_path / "two.html").read_text()
+    assert "a.db" in page
+    assert "b.db" in page
+    said(capsys, "report", run, "-o", tmp_path / "recording.html")
+    assert "one run, or two" in said(capsys, "report", one, one, one, status=2)
+    assert "there is nothing at" in said(capsys, "report", tmp_path / "none", status=1)
+
+
 def test_watch_shows_a_timeline_that_grows_until_a_tick(tmp_path: Path, capsys: Printed) -> None:
     path = timeline(tmp_path / "run.db")
 
