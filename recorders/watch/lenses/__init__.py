@@ -3,18 +3,27 @@
 from recorders.watch.across import Across
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.activation import OutputActivation, ParameterGradientActivation
+from recorders.watch.lenses.attention import AttentionEntropy
+from recorders.watch.lenses.distribution import Outliers, Quantiles
 from recorders.watch.lenses.geometry import OutputGradientGeometry, ParameterGradientGeometry, ParameterUpdateGeometry
+from recorders.watch.lenses.health import DeadUnits, NonFinite, UpdateRatio
 from recorders.watch.lenses.kinds import any_module, not_activation
 from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.losses import LossMetrics
 from recorders.watch.lenses.norms import OutputNorm, ParameterCond, ParameterNorm
+from recorders.watch.lenses.spectrum import EffectiveRank
 from recorders.watch.lenses.spread import collected, running, statistics
 
 __all__ = [
     "Across",
+    "AttentionEntropy",
     "Chart",
+    "DeadUnits",
+    "EffectiveRank",
     "Lens",
     "LossMetrics",
+    "NonFinite",
+    "Outliers",
     "OutputActivation",
     "OutputGradientGeometry",
     "OutputNorm",
@@ -23,6 +32,8 @@ __all__ = [
     "ParameterGradientGeometry",
     "ParameterNorm",
     "ParameterUpdateGeometry",
+    "Quantiles",
+    "UpdateRatio",
     "any_module",
     "collected",
     "not_activation",
