@@ -28,21 +28,21 @@ def show(path: Source, names: Names = None, as_json: AsJson = False) -> None:
     """Show what a recording or a timeline holds."""
     source = open_source(path)
     if isinstance(source, Timeline):
-        rows = selected(source.names(), names)
-        print_json(_timeline_data(source, rows)) if as_json else console().print(timeline_table(source, rows))
+        rows, faults = selected(source.names(), names), findings(source)
+        data, shown = (_timeline_data(source, rows), None) if as_json else ({}, timeline_table(source, rows))
     else:
         chosen = selected(list(source), names)
-        faults = findings(Recording({name: source[name] for name in chosen}))
-        if as_json:
-            told = {"findings": [asdict(fault) for fault in faults], "unexamined": faults.unexamined}
-            print_json({**_recording_data(source, chosen), **told})
-        else:
-            console().print(_recording_table(source, chosen))
-            console().print(Text(f"\n{faults}"))
+        part = Recording({name: source[name] for name in chosen})
+        data, shown, faults = _recording_data(source, chosen), _recording_table(part), findings(part)
+    if as_json:
+        print_json({**data, "findings": [asdict(fault) for fault in faults], "unexamined": faults.unexamined})
+    else:
+        console().print(shown)
+        console().print(Text(f"\n{faults}"))
 
 
-def _recording_table(recording: Recording, names: Sequence[str]) -> Table:
-    headings, rows = Recording({name: recording[name] for name in names}).rows_shown()
+def _recording_table(recording: Recording) -> Table:
+    headings, rows = recording.rows_shown()
     found = table(*headings, numbers=1)
     for row in rows:
         found.add_row(*map(Text, row))

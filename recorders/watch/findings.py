@@ -3,80 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
+from recorders.watch.fault import DEAD_SHARE, GRADIENT_DECAY, SATURATED_SLOPE, UPDATE_RANGE, Finding, Findings, fault, shown_range
+from recorders.watch.over_time import findings_over_time
 from recorders.watch.overview import Layer, Spread, overview, pushed
+from recorders.watch.timeline import Timeline
 
 __all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
 
-UPDATE_RANGE = (1e-4, 1e-2)
-"""The usual size of an update relative to the weights: within a factor of ten of 1e-3.
 
-Rule of thumb by A. Karpathy, course CS231n, "Neural Networks Part 3", section "Ratio of weights:updates".
-"""
-
-GRADIENT_DECAY = 1e-4
-"""The smallest accepted ratio between the gradient norms of two layers."""
-
-DEAD_SHARE = 0.2
-"""The largest accepted share of dead units in a layer.
-
-A few are dead from the start in healthy nets with ReLU and the initialisation of He et al. (arXiv:1502.01852): up to 7 % of a layer
-in the healthy net of `examples/find_faults.py`, and 11 % in its deep one.
-"""
-
-SATURATED_SLOPE = 0.05
-"""A unit is saturated if its mean slope is below this share of the steepest slope."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One likely fault.
-
-    Attributes:
-        layer: the layer, or the name of a pushed value such as "loss".
-        what: what was found, with numbers.
-        why: why it matters.
-        remedy: what to try first.
-    """
-
-    layer: str
-    what: str
-    why: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.layer}: {self.what}. {self.why} Try: {self.remedy}"
-
-
-class Findings(list[Finding]):
-    """A list of likely faults, and what could not be examined.
-
-    Attributes:
-        unexamined: each kind of fault that was not looked for, with what to record for it.
-    """
-
-    def __init__(self, found: Iterable[Finding], unexamined: Iterable[str]) -> None:
-        super().__init__(found)
-        self.unexamined = tuple(unexamined)
-
-    def __str__(self) -> str:
-        lines = [str(finding) for finding in self] or ["no fault was found"]
-        return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
-
-
-def findings(recorded: Recorder | Recording) -> Findings:
+def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     """The likely faults of the net, worst first; empty if none was found.
 
     Examines what `overview` returns: NaN and infinity, layers that never ran, dead units, saturated units, gradients that vanish or
     explode with depth, and weights that change too much, too little or not at all. What was not recorded is not examined;
-    `findings(...).unexamined` says what that is.
+    `findings(...).unexamined` says what that is. A timeline also tells since when: see `findings_over_time`.
 
     Args:
-        recorded: a recorder or a recording. Only a recorder knows why something was not recorded.
+        recorded: a recorder, a recording, or a timeline that an `Inspector` wrote. Only a recorder knows why something was not
+            recorded.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -88,6 +36,8 @@ def findings(recorded: Recorder | Recording) -> Findings:
     >>> [(finding.layer, finding.what) for finding in findings(recorder)]
     [('1', '3 of 3 units are dead: they were never active')]
     """
+    if isinstance(recorded, Timeline):
+        return findings_over_time(recorded)
     layers, calls = overview(recorded), pushed(recorded)
     found = [*_nonfinite(layers, calls), *_never_ran(layers), *_dead(layers), *_saturated(layers)]
     return Findings([*found, *_gradients(layers), *_updates(layers)], _unexamined(layers, calls))
@@ -125,32 +75,21 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
     if places:
         (name, what), *later = places
         also = "".join(f"; {place}: {text}" for place, text in later)
-        why = "One NaN or infinity makes all weights NaN at the next step."
-        remedy = "a smaller learning rate, gradient clipping, no log or division of values that can be zero; also check the inputs"
-        yield Finding(name, what + also, why, remedy)
+        yield fault("nonfinite", name, what + also)
 
 
 def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
     for layer in layers:
         if "output" in layer.silent:
-            yield Finding(
-                layer.name,
-                "no output was recorded" + _because(layer.silent["output"]),
-                "A layer that is not called does not contribute to the result and learns nothing.",
-                "call the module itself in forward, or remove it",
-            )
+            yield fault("never ran", layer.name, "no output was recorded" + _because(layer.silent["output"]))
 
 
 def _dead(layers: list[Layer]) -> Iterator[Finding]:
     previous: Layer | None = None
     for layer in layers:
         if layer.dead is not None and layer.dead.double().mean() > DEAD_SHARE and not _inherited(layer, previous):
-            yield Finding(
-                layer.name,
-                f"{int(layer.dead.sum())} of {layer.dead.numel()} units are dead: they were never active",
-                "Nothing passes through them and no gradient comes back, so they seldom recover.",
-                "a smaller learning rate, a fresh initialisation with biases at zero, or a leaky activation",
-            )
+            what = f"{int(layer.dead.sum())} of {layer.dead.numel()} units are dead: they were never active"
+            yield fault("dead", layer.name, what)
         previous = layer
 
 
@@ -172,12 +111,8 @@ def _saturated(layers: list[Layer]) -> Iterator[Finding]:
         slope = 1 - square if curve == "tanh" else 4 * (mean - square)
         stuck = int((slope < SATURATED_SLOPE).sum())
         if stuck:
-            yield Finding(
-                layer.name,
-                f"{stuck} of {slope.numel()} units are saturated: nearly all outputs lie at the ends of the {curve}",
-                "There the curve is flat, so hardly any gradient passes.",
-                "smaller initial weights, normalisation before the activation, or a smaller learning rate",
-            )
+            what = f"{stuck} of {slope.numel()} units are saturated: nearly all outputs lie at the ends of the {curve}"
+            yield fault("saturated", layer.name, what)
 
 
 def _curve(layer: Layer) -> str | None:
@@ -202,19 +137,11 @@ def _gradients(layers: list[Layer]) -> Iterator[Finding]:
     if low >= GRADIENT_DECAY * high:
         return
     if early < late:
-        yield Finding(
-            low_name,
-            f"gradients vanish on their way back: their norm is {high:.1e} at {high_name} and {low:.1e} here",
-            "Layers near the input learn little or nothing.",
-            "normalisation layers, residual connections, ReLU in place of saturating activations, initialisation by fan-in",
-        )
+        what = f"gradients vanish on their way back: their norm is {high:.1e} at {high_name} and {low:.1e} here"
+        yield fault("vanishing", low_name, what)
     else:
-        yield Finding(
-            high_name,
-            f"gradients explode on their way back: their norm is {low:.1e} at {low_name} and {high:.1e} here",
-            "No learning rate suits both ends of the net: what suits one end is far too much for the other.",
-            "normalisation layers, smaller initial weights, gradient clipping",
-        )
+        what = f"gradients explode on their way back: their norm is {low:.1e} at {low_name} and {high:.1e} here"
+        yield fault("exploding", high_name, what)
 
 
 def _updates(layers: list[Layer]) -> Iterator[Finding]:
@@ -224,31 +151,13 @@ def _updates(layers: list[Layer]) -> Iterator[Finding]:
             continue
         frozen = layer.update is not None and not bool(layer.update.any())
         if frozen or "update" in layer.silent:
-            yield Finding(
-                layer.name,
-                "the weights never changed" + ("" if frozen else _because(layer.silent["update"])),
-                "The layer learns nothing, which is right only if it was frozen on purpose.",
-                "give its parameters to the optimizer, set requires_grad, and use its output in the loss",
-            )
+            yield fault("frozen", layer.name, "the weights never changed" + ("" if frozen else _because(layer.silent["update"])))
         elif layer.ratio > high:
-            yield Finding(
-                layer.name,
-                f"updates are too large: a typical step changes the weights by {_range(layer.ratio)}",
-                "The weights change at random rather than improve.",
-                "a learning rate smaller by as much, or a warm-up",
-            )
+            what = f"updates are too large: a typical step changes the weights by {shown_range(layer.ratio)}"
+            yield fault("too large", layer.name, what)
         elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
-            yield Finding(
-                layer.name,
-                f"updates are too small: the largest step changes the weights by {_range(layer.ratio_at(1.0))}",
-                "The layer hardly learns.",
-                "a larger learning rate, for this layer at least",
-            )
-
-
-def _range(ratio: float) -> str:
-    low, high = UPDATE_RANGE
-    return f"{ratio:.1e} of their norm; {low:.0e} to {high:.0e} is usual"
+            what = f"updates are too small: the largest step changes the weights by {shown_range(layer.ratio_at(1.0))}"
+            yield fault("too small", layer.name, what)
 
 
 def _because(reason: str) -> str:

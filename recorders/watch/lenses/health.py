@@ -15,7 +15,7 @@ from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.watch.across import Across
 from recorders.watch.charts import Aggregation, Chart
-from recorders.watch.findings import UPDATE_RANGE
+from recorders.watch.fault import UPDATE_RANGE
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked
 from recorders.watch.lenses.spread import Names, names_of, phase_of, spread

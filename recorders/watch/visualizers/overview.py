@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from recorders.watch.findings import UPDATE_RANGE
+from recorders.watch.fault import UPDATE_RANGE
 from recorders.watch.overview import Layer, Spread
 from recorders.watch.visualizers.visualizer import require
 

@@ -21,7 +21,7 @@ from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.watch.charts import ChartView
-from recorders.watch.findings import Finding
+from recorders.watch.fault import Finding
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
 from recorders.watch.visualizers.html.runs import Run, network_order

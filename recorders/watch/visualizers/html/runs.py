@@ -17,7 +17,7 @@ from recorders.recordings.recording import Recording
 from recorders.recordings.storage import load
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
-from recorders.watch.findings import Finding
+from recorders.watch.fault import Finding
 from recorders.watch.overview import Spread, overview, pushed
 from recorders.watch.timeline import Timeline
 
@@ -69,7 +69,7 @@ class Run:
         if isinstance(source, Run):
             return source
         if isinstance(source, Timeline):
-            return cls(source, name)
+            return cls(source, name, rules.findings(source))
         if isinstance(source, (Recorder, Recording)):
             return cls(recorded_once(source), name, rules.findings(source))
         raise LensError(f"a page shows timelines, recorders and recordings; got {source!r:.100}")

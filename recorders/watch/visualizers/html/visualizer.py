@@ -11,6 +11,7 @@ from pathlib import Path
 
 from recorders.errors import LensError
 from recorders.watch.charts import ChartView
+from recorders.watch.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import Columns
 from recorders.watch.visualizers.html.page import keys_of, page, write_whole
 from recorders.watch.visualizers.html.runs import Run
@@ -97,7 +98,8 @@ class _LivePage:
             return
         started = time.monotonic()
         self.due = started + PAUSE  # also if this fails
-        run = Run(self._columns.timeline, charts=self._charts)
+        timeline = self._columns.timeline
+        run = Run(timeline, findings=None if live else findings_over_time(timeline), charts=self._charts)
         write_whole(self._path, page([run], [self._columns], self._title, live))
         took = time.monotonic() - started
         self.due = started + took + max(PAUSE, took / SHARE)
