@@ -24,7 +24,7 @@ def findings_over_time(timeline: Timeline) -> Findings:
     """
     views = {view.title: view for view in charts_of(timeline) if not view.chart.across}
     gradients = next((views[title] for title in ("Output Gradient Norm", "Output Gradient RMS") if title in views), None)
-    found = [*_nonfinite(views.values()), *_dead(views.get("Dead Units"))]
+    found = [*_nonfinite(timeline, views.values()), *_dead(views.get("Dead Units"))]
     found += [*_gradients(gradients), *_updates(views.get("Weight Update Ratio"))]
     missing = {
         "DeadUnits": "Dead Units" in views,
@@ -51,14 +51,14 @@ def _since(ticks: Iterable[int], holds: Callable[[int], bool]) -> int | None:
     return first
 
 
-def _nonfinite(views: Iterable[ChartView]) -> Iterator[Finding]:
+def _nonfinite(timeline: Timeline, views: Iterable[ChartView]) -> Iterator[Finding]:
     """One finding, where it began: NaN spreads to what is computed later."""
+    known = timeline.first_above("nonfinite", 0.0)
     begun: dict[str, int] = {}
     for view in views:
-        for layer, counts in _course(view, "nonfinite").items():
-            ticks = [tick for tick, count in counts.items() if count > 0]
-            if ticks:
-                begun[layer] = min(begun.get(layer, ticks[0]), *ticks)
+        for layer in view.layers:
+            if (tick := known.get(view.chart.row(layer))) is not None:
+                begun[layer] = min(begun.get(layer, tick), tick)
     if begun:
         first = min(begun, key=begun.__getitem__)
         others = f", and in {len(begun) - 1} more" if len(begun) > 1 else ""

@@ -152,6 +152,17 @@ class Timeline:
             raise SelectionError(f"no tick {tick!r} in {self.path}; there are {_listed(ticks)}")
         return found
 
+    def first_above(self, statistic: str, bound: float) -> dict[str, int]:
+        """For each name whose `statistic` was ever above a bound, the first such tick."""
+        found = self._query(
+            "SELECT series.name, min(ticks.tick) FROM ticks CROSS JOIN series CROSS JOIN samples "
+            "ON samples.tick = ticks.tick AND samples.series = series.id "
+            "WHERE series.statistic = ? AND samples.value > ? GROUP BY series.id",
+            statistic,
+            bound,
+        )
+        return {self._text(name): tick for name, tick in found}
+
     def ids(self) -> dict[tuple[str, str], int]:
         """The ids of all series by name and statistic, as in `values`."""
         found = self._query("SELECT name, statistic, id FROM series ORDER BY id")

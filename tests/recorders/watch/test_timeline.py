@@ -35,6 +35,14 @@ ODD_NAMES = [
 ]
 
 
+def test_first_ticks_above_a_bound() -> None:
+    with Timeline() as timeline:
+        for tick, values in enumerate([(0.0, 1.0), (2.0, math.nan), (3.0, math.inf)]):
+            timeline.append(tick, {"a": {"x": values[0], "y": 9.0}, "b": {"x": values[1]}})
+        assert timeline.first_above("x", 1.0) == {"a": 1, "b": 2}
+        assert timeline.first_above("y", 9.0) == timeline.first_above("z", 0.0) == {}
+
+
 def test_series_and_rows_come_back_in_order() -> None:
     with Timeline() as timeline:
         timeline.append(2, {"b": {"mean": 1.0, "std": 0.5}, "a": {"mean": 3}})
