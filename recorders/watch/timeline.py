@@ -224,7 +224,7 @@ class Timeline:
         )
         return [Row(tick, self._text(name), self._text(statistic), self._number(value)) for name, statistic, value in found]
 
-    def _query(self, sql: str, *parameters: str | int) -> list[tuple[Any, ...]]:
+    def _query(self, sql: str, *parameters: str | float) -> list[tuple[Any, ...]]:
         with self._session() as db:
             return db.execute(sql, parameters).fetchall()
 
