@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -186,7 +187,8 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     console.print(f"test accuracy: {'not measured yet' if accuracy is None else f'{accuracy[-1].item():.1%}'}")
     console.print(f"loaded back and merged: {recording.samples('loss')} steps twice make {both.samples('loss')}")
     code = f"import recorders; recording = recorders.load({os.fspath(folder)!r})"
-    for label, value in {"recording": folder, "figure": picture, "load it": code}.items():
+    show = f"recorders show {shlex.quote(os.fspath(folder))}"
+    for label, value in {"recording": folder, "figure": picture, "load it": code, "look into it": show}.items():
         console.print(Text(f"{label}: {value}"), soft_wrap=True)  # no wrapping, so that paths and code can be copied
     return finished
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ pytest.importorskip("matplotlib")
 from rich.console import Console
 
 from recorders import CallMonitor, NotARecordingError, Recorder, StorageError, load
+from recorders.cli import main
 from recorders.demo import demo, network, watch
 from recorders.watch.findings import findings
 from recorders.watch.overview import Layer, Spread, overview
@@ -82,12 +84,16 @@ def test_demo_prints_a_table_and_says_where_everything_is(tmp_path: Path) -> Non
     assert (out / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_it_prints_to_load_the_recording_does(tmp_path: Path) -> None:
+def test_what_it_prints_to_go_on_with_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = run(tmp_path / "it's here")
     code = next(line for line in text.splitlines() if line.startswith("load it: ")).removeprefix("load it: ")
     scope: dict[str, Any] = {}
     exec(code, scope)
     assert scope["recording"].samples("loss") == 28
+    command = next(line for line in text.splitlines() if line.startswith("look into it: ")).removeprefix("look into it: ")
+    program, *arguments = shlex.split(command)
+    assert (program, main(arguments)) == ("recorders", 0)
+    assert "output/conv2" in capsys.readouterr().out
 
 
 def test_a_seed_gives_the_same_recording_and_another_seed_another(tmp_path: Path) -> None:
