@@ -22,6 +22,7 @@ from recorders.watch.ranks import Ranks
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
 from recorders.watch.visualizers.choice import Visualizers
+from recorders.watch.visualizers.visualizer import finish
 
 __all__ = ["Inspector"]
 
@@ -33,7 +34,8 @@ class Inspector:
 
     Args:
         lenses: one or several.
-        visualizer: "text", "matplotlib", an object with `show(tick, charts)`, or several of these; None shows nothing.
+        visualizer: "text", "matplotlib", "html:report.html", an object with `show(tick, charts)`, or several of these; None shows
+            nothing.
         net: the network to attach to at once.
         depth: watch the modules at this level below the network (its children are level 1), and leaves above it; None for all
             leaves.
@@ -172,11 +174,14 @@ class Inspector:
         """Takes all hooks off, also those on loss modules; returns the inspector.
 
         Results stay until the next `tick_epoch` or `attach`, and the clock still counts steps. Detaching twice is harmless.
+        Visualizers that write seldom, such as `HtmlVisualizer`, write what they have.
         """
         self._net = None
         self._recorders.detach()
         self.clock.uncount()
         self._counting = False
+        for visualizer in self.visualizers:
+            self._guard(visualizer, "when the inspector was detached", finish, visualizer)
         return self
 
     def push_loss(self, value: Tensor | float, *, train: bool = True, running: bool = True) -> None:
@@ -256,13 +261,17 @@ class Inspector:
         charts = self.charts
         keep_charts(self.timeline, charts)
         for visualizer in self.visualizers:
-            try:
-                visualizer.show(tick, charts)
-            except Exception as error:
-                if id(visualizer) not in self._failed:
-                    self._failed.add(id(visualizer))
-                    message = f"{type(visualizer).__name__} failed at tick {tick}: {type(error).__name__}: {error}"
-                    warnings.warn(f"{message}; the timeline has its numbers, and training goes on", RecordingWarning, stacklevel=3)
+            self._guard(visualizer, f"at tick {tick}", visualizer.show, tick, charts)
+
+    def _guard(self, visualizer: Visualizer, when: str, work: Callable[..., None], *arguments: object) -> None:
+        """Calls a visualizer; if it raises, warns once."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            if id(visualizer) not in self._failed:
+                self._failed.add(id(visualizer))
+                message = f"{type(visualizer).__name__} failed {when}: {type(error).__name__}: {error}"
+                warnings.warn(f"{message}; the timeline has its numbers, and training goes on", RecordingWarning, stacklevel=4)
 
 
 def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:

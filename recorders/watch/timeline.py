@@ -152,6 +152,19 @@ class Timeline:
             raise SelectionError(f"no tick {tick!r} in {self.path}; there are {_listed(ticks)}")
         return found
 
+    def ids(self) -> dict[tuple[str, str], int]:
+        """The ids of all series by name and statistic, as in `values`."""
+        found = self._query("SELECT name, statistic, id FROM series ORDER BY id")
+        return {(self._text(name), self._text(statistic)): number for name, statistic, number in found}
+
+    def values(self, tick: int) -> tuple[list[int], list[float]]:
+        """All values at one tick: the ids of their series, ascending, and the values. For thousands of them faster than `at`."""
+        rows = self._query("SELECT series, value FROM samples WHERE tick = ? ORDER BY series", tick)
+        values = [value for _, value in rows]
+        if set(map(type, values)) != {float}:
+            values = [self._number(value) for value in values]
+        return [number for number, _ in rows], values
+
     def note(self, key: str, text: str) -> None:
         """Writes a text into the file, such as how to draw the numbers; replaces an earlier text with the same key."""
         with self._session() as db, transaction(db):

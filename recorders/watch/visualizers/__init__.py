@@ -2,8 +2,20 @@
 
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.choice import as_visualizers, play
+from recorders.watch.visualizers.html import HtmlVisualizer, Run, html_report, write_report
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 from recorders.watch.visualizers.text import TextVisualizer
 from recorders.watch.visualizers.visualizer import Visualizer
 
-__all__ = ["ChartView", "MatplotlibVisualizer", "TextVisualizer", "Visualizer", "as_visualizers", "play"]
+__all__ = [
+    "ChartView",
+    "HtmlVisualizer",
+    "MatplotlibVisualizer",
+    "Run",
+    "TextVisualizer",
+    "Visualizer",
+    "as_visualizers",
+    "html_report",
+    "play",
+    "write_report",
+]

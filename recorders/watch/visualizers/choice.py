@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from recorders.errors import LensError
 from recorders.watch.charts import ChartView, charts_of
 from recorders.watch.timeline import Timeline
+from recorders.watch.visualizers.html import HtmlVisualizer
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 from recorders.watch.visualizers.text import TextVisualizer
-from recorders.watch.visualizers.visualizer import Visualizer
+from recorders.watch.visualizers.visualizer import Visualizer, finish
 
 __all__ = ["Visualizers", "as_visualizers", "play"]
 
 Visualizers: TypeAlias = "str | Visualizer | Iterable[str | Visualizer] | None"
 
-KINDS: dict[str, type[Visualizer]] = {"text": TextVisualizer, "matplotlib": MatplotlibVisualizer}
+KINDS: dict[str, Callable[..., Visualizer]] = {"text": TextVisualizer, "matplotlib": MatplotlibVisualizer, "html": HtmlVisualizer}
+TARGETS = {"matplotlib": "a folder", "html": "a file"}
+"""What may follow the name of a visualizer and a colon."""
 
 
 def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
-    """One visualizer or several, made by name ("text", "matplotlib") or used as given.
+    """One visualizer or several, made by name or used as given.
 
-    Raises `LensError` if a name is unknown or an object has no `show`, and `MissingExtraError` if a library is not installed.
+    Names are "text", "matplotlib" or "matplotlib:folder", "html" or "html:report.html": a target comes after a colon.
+
+    Raises `LensError` if a name is unknown or a target does not fit it, or if an object has no `show`, and `MissingExtraError` if a
+    library is not installed.
+
+    >>> as_visualizers("html:runs/report.html")[0].path.name
+    'report.html'
     """
     if given is None:
         return ()
@@ -34,9 +43,13 @@ def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
 def _made(given: str | Visualizer) -> Visualizer:
     known = ", ".join(map(repr, KINDS))
     if isinstance(given, str):
-        if given not in KINDS:
+        kind, colon, target = given.partition(":")
+        if kind not in KINDS:
             raise LensError(f"no visualizer {given!r}; choose from {known}, or give an object with show(tick, charts)")
-        return KINDS[given]()
+        if colon and not (target and kind in TARGETS):
+            takes = f"takes {TARGETS[kind]} after the colon" if kind in TARGETS else "takes no target"
+            raise LensError(f"no visualizer {given!r}: {kind!r} {takes}")
+        return KINDS[kind](target) if target else KINDS[kind]()
     if isinstance(given, type) or not isinstance(given, Visualizer):
         raise LensError(f"a visualizer is an object with show(tick, charts), or one of {known}; got {given!r}")
     return given
@@ -60,3 +73,5 @@ def play(timeline: Timeline, visualizer: Visualizers, charts: Sequence[ChartView
     for tick in timeline.ticks():
         for one in shown:
             one.show(tick, views)
+    for one in shown:
+        finish(one)

@@ -38,6 +38,9 @@ class MatplotlibVisualizer:
     `show` only stores the charts, so that training does not wait: figures are drawn when requested, from the timeline as it is
     then. No display is needed.
 
+    Args:
+        folder: where `flush` saves the figures, at the end of the training; None saves none.
+
     Raises:
         MissingExtraError: matplotlib is not installed.
 
@@ -51,7 +54,8 @@ class MatplotlibVisualizer:
     ['train']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = folder
         self._figure: Any = require("matplotlib.figure", "plot").Figure
         self._ticker: Any = require("matplotlib.ticker", "plot")
         self._views: dict[str, ChartView] = {}
@@ -76,6 +80,11 @@ class MatplotlibVisualizer:
             paths[name] = folder / f"{name}.png"
             figure.savefig(paths[name], dpi=dpi)
         return list(paths.values())
+
+    def flush(self) -> None:
+        """Saves the figures into the folder, if one was given."""
+        if self._folder is not None:
+            self.save(self._folder)
 
     def _draw(self, view: ChartView) -> Any:
         if view.chart.across:

@@ -9,15 +9,22 @@ from typing import Any, Protocol, runtime_checkable
 from recorders.errors import MissingExtraError
 from recorders.watch.charts import ChartView
 
-__all__ = ["Visualizer", "require"]
+__all__ = ["Visualizer", "finish", "require"]
 
 
 @runtime_checkable
 class Visualizer(Protocol):
-    """An object with a method `show`."""
+    """An object with a method `show`; if it has a method `flush()` too, that is called when the training, or the replay, ends."""
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
         """Shows charts after a tick; the views give the numbers of this tick and of all before it."""
+
+
+def finish(visualizer: Visualizer) -> None:
+    """Calls `flush` if the visualizer has it."""
+    flush = getattr(visualizer, "flush", None)
+    if callable(flush):
+        flush()
 
 
 def require(module: str, extra: str) -> Any:

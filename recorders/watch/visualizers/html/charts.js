@@ -1,0 +1,218 @@
+// Charts: cards of lines and heat maps, drawn when they come into view. Text from outside is put in as text, never as markup.
+
+const $ = (id) => document.getElementById(id);
+const RUN = ["first", "second"];
+const nameOf = (run) => run.name || "this run";
+const caption = (run, tag = "figcaption") => runs.length > 1 ? element(tag, { class: RUN[runs.indexOf(run)] }, nameOf(run)) : null;
+
+/** An element with attributes, listeners (`onclick: function`) and children; strings become text, null is left out. */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+// Canvases are drawn when they come into view, and again if their width or the theme changes.
+
+const drawers = new WeakMap(), drawn = new Map();
+const seen = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) if (isIntersecting) draw(target); else drawn.delete(target);
+}, { rootMargin: "200px" });
+const sized = new ResizeObserver((entries) => {
+  for (const { target } of entries) if (drawn.has(target) && drawn.get(target) !== target.clientWidth) draw(target);
+});
+
+function canvasOf(attributes, drawer) {
+  const canvas = element("canvas", attributes);
+  drawers.set(canvas, () => drawer(canvas));
+  seen.observe(canvas);
+  sized.observe(canvas);
+  return canvas;
+}
+function draw(canvas) {
+  drawn.set(canvas, canvas.clientWidth);
+  drawers.get(canvas)();
+}
+function redraw() {
+  colours.clear();
+  for (const canvas of [...drawn.keys()]) if (canvas.isConnected) draw(canvas); else drawn.delete(canvas);
+}
+
+/** Shows a text beside the pointer, or beside a canvas. */
+function tell(text, event, canvas) {
+  const tip = $("tip"), box = canvas.getBoundingClientRect(), at = event ?? { clientX: box.left + 160, clientY: box.top };
+  tip.textContent = text;
+  tip.hidden = false;
+  (canvas.closest("dialog") ?? document.body).append(tip);  // above a dialog only what is in it can be seen
+  tip.style.left = `${Math.max(4, Math.min(at.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
+  tip.style.top = `${Math.max(4, Math.min(at.clientY + 14, innerHeight - tip.offsetHeight - 8))}px`;
+}
+function hush() { $("tip").hidden = true; }
+
+/**
+ * A canvas that tells its values under the pointer, and at a place that arrow keys move. A place is [row, index of a tick].
+ * `paint(canvas, place)` draws and returns {at: (x, y) => place}; `say(place)` is the text; `choose(place)` is a click or Enter.
+ */
+function reader(attributes, [height, width], paint, say, choose) {
+  let geometry, place = null;
+  const canvas = canvasOf({ tabindex: 0, ...attributes }, () => { geometry = paint(canvas, place); });
+  const point = (next, event) => {
+    place = next;
+    draw(canvas);
+    if (place) tell(say(place), event, canvas); else hush();
+  };
+  const within = (value, size) => Math.max(0, Math.min(size - 1, value));
+  canvas.addEventListener("pointermove", (event) => { if (geometry) point(geometry.at(event.offsetX, event.offsetY), event); });
+  canvas.addEventListener("pointerleave", () => point(null));
+  canvas.addEventListener("blur", () => point(null));
+  canvas.addEventListener("click", () => { if (place) choose?.(place); });
+  canvas.addEventListener("keydown", (event) => {
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!height || !width || !(move ? move[1] || height > 1 : event.key === "Enter" && choose && place)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (!move) choose(place);
+    else point(place ? [within(place[0] + move[0], height), within(place[1] + move[1], width)] : [0, width - 1]);
+  });
+  return canvas;
+}
+
+function head(chart, ...rest) {
+  const unit = [chart.unit === chart.title.toLowerCase() ? "" : chart.unit, chart.log ? "log scale" : ""].filter(Boolean).join(", ");
+  return element("div", { class: "head" }, element("h3", {}, chart.title), element("span", { class: "unit" }, unit), ...rest);
+}
+
+function legend(entries, figures) {
+  const items = entries.map(({ text, ...key }) =>
+    element("li", {}, canvasOf({ "aria-hidden": "true" }, (canvas) => drawKey(canvas, key)), text));
+  if (figures.some((figure) => figure.bad.length)) items.push(element("li", { class: "bad" }, "\u25b2 NaN or infinite values"));
+  return element("ul", { class: "legend" }, ...items);
+}
+
+function lineCanvas(figure, label) {
+  const say = ([, at]) => {
+    const values = figure.lines.filter(({ values }) => values.length).map(({ name, values, from }) =>
+      `${name}: ${shown(values[at])}${layers[from?.[at]] === undefined ? "" : `, ${layers[from[at]]}`}`);
+    return [`tick ${figure.ticks[at]}`, ...values, ...(figure.bad.includes(at) ? ["values were NaN or infinite"] : [])].join("\n");
+  };
+  return reader({ role: "img", "aria-label": label, class: "lines" }, [1, figure.ticks.length],
+    (canvas, place) => drawLines(canvas, figure, place?.[1]), say);
+}
+
+/** The first and the last tick of all runs. */
+function span() {
+  const ends = runs.flatMap((run) => run.ticks.length ? [run.ticks[0], run.ticks.at(-1)] : []);
+  return ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
+}
+
+/** A figure of one layer in one run. Lines that the chart does not draw are there for the text at the pointer. */
+function layerFigure(chart, run, layer) {
+  const order = [...Object.keys(BANDS).filter((name) => chart.ranges.includes(name)), ...chart.ranges.filter((name) => !BANDS[name])];
+  const bands = order.map((name) => [name, band(chart, run, layer, name)]).filter(([, ends]) => ends).map(([name, ends]) => {
+    const [tone, alpha] = BANDS[name] ?? ["--other", 0.2];
+    return { ...ends, text: name === "std" ? "mean \u00b1 std" : name.replace("-", " to "), colour: tone, alpha };
+  });
+  const lines = statisticsOf(chart).map((name) =>
+    ({ name, values: series(chart, run, layer, name), colour: `--${name}`, hidden: !chart.lines.includes(name) }));
+  return { ticks: run.ticks, span: span(), bands, bad: badAt(chart, run, layer), lines };
+}
+
+const axes = new Map();
+/** The value axis of a layer's figures in all runs; one for all layers if the chart shares it. */
+function axisOf(chart, layer) {
+  const key = chart.shared ? chart : `${chart.title}/${layer}`;
+  if (!axes.has(key)) {
+    const figures = (chart.shared ? chart.layers : [layer]).flatMap((one) => runs.map((run) => layerFigure(chart, run, one)));
+    axes.set(key, axis(chart, figures));
+  }
+  return axes.get(key);
+}
+
+/** The figures of a layer in one chart, side by side for two runs. */
+function layerCard(chart, layer) {
+  const figures = runs.map((run) => ({ ...layerFigure(chart, run, layer), axis: axisOf(chart, layer) }));
+  const boxes = figures.map((figure, r) => {
+    const value = shown(last(series(chart, runs[r], layer, lineOf(chart))));
+    const label = `${chart.title} of ${layers[layer]}${runs.length > 1 ? ` in ${nameOf(runs[r])}` : ""}: last value ${value}`;
+    return element("figure", {}, caption(runs[r]), lineCanvas(figure, label));
+  });
+  const bands = new Map(figures.flatMap((figure) => figure.bands).map(({ text, colour, alpha }) => [text, { text, colour, alpha }]));
+  const keys = [...chart.lines.map((name) => ({ text: name, colour: `--${name}` })), ...bands.values()];
+  return element("div", { class: "card" }, head(chart), element("div", { class: "runs" }, ...boxes), legend(keys, figures));
+}
+
+/** Losses, metrics and the extremes over layers: lines of both runs in one panel; dashes mark the second run. */
+function overallCard(chart) {
+  const compared = chart.across.length > 0, alone = runs.length === 1;
+  const linesOf = (run) => compared ? extremes(chart, run)
+    : chart.layers.map((layer) => ({ layer, name: layers[layer], values: series(chart, run, layer, lineOf(chart)) }));
+  const lines = runs.flatMap((run, r) => linesOf(run).map((line, k) => ({
+    ...line, r, name: alone ? line.name : `${line.name}, ${nameOf(run)}`, colour: PALETTE[k % PALETTE.length], dash: r ? [6, 4] : [],
+  }))).filter(({ values }) => last(values) !== undefined);
+  // Runs may have other ticks: the figure has the ticks of both, and lines pass by those that they lack.
+  const ticks = [...new Set(runs.flatMap((run) => run.ticks))].sort((a, b) => a - b), place = new Map(ticks.map((tick, i) => [tick, i]));
+  const placed = (values, r) => {
+    const all = new Array(ticks.length).fill(MISSING);
+    values?.forEach((value, i) => { all[place.get(runs[r].ticks[i])] = value; });
+    return all;
+  };
+  const bands = compared || !alone ? [] : lines.flatMap((line) =>
+    chart.ranges.map((name) => band(chart, runs[0], line.layer, name)).filter(Boolean).map((ends) => ({ ...ends, colour: line.colour, alpha: 0.15 })));
+  const bad = compared ? [] : runs.flatMap((run) => chart.layers.flatMap((layer) => badAt(chart, run, layer)).map((i) => place.get(run.ticks[i])));
+  const drawn = lines.map((line) => ({ ...line, values: placed(line.values, line.r), from: placed(line.from, line.r) }));
+  const figure = { ticks, span: span(), bands, bad: [...new Set(bad)], lines: drawn };
+  figure.axis = axis(chart, [figure]);
+  const keys = lines.map(({ name, colour, dash, values, from }) =>
+    ({ text: `${name}: ${shown(last(values))}${from ? `, ${layers[last(from)]}` : ""}`, colour, dash }));
+  return element("div", { class: "card" }, head(chart), lineCanvas(figure, `${chart.title} over ticks`), legend(keys, [figure]));
+}
+
+/** Layers by ticks, one heat map for each run, with the same colours; `show` draws those that were chosen, in their order. */
+function heatCard(chart, open, chosen) {
+  const names = statisticsOf(chart), label = `Statistic of ${chart.title}`;
+  const choice = element("select", { "aria-label": label, onchange: () => show() }, ...names.map((name) => element("option", {}, name)));
+  const maps = element("div", { class: "runs" }), note = element("p", { class: "note" });
+  const card = element("div", { class: "card" }, head(chart, names.length > 1 ? choice : null), maps, note);
+  choice.value = lineOf(chart);
+  const show = () => {
+    const name = choice.value, common = prefix().length, listed = chosen().filter((layer) => chart.place.has(layer));
+    const scale = shades(chart, runs.flatMap((run) => chart.layers.map((layer) => series(chart, run, layer, name))));
+    const key = canvasOf({ class: "bar", "aria-hidden": "true" }, (canvas) => drawKey(canvas, scale));
+    card.hidden = !listed.length;
+    maps.replaceChildren(...runs.map((run) => {
+      const rows = listed.map((layer) =>
+        ({ name: layers[layer].slice(common), values: series(chart, run, layer, name), bad: badAt(chart, run, layer) }));
+      const say = ([row, at]) => `${layers[listed[row]]}\ntick ${run.ticks[at]}: ${shown(rows[row].values[at])}`
+        + (rows[row].bad.includes(at) ? "\nvalues were NaN or infinite" : "");
+      const where = `${listed.length} layers over ${run.ticks.length} ticks${runs.length > 1 ? ` in ${nameOf(run)}` : ""}`;
+      const attributes = { role: "application", class: "map", "aria-label": `${chart.title}, ${name}: ${where}. Arrow keys move, Enter opens a layer.` };
+      const map = reader(attributes, [listed.length, run.ticks.length],
+        (canvas, place) => drawHeat(canvas, { rows, ticks: run.ticks, shades: scale }, place), say, ([row]) => open(listed[row]));
+      return element("figure", {}, caption(run), element("div", { class: "scroll" }, map));
+    }));
+    note.replaceChildren(shown(scale.low), key, shown(scale.high), scale.log && !chart.log ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));
+  };
+  return { card, show };
+}
+
+/** What the names of all layers begin with, up to a dot; labels leave it out. */
+function prefix() {
+  const names = [...new Set(charts.filter((chart) => !chart.overall).flatMap((chart) => chart.layers))].map((layer) => layers[layer]);
+  return names.length < 2 ? "" : names.reduce((common, name) => {
+    while (!name.startsWith(common)) common = common.slice(0, common.lastIndexOf(".", common.length - 2) + 1);
+    return common;
+  }, names[0].slice(0, names[0].lastIndexOf(".") + 1));
+}
+
+/** How many layers had values that were not finite, and which was the first. */
+function wrong(chart, run) {
+  const found = chart.layers.map((layer) => [badAt(chart, run, layer)[0], layer]).filter(([at]) => at !== undefined);
+  if (!found.length) return "";
+  const [at, layer] = found.reduce((best, one) => one[0] < best[0] ? one : best);
+  const where = `${found.length} ${found.length > 1 ? "layers" : "layer"}${runs.length > 1 ? ` of ${nameOf(run)}` : ""}`;
+  return element("span", { class: "bad" }, ` \u00b7 NaN or infinite in ${where}, first in ${layers[layer]} at tick ${run.ticks[at]}`);
+}

@@ -1,0 +1,191 @@
+"""Page: one HTML file that holds runs, and everything that draws them; it opens without a network and loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import html
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from recorders.errors import LensError
+from recorders.recorder.recorder import Recorder
+from recorders.recordings.recording import Recording
+from recorders.watch.charts import ChartView
+from recorders.watch.findings import Finding
+from recorders.watch.timeline import Timeline
+from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
+from recorders.watch.visualizers.html.runs import Run, network_order
+
+__all__ = ["html_report", "keys_of", "page", "write_report", "write_whole"]
+
+_OVERALL = ("loss", "metric", "pushed")
+"""Groups of numbers that belong to the whole training, not to a layer: they are drawn as lines."""
+
+
+def html_report(*runs: Run | Timeline | Recorder | Recording | str | os.PathLike[str], title: str = "Training report") -> str:
+    """One self-contained page of one run, or of two side by side.
+
+    Args:
+        runs: timelines, recorders, recordings, paths of timelines or of recordings, or `Run` objects, which may have findings. A
+            recording is shown as one point in time, with its findings.
+        title: the title of the page.
+
+    Returns:
+        the text of the page. Values have 24 binary digits if there are at most 250,000, else 12. If there are more than 5 million,
+        neighbouring ticks are joined, and the page says how many.
+
+    Raises:
+        LensError: no run or more than two, or a timeline without charts.
+        RecordingNotFoundError: there is nothing at a path.
+        StorageError: what is there cannot be read.
+
+    >>> from recorders.watch.charts import Chart, keep_charts
+    >>> timeline = Timeline()
+    >>> timeline.append(0, {"Loss/train": {"mean": 2.0}})
+    >>> keep_charts(timeline, [ChartView(Chart("Loss", ("loss",), ranges=None), timeline, ("train",))])
+    >>> html_report(timeline, title="A <b>run</b>")[:15], "<b>run" in html_report(timeline, title="A <b>run</b>")
+    ('<!doctype html>', False)
+    """
+    if not 1 <= len(runs) <= 2:
+        raise LensError(f"a page shows one run, or two side by side; got {len(runs)}")
+    names = ("",) if len(runs) == 1 else ("first run", "second run")
+    found = [Run.of(run, "" if isinstance(run, (str, os.PathLike)) else name) for run, name in zip(runs, names, strict=True)]
+    columns = []
+    for run in found:
+        if not run.views():
+            raise LensError(
+                f"{run.timeline.path} holds no charts: give Run(timeline, charts=[ChartView(Chart(...), timeline, layers)])"
+            )
+        columns.append(Columns(run.timeline, keys_of(run.views())))
+        for tick in run.timeline.ticks():
+            columns[-1].add(tick)
+    return page(found, columns, title)
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    *runs: Run | Timeline | Recorder | Recording | str | os.PathLike[str],
+    title: str = "Training report",
+) -> Path:
+    """Writes `html_report` to a file, whole or not at all; returns its path."""
+    return write_whole(Path(path), html_report(*runs, title=title))
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Writes beside the file and renames, so that a browser never reads half a page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = os.umask(0)
+    os.umask(mode)
+    handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with open(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
+            file.write(text)
+        os.chmod(draft, 0o666 & ~mode)
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def keys_of(views: Sequence[ChartView]) -> list[tuple[str, str]]:
+    """The names and statistics in the timeline that charts need."""
+    layered = [view for view in views if not view.chart.across]
+    return [(view.chart.row(layer), name) for view in layered for layer in view.layers for name in statistics_of(view)]
+
+
+def page(runs: Sequence[Run], columns: Sequence[Columns], title: str, live: bool = False) -> str:
+    """The page of runs whose numbers were collected; `live` if more will come."""
+    charts = _merged(runs)
+    layers = network_order(view.layers for view in charts if not _overall(view))
+    layers = list(dict.fromkeys([*layers, *(layer for view in charts for layer in view.layers)]))
+    place = {layer: index for index, layer in enumerate(layers)}
+    drawn = sum(name != "nonfinite" for _, name in keys_of(charts))
+    series = sum(drawn * len(one) for one in columns)
+    every, exact = math.ceil(series / VALUES) or 1, series <= EXACT
+    report = {
+        "title": title,
+        "exact": exact,
+        "made": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "live": live,
+        "layers": layers,
+        "charts": [_described(view, place) for view in charts],
+        "runs": [
+            {
+                "name": run.name,
+                "ticks": one.ticks[::every],
+                "last": one.ticks[-1] if one.ticks else None,
+                "count": len(one.ticks),
+                "every": every,
+                "findings": None if run.findings is None else [_told(finding) for finding in run.findings],
+                "charts": list(packed(one, charts, every, exact)),
+            }
+            for run, one in zip(runs, columns, strict=True)
+        ],
+    }
+    return _assembled(title, report)
+
+
+def _merged(runs: Sequence[Run]) -> list[ChartView]:
+    """The charts of all runs by title, each with the layers of all."""
+    found: dict[str, ChartView] = {}
+    for view in (view for run in runs for view in run.views()):
+        known = found.setdefault(view.title, view)
+        found[view.title] = replace(known, layers=tuple(network_order([known.layers, view.layers])))
+    return list(found.values())
+
+
+def _overall(view: ChartView) -> bool:
+    """Whether it is drawn as lines in one panel."""
+    return view.chart.across[0].show != "share" if view.chart.across else view.chart.of[:1] in [(group,) for group in _OVERALL]
+
+
+def _described(view: ChartView, place: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "title": view.title,
+        "unit": view.unit,
+        "lines": view.lines,
+        "ranges": view.ranges,
+        "log": view.log_scale,
+        "shared": view.shared,
+        "limits": [limit if math.isfinite(limit) else None for limit in view.limits],
+        "across": [asdict(across) for across in view.chart.across],
+        "overall": _overall(view),
+        "layers": [place[layer] for layer in view.layers],
+    }
+
+
+def _told(finding: Finding) -> dict[str, str]:
+    return {key: str(value) for key, value in asdict(finding).items() if value is not None}
+
+
+def _assembled(title: str, report: Mapping[str, Any]) -> str:
+    """The template with everything in place. Names are untrusted: they are data for the script, never markup."""
+    folder = files(__package__)
+    style, *scripts = (
+        folder.joinpath(name).read_text("utf-8") for name in ("page.css", "numbers.js", "drawing.js", "charts.js", "page.js")
+    )
+    script = "\n".join(scripts)
+    # JSON of ASCII characters, without those that could end or open an element.
+    text = json.dumps(report, allow_nan=False, separators=(",", ":"))
+    data = re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    parts = {"policy": policy, "title": html.escape(title), "style": style, "report": data, "script": script}
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], folder.joinpath("page.html").read_text("utf-8"))
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
