@@ -177,10 +177,12 @@ function heatCard(chart, open, chosen) {
   const choice = element("select", { "aria-label": label, onchange: () => show() }, ...names.map((name) => element("option", {}, name)));
   const maps = element("div", { class: "runs" }), note = element("p", { class: "note" });
   const card = element("div", { class: "card" }, head(chart, names.length > 1 ? choice : null), maps, note);
+  const scales = new Map();
   choice.value = lineOf(chart);
   const show = () => {
     const name = choice.value, common = prefix().length, listed = chosen().filter((layer) => chart.place.has(layer));
-    const scale = shades(chart, runs.flatMap((run) => chart.layers.map((layer) => series(chart, run, layer, name))));
+    if (!scales.has(name)) scales.set(name, shades(chart, runs.flatMap((run) => chart.layers.map((layer) => series(chart, run, layer, name)))));
+    const scale = scales.get(name);
     const key = canvasOf({ class: "bar", "aria-hidden": "true" }, (canvas) => drawKey(canvas, scale));
     card.hidden = !listed.length;
     maps.replaceChildren(...runs.map((run) => {
@@ -192,6 +194,7 @@ function heatCard(chart, open, chosen) {
       const attributes = { role: "application", class: "map", "aria-label": `${chart.title}, ${name}: ${where}. Arrow keys move, Enter opens a layer.` };
       const map = reader(attributes, [listed.length, run.ticks.length],
         (canvas, place) => drawHeat(canvas, { rows, ticks: run.ticks, shades: scale }, place), say, ([row]) => open(listed[row]));
+      map.style.height = `${heatSize(listed.length).height}px`;
       return element("figure", {}, caption(run), element("div", { class: "scroll" }, map));
     }));
     note.replaceChildren(shown(scale.low), key, shown(scale.high), scale.log && !chart.log ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));

@@ -32,11 +32,10 @@ function table(map) {
 }
 
 /** A cleared canvas of its own size on the screen, in CSS pixels. */
-function cleared(canvas, height = canvas.clientHeight) {
-  const scale = window.devicePixelRatio || 1, width = canvas.clientWidth;
+function cleared(canvas) {
+  const scale = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
-  canvas.style.height = `${height}px`;
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   pen.font = FONT;
@@ -201,10 +200,16 @@ function heatImage(heat, width) {
   return image;
 }
 
+/** The height of a row of a heat map, and of the whole, so that the page has its length before the map is drawn. */
+function heatSize(count) {
+  const row = Math.max(1, Math.min(18, Math.floor(480 / Math.max(count, 1))));
+  return { row, height: count * row + 24 };
+}
+
 /** Layers by ticks. `heat`: {rows: [{name, values, bad: indices of ticks}], ticks, shades}; `place`: [row, index of a tick]. */
 function drawHeat(canvas, heat, place) {
-  const count = heat.rows.length, n = heat.ticks.length, row = Math.max(1, Math.min(18, Math.floor(480 / Math.max(count, 1))));
-  const { pen, width, height, scale } = cleared(canvas, count * row + 24), left = width > 420 ? 150 : 96, bottom = count * row;
+  const count = heat.rows.length, n = heat.ticks.length, { row } = heatSize(count), bottom = count * row;
+  const { pen, width, height, scale } = cleared(canvas), left = width > 420 ? 150 : 96;
   const wide = Math.max(1, Math.min(width - left - 8, n * 40)), x = (i) => left + i / n * wide;
   pen.fillStyle = colour("--hatch");
   pen.fillRect(left, 0, wide, bottom);

@@ -65,12 +65,16 @@ function band(chart, run, layer, range) {
   return { low: ends(-1), high: ends(1) };
 }
 
+const bad = new Map();  // by chart, run and layer, because every search asks for all of them
 /** Where values were not finite, as indices: counted by the monitor, or in the line itself. */
 function badAt(chart, run, layer) {
-  if (chart.across.length) return [];
-  const counts = series(chart, run, layer, "nonfinite"), line = series(chart, run, layer, lineOf(chart)), found = [];
-  for (let i = 0; i < run.ticks.length; i++) if (isBad(line[i]) || isBad(counts[i]) || counts[i] > 0) found.push(i);
-  return found;
+  const key = `${charts.indexOf(chart)} ${runs.indexOf(run)} ${layer}`;
+  if (!bad.has(key)) {
+    const counts = series(chart, run, layer, "nonfinite"), line = series(chart, run, layer, lineOf(chart)), found = [];
+    for (let i = 0; i < run.ticks.length; i++) if (isBad(line[i]) || isBad(counts[i]) || counts[i] > 0) found.push(i);
+    bad.set(key, chart.across.length ? [] : found);
+  }
+  return bad.get(key);
 }
 
 /** The part that each layer has in the sum over layers: the values of a chart that compares by "share". */

@@ -302,6 +302,14 @@ def test_each_run_has_its_own_values_that_are_not_finite(page: Open) -> None:
     assert second == "Nothing wrong was found."
 
 
+def test_a_key_leads_to_the_table_before_heat_maps_were_drawn(page: Open) -> None:
+    rows = {f"{title}/layer{i}": {0: {"mean": i}} for title in "ABCDEFGH" for i in range(60)}
+    driver = page(charted([Chart(title, ("x",), ranges=None) for title in "ABCDEFGH"], rows))
+    press(driver, "l")
+    heading = "return document.getElementById('h-layers').getBoundingClientRect().top"
+    until(lambda: 0 <= driver.execute_script(heading) < 500)
+
+
 def test_a_page_of_500_layers_and_1000_ticks_opens(driver: Any, tmp_path: Path) -> None:
     timeline, names = Timeline(), [f"block{i // 5}.part{i % 5}" for i in range(500)]
     for tick in range(1_000):
