@@ -148,7 +148,10 @@ class ChartView:
 
     def points(self, tick: int) -> list[Point]:
         """What a chart that compares shows at one tick; nothing for other charts."""
-        rows = self.timeline.at(tick) if self.chart.across else {}
+        return self.points_of(self.timeline.at(tick)) if self.chart.across else []
+
+    def points_of(self, rows: Mapping[str, Mapping[str, float]]) -> list[Point]:
+        """The same of all values at one tick, by name and by statistic, as in `Timeline.at`."""
         found: list[Point] = []
         for across in self.chart.across:
             known = {layer: rows.get(f"{across.title}/{layer}", {}).get(across.statistic, math.nan) for layer in self.layers}

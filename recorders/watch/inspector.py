@@ -34,8 +34,8 @@ class Inspector:
 
     Args:
         lenses: one or several.
-        visualizer: "text", "matplotlib", "html:report.html", an object with `show(tick, charts)`, or several of these; None shows
-            nothing.
+        visualizer: "text", "matplotlib", "html:report.html", "tensorboard:runs/x", "wandb:project", an object with
+            `show(tick, charts)`, or several of these; None shows nothing.
         net: the network to attach to at once.
         depth: watch the modules at this level below the network (its children are level 1), and leaves above it; None for all
             leaves.

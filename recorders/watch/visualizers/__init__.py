@@ -4,16 +4,20 @@ from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.choice import as_visualizers, play
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, html_report, write_report
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
+from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer
 from recorders.watch.visualizers.text import TextVisualizer
 from recorders.watch.visualizers.visualizer import Visualizer
+from recorders.watch.visualizers.wandb import WandbVisualizer
 
 __all__ = [
     "ChartView",
     "HtmlVisualizer",
     "MatplotlibVisualizer",
     "Run",
+    "TensorBoardVisualizer",
     "TextVisualizer",
     "Visualizer",
+    "WandbVisualizer",
     "as_visualizers",
     "html_report",
     "play",

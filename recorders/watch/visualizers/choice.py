@@ -10,22 +10,31 @@ from recorders.watch.charts import ChartView, charts_of
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import HtmlVisualizer
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
+from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer
 from recorders.watch.visualizers.text import TextVisualizer
 from recorders.watch.visualizers.visualizer import Visualizer, finish
+from recorders.watch.visualizers.wandb import WandbVisualizer
 
 __all__ = ["Visualizers", "as_visualizers", "play"]
 
 Visualizers: TypeAlias = "str | Visualizer | Iterable[str | Visualizer] | None"
 
-KINDS: dict[str, Callable[..., Visualizer]] = {"text": TextVisualizer, "matplotlib": MatplotlibVisualizer, "html": HtmlVisualizer}
-TARGETS = {"matplotlib": "a folder", "html": "a file"}
+KINDS: dict[str, Callable[..., Visualizer]] = {
+    "text": TextVisualizer,
+    "matplotlib": MatplotlibVisualizer,
+    "html": HtmlVisualizer,
+    "tensorboard": TensorBoardVisualizer,
+    "wandb": WandbVisualizer,
+}
+TARGETS = {"matplotlib": "a folder", "html": "a file", "tensorboard": "a folder", "wandb": "a project"}
 """What may follow the name of a visualizer and a colon."""
 
 
 def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
     """One visualizer or several, made by name or used as given.
 
-    Names are "text", "matplotlib" or "matplotlib:folder", "html" or "html:report.html": a target comes after a colon.
+    Names are "text", "matplotlib" or "matplotlib:folder", "html" or "html:report.html", "tensorboard" or "tensorboard:runs/x",
+    "wandb" or "wandb:project": a target comes after a colon.
 
     Raises `LensError` if a name is unknown or a target does not fit it, or if an object has no `show`, and `MissingExtraError` if a
     library is not installed.

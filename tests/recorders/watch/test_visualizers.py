@@ -218,7 +218,15 @@ def test_visualizers_are_chosen_by_name_or_given() -> None:
             as_visualizers(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "library", "extra"), [("text", "rich", "cli"), ("matplotlib", "matplotlib", "plot")])
+@pytest.mark.parametrize(
+    ("name", "library", "extra"),
+    [
+        ("text", "rich", "cli"),
+        ("matplotlib", "matplotlib", "plot"),
+        ("tensorboard", "tensorboard", "tensorboard"),
+        ("wandb", "wandb", "wandb"),
+    ],
+)
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, name: str, library: str, extra: str) -> None:
     real = builtins.__import__
 
@@ -235,5 +243,5 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, name
 
 
 def test_importing_brings_no_drawing_library_in() -> None:
-    script = "import sys, recorders.watch.inspector; assert not {'rich', 'matplotlib'} & set(sys.modules), 'imported'"
+    script = "import sys, recorders.watch.inspector; assert not {'rich', 'matplotlib', 'tensorboard', 'wandb'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
