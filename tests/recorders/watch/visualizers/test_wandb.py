@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ def records(path: Path) -> Iterator[Any]:
             place += room
             continue
         size, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        if place + 7 + size > len(data):
+            return  # it is still being written
         kept += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # whole, or the last part
@@ -54,7 +57,14 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def runs(folder: Path) -> list[list[Any]]:
-    return [list(records(path)) for path in sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns)]
+    """The records of all runs, which have ended: W&B's own process may still be writing when `finish` returns."""
+    deadline = time.monotonic() + 30
+    while True:
+        paths = sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+        found = [list(records(path)) if path.stat().st_size > 7 else [] for path in paths]
+        if all(map(ended, found)) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
 
 
 def history(run: list[Any]) -> list[dict[str, Any]]:
