@@ -57,5 +57,4 @@ def _lines(axes: Any, names: list[str], known: Mapping[int, Mapping[str, Point]]
         colour, dashes = _COLOURS[index % len(_COLOURS)], ("-", "--", ":")[index // 2 % 3]  # equal lines both show
         values = [point.value for point in at.values()]
         axes.plot(list(at), values, color=colour, linestyle=dashes, linewidth=1.6, marker="o", markersize=3, label=label)
-    axes.set_ylim(-0.03, 1.03)
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9, borderaxespad=0.2)

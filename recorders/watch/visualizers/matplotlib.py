@@ -115,7 +115,11 @@ class MatplotlibVisualizer:
         figure = self._figure(figsize=(7.5, 4.4), layout="constrained")
         axes = figure.subplots()
         self._style(axes, view, "")
-        draw_comparison(axes, found, shares=view.chart.across[0].show == "share")
+        shares = view.chart.across[0].show == "share"
+        draw_comparison(axes, found, shares)
+        low, high = view.chart.limits
+        if not (shares or view.log_scale or low is None or high is None):
+            axes.set_ylim(low - 0.03 * (high - low), high + 0.03 * (high - low))  # lines on the edge show
         figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         axes.set_ylabel(view.unit, fontsize=10, color=_INK)
         axes.set_xlabel("epoch", fontsize=10, color=_INK)
@@ -203,7 +207,13 @@ def _limits(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None
     if view.log_scale:
         return low / 1.3, high * 1.3
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return low - margin, high + margin
+    bottom, top = low - margin, high + margin
+    least, most = view.chart.limits
+    if least is not None:  # an axis shows no values that cannot be
+        bottom = max(bottom, least - 0.05 * (top - least))
+    if most is not None:
+        top = min(top, most + 0.05 * (most - bottom))
+    return bottom, top
 
 
 def _shortened(text: str, room: int) -> str:

@@ -16,6 +16,7 @@ import pytest
 from paths import ROOT
 
 from recorders.errors import LensError, MissingExtraError
+from recorders.watch.across import Across
 from recorders.watch.charts import Chart, ChartView, keep_charts
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, Visualizer, as_visualizers, play
@@ -245,3 +246,29 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, name
 def test_importing_brings_no_drawing_library_in() -> None:
     script = "import sys, recorders.watch.inspector; assert not {'rich', 'matplotlib', 'tensorboard', 'wandb'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_axes_show_no_values_that_cannot_be() -> None:
+    timeline = Timeline()
+    for tick in range(2):
+        timeline.append(tick, {f"{title}/a": {"mean": 0.0} for title in ("Share", "Ratio")})
+    share = Chart("Share", ("x",), ranges=None, shared=True, limits=(0.0, 1.0))
+    ratio = Chart("Ratio", ("x",), ranges=None, shared=True, limits=(0.0, None))
+    shown = MatplotlibVisualizer()
+    shown.show(1, [ChartView(chart, timeline, ("a",)) for chart in (share, ratio)])
+    for title in ("Share", "Ratio"):
+        low, high = shown.figures[title].axes[0].get_ylim()
+        assert -0.1 < low < 0
+        assert 0.9 < high < 1.1
+
+
+@pytest.mark.parametrize("log_scale", [True, False])
+def test_a_comparison_has_the_limits_of_its_chart(log_scale: bool) -> None:
+    timeline = Timeline()
+    for tick in range(2):
+        timeline.append(tick, {"Ratio/a": {"mean": 1e-3}, "Ratio/b": {"mean": 1e-1}})
+    worst = Chart("Worst", (), log_scale=log_scale, limits=(0.0, None), across=(Across("Ratio", "max"), Across("Ratio", "min")))
+    shown = MatplotlibVisualizer()
+    shown.show(1, [ChartView(worst, timeline, ("a", "b"))])
+    low, high = shown.figures["Worst"].axes[0].get_ylim()
+    assert low < 1e-3 < 1e-1 < high < 1
