@@ -166,7 +166,8 @@ def _described(view: ChartView, place: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _told(finding: Finding) -> dict[str, str]:
-    return {key: str(value) for key, value in asdict(finding).items() if value is not None}
+    what = finding.what if finding.since is None else f"{finding.what}, since tick {finding.since}"
+    return {"layer": finding.layer, "what": what, "why": finding.why, "remedy": finding.remedy}
 
 
 def _assembled(title: str, report: Mapping[str, Any]) -> str:

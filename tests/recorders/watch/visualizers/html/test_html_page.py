@@ -215,3 +215,10 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
 def test_statistics_are_those_that_lines_and_ranges_need() -> None:
     view = ChartView(Chart("N", (), lines="median", ranges=("std", "Q1-Q3")), Timeline(), ())
     assert columns.statistics_of(view) == ("median", "mean", "std", "Q1", "Q3", "nonfinite")
+
+
+def test_findings_of_a_timeline_tell_since_when() -> None:
+    timeline = charted(
+        [Chart("Dead Units", ("x",), ranges=None)], {"Dead Units/layer": {tick: {"mean": tick / 4} for tick in range(4)}}
+    )
+    assert "75% of the units are dead: they were never active, since tick 1" in html_report(timeline)
