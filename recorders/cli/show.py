@@ -33,7 +33,7 @@ def show(path: Source, names: Names = None, as_json: AsJson = False) -> None:
     else:
         chosen = selected(list(source), names)
         part = Recording({name: source[name] for name in chosen})
-        data, shown, faults = _recording_data(source, chosen), _recording_table(part), findings(part)
+        data, shown, faults = _recording_data(source, chosen), _recording_table(part), findings(source)
     if as_json:
         print_json({**data, "findings": [asdict(fault) for fault in faults], "unexamined": faults.unexamined})
     else:

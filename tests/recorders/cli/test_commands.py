@@ -95,6 +95,9 @@ def test_show_names_findings(tmp_path: Path, capsys: Printed) -> None:
     recorder = Recorder(loss=CallMonitor(Summary()))
     recorder.push("loss", math.nan).save(tmp_path / "run")
     assert "1 of 1 values are NaN or infinite" in said(capsys, "show", tmp_path / "run")
+    whole = json.loads(said(capsys, "show", recording(tmp_path / "other"), "--json"))
+    part = json.loads(said(capsys, "show", tmp_path / "other", "--json", "-n", "loss"))
+    assert whole["unexamined"] == part["unexamined"]  # what is shown does not change what was recorded
 
 
 def test_paths_that_hold_nothing_are_left_as_they_are(tmp_path: Path, capsys: Printed) -> None:
