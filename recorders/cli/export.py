@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +13,7 @@ import typer
 
 from recorders.cli.sources import Names, Source, open_source, selected, working
 from recorders.recordings.recording import Recording
+from recorders.recordings.whole import written_whole
 from recorders.watch.compare import results_by_name
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.visualizer import require
@@ -38,7 +37,8 @@ def export(path: Source, csv: Output = None, parquet: Output = None, names: Name
     with working("writing"):
         for target, write in ((csv, _write_csv), (parquet, _write_parquet)):
             if target is not None:
-                _replace(target, lambda place, write=write: write(place, *_table(source, names)))  # type: ignore[misc]
+                with written_whole(target) as draft:
+                    write(draft, *_table(source, names))
                 print(target)
 
 
@@ -81,15 +81,3 @@ def _write_parquet(path: Path, columns: dict[str, type], rows: Iterator[Row]) ->
     with parquet.ParquetWriter(path, schema) as writer:
         while block := list(itertools.islice(rows, _BLOCK)):
             writer.write_table(arrow.table([list(column) for column in zip(*block, strict=True)], schema=schema))
-
-
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Writes a file beside the target and renames it, so that no half of a file is ever there."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    try:
-        write(Path(name))
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -50,11 +50,10 @@ def _recording_table(recording: Recording) -> Table:
 
 
 def _recording_data(recording: Recording, names: Sequence[str]) -> dict[str, Any]:
-    results = results_by_name(recording)
     parts: dict[str, Any] = {}
     for name in names:
         part = recording[name]
-        leaves = {leaf: result for leaf, result in results.items() if leaf == name or leaf.startswith(f"{name}[")}
+        leaves = results_by_name(Recording({name: part}))
         found = {leaf.removeprefix(name): {path: _data(x) for path, x in result.items()} for leaf, result in leaves.items()}
         parts[name] = {
             "monitor": part.monitor,

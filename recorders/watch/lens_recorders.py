@@ -132,11 +132,11 @@ class LensRecorders:
                 for layer, leaves in results.get(chart.of[0], {}).items():
                     known = self._layers[chart.title].setdefault(layer, [])
                     for path, result in leaves.items():
-                        name = f"{layer}[{path}]" if path else layer
+                        shown = f"{layer}[{path}]" if path else layer
                         if (part := value_at(result, chart.of[1:])) is not None:
-                            rows[chart.row(name)] = statistics(part)
-                            if name not in known:
-                                known.append(name)
+                            rows[chart.row(shown)] = statistics(part)
+                            if shown not in known:
+                                known.append(shown)
                                 known.sort(key=natural_key)  # gradients do not arrive in the order of the outputs
         return rows
 

@@ -13,7 +13,7 @@ from reducers.core.constants import numbers
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
-from reducers.core.statistic import Statistic
+from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.exemplars.collect import keep
 from reducers.kernels.precision import count_of, finite, real, total, wide_float
@@ -237,6 +237,17 @@ class FirstNonfinite(Statistic):
     @property
     def divisible(self) -> bool:
         return False
+
+    @property
+    def batchable(self) -> bool:
+        return True
+
+    def update_all(self, state: State, xs: Tensor) -> State:
+        if xs.numel() == 0:
+            return state
+        hit = lift_each(self, xs)["first"] >= 0
+        first = torch.where(hit.any(dim=0), hit.to(torch.int8).argmax(dim=0), -1)
+        return self.merge(to_device(state, xs.device), {"steps": hit.new_full((), len(xs), dtype=torch.int64), "first": first})
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         steps = torch.ones((), dtype=torch.int64, device=x.device)

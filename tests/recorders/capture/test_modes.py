@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,7 +24,23 @@ from recorders import (
     RecordingWarning,
     StateMonitor,
 )
-from reducers import Collect, Count, Last, Max, Mean, Moments, Product, Sum
+from reducers import (
+    Collect,
+    Count,
+    FirstNonfinite,
+    Geometry,
+    History,
+    Last,
+    Max,
+    Mean,
+    Moments,
+    PerObservation,
+    Product,
+    Reducer,
+    Scan,
+    Sum,
+    Summary,
+)
 
 
 def test_states_made_in_inference_mode_stay_usable_outside() -> None:
@@ -369,3 +386,45 @@ def test_a_mistake_met_while_compiling_is_said_and_does_not_break_the_call() -> 
         out = compiled(x)
     torch.testing.assert_close(out, net(x))
     assert list(recorder.iter_samples()) == [0, 2]
+
+
+def scaled(x: Tensor, state: Tensor) -> Tensor:
+    return 0.5 * state + x.double().sum()
+
+
+TOGETHER = [PerObservation(Mean(), Summary()), Geometry(), FirstNonfinite(), History(Last(), duration=40.0), Scan(scaled, 0.0)]
+
+
+@pytest.mark.parametrize("reducer", TOGETHER, ids=lambda reducer: type(reducer).__name__)
+def test_what_began_in_inference_mode_goes_on_outside_with_the_same_numbers(reducer: Reducer) -> None:
+    observed = [torch.randn(8, 64) for _ in range(12)]
+    layer, other = nn.ReLU(), nn.ReLU()
+    mixed, plain = ForwardMonitor(reducer, layer), ForwardMonitor(reducer, other)
+    with torch.inference_mode():
+        for x in observed[:6]:
+            layer(x)
+    for x in observed[6:]:
+        layer(x)
+    for x in observed:
+        other(x)
+    torch.testing.assert_close(mixed.peek(), plain.peek())
+    torch.func.vmap(layer)(torch.randn(3, 8, 64))  # leaves no tensor of a transform behind
+    assert mixed.samples == 12
+    torch.testing.assert_close(mixed.peek(), plain.peek())
+
+
+def test_four_threads_lose_none_of_the_observations_taken_together() -> None:
+    layer = nn.Identity()
+    monitors = [ForwardMonitor(reducer, layer) for reducer in (Geometry(), PerObservation(Mean(), Summary()))]
+
+    def forwards() -> None:
+        for _ in range(200):
+            layer(torch.randn(4, 8))
+
+    threads = [threading.Thread(target=forwards) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    geometry, means = (monitor.peek() for monitor in monitors)
+    assert (geometry["norm"]["count"], geometry["correlation"]["count"], means["count"]) == (800, 799, 800)

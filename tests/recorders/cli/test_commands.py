@@ -168,6 +168,11 @@ def test_export_writes_every_number(tmp_path: Path, capsys: Printed) -> None:
     with (tmp_path / "time.csv").open() as file:
         assert {row["name"] for row in csv.DictReader(file)} == {"Loss/train"}
     assert "odd" not in (tmp_path / "time.csv").read_text()
+    (tmp_path / "touched").touch()
+    modes = [(tmp_path / name).stat().st_mode for name in ("time.csv", "touched")]
+    assert modes[0] == modes[1]  # who may read other files may read this one
+    said(capsys, "export", tmp_path / "run.db", "--csv", tmp_path / "new" / "time.csv")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["time.csv"]
 
 
 def test_export_to_parquet(tmp_path: Path, capsys: Printed) -> None:

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
@@ -20,6 +19,7 @@ from typing import Any
 from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
+from recorders.recordings.whole import written_whole
 from recorders.watch.charts import ChartView
 from recorders.watch.fault import Finding
 from recorders.watch.timeline import Timeline
@@ -83,18 +83,8 @@ def write_report(
 
 def write_whole(path: Path, text: str) -> Path:
     """Writes beside the file and renames, so that a browser never reads half a page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = os.umask(0)
-    os.umask(mode)
-    handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with open(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
-            file.write(text)
-        os.chmod(draft, 0o666 & ~mode)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    with written_whole(path) as draft:
+        draft.write_text(text, encoding="utf-8", errors="replace", newline="\n")
     return path
 
 
