@@ -29,8 +29,9 @@ from recorders.monitors.parameter_gradients import ParameterGradientMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.storage import load, save
+from recorders.recordings.storage import save
 from recorders.schedule.clock import Clock
 from recorders.watch import lenses, visualizers
 from recorders.watch.compare import compare

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recorders.errors import LensError, RecordingNotFoundError
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage import load
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
 from recorders.watch.fault import Finding
