@@ -110,9 +110,9 @@ class LiveTable:
         lines = [text(f"tick {columns.ticks[-1]}", style="bold")]
         for finding in found:
             since = "" if finding.since is None else f", since tick {finding.since}"
-            lines.append(text.assemble(("! ", "bold red"), (finding.layer, "bold"), f": {finding.what}{since}"))
+            lines.append(text.assemble(("! ", "bold red"), (finding.layer, "bold"), f"{since}: {finding.what}"))
         if len(self._found) > len(found):
-            lines.append(text(f"  and {len(self._found) - len(found)} more findings", style="red"))
+            lines.append(text(f"  and {len(self._found) - len(found)} more", style="red"))
         lines += self._table(values, chosen, columns.timeline.at(columns.ticks[-1]), width - course - 38)
         if len(chosen) < len(recorded):
             lines.append(text(f"\u2026 and {len(recorded) - len(chosen)} more rows, which changed less", style="dim"))
@@ -147,7 +147,7 @@ class LiveTable:
                 title = row.view.title
                 unit = f" ({row.view.unit})" if row.view.unit and row.view.unit != title.lower() else ""
                 yield text(title + unit, style="bold cyan")
-            marks = text(sparkline(known, row.view.log_scale))
+            marks = text(sparkline(known, row.view.log_scale), style="green")
             marks.highlight_regex(_LOST, "bold red")
             finite = known[known.isfinite() & (known != MISSING)]
             span = f"{finite.min().item():.3g} \u2026 {finite.max().item():.3g}" if len(finite) else ""

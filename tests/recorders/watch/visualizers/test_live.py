@@ -71,8 +71,7 @@ def test_one_table_has_last_value_course_and_range_of_each_row() -> None:
 def test_findings_come_first_and_values_that_are_not_finite_show() -> None:
     ticks = [{"Dead Units/layer1": 0.5, "Loss/train": [1.0, 2.0, math.nan, math.inf, 0.5][tick]} for tick in range(5)]
     terminal, _ = shown(ticks)
-    assert terminal.lines[1].startswith("! layer1: 50% of the units are dead")
-    assert terminal.lines[1].endswith("since tick 0")
+    assert terminal.lines[1].startswith("! layer1, since tick 0: 50% of the units are dead")
     assert terminal.lines[3].split() == ["train", "0.5", "▃█\u00d7\u00d7▁", "0.5", "…", "2"]
 
 
@@ -97,7 +96,7 @@ def test_hundreds_of_layers_fit_and_the_rest_is_counted() -> None:
     assert {"train", "layer7", "layer250"} <= set(found)
     assert terminal.lines[-2] == f"… and {301 - len(found)} more rows, which changed less"
     assert not any("layer250" in line for line in terminal.lines[2:4])
-    assert terminal.lines[1].startswith("! layer250: 90%")
+    assert terminal.lines[1].startswith("! layer250, since tick 0: 90%")
 
 
 def test_many_ticks_are_joined_to_the_width_and_resuming_reads_earlier_ones() -> None:
