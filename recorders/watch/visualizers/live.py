@@ -102,7 +102,7 @@ class LiveTable:
         both = columns.table([row.key for row in self._rows] + [(row.key[0], "nonfinite") for row in self._rows], every)
         values, count = both[: len(self._rows)], both[len(self._rows) :]
         values = torch.where(count > 0, torch.nan, values)  # values that were not finite are kept out of the statistics
-        recorded = [number for number, row in enumerate(values) if (row != MISSING).any()]
+        recorded = (values != MISSING).any(1).nonzero().ravel().tolist()
         found = self._found[: max(min(_FINDINGS, room // 4), 1)]
         left = room - 2 - len(found) - (len(self._found) > len(found))
         chosen = self._chosen(values, recorded, left)
@@ -121,10 +121,11 @@ class LiveTable:
     def _chosen(self, values: Tensor, recorded: list[int], room: int) -> list[int]:
         """The rows to show, in the order of charts and layers; each chart takes one more line for its title."""
         ill = {finding.layer for finding in self._found}
+        courses = values.tolist()  # of thousands of rows, faster than tensors one by one
 
         def rank(number: int) -> tuple[int, float]:
             row = self._rows[number]
-            return (1 if row.layer in ill else 2) * _later(row.view), -_change(values[number], row.view)
+            return (1 if row.layer in ill else 2) * _later(row.view), -_change(courses[number], row.view)
 
         chosen: list[int] = []
         titles: set[str] = set()
@@ -168,12 +169,12 @@ def _rows_of(view: ChartView) -> Iterator[_Row]:
             yield _Row(view, layer, statistic)
 
 
-def _change(values: Tensor, view: ChartView) -> float:
+def _change(values: list[float], view: ChartView) -> float:
     """From the first to the last value: orders of magnitude, or a share of the range if the range has ends."""
-    known = values[values != MISSING]
-    if not bool(known.isfinite().all()):
+    known = [value for value in values if value != MISSING]
+    if not all(map(math.isfinite, known)):
         return math.inf
-    first, last = known[0].item(), known[-1].item()
+    first, last = known[0], known[-1]
     low, high = view.limits
     if math.isfinite(high - low):
         return abs(last - first) / (high - low)
