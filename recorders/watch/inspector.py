@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import warnings
 import weakref
@@ -18,6 +19,7 @@ from recorders.schedule.clock import Clock
 from recorders.watch.charts import ChartView, keep_charts
 from recorders.watch.lens_recorders import LensRecorders
 from recorders.watch.lenses import Lens, LossMetrics
+from recorders.watch.progress import ProgressBar
 from recorders.watch.ranks import Ranks
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
@@ -228,19 +230,27 @@ class Inspector:
         if rows and self._ranks.shows:
             self._show(tick)
 
-    def iter(self, iterable: Iterable[_Item]) -> Iterator[_Item]:
-        """Yields the items, each an epoch: calls `tick_epoch()` after the body of the loop, but not after a `break`."""
-        for item in iterable:
-            yield item
-            self.tick_epoch()
+    def iter(self, iterable: Iterable[_Item], *, progress: bool = False) -> Iterator[_Item]:
+        """Yields the items, each an epoch: calls `tick_epoch()` after the body of the loop, but not after a `break`.
 
-    def range(self, *args: int) -> Iterator[int]:
+        `progress=True` shows a bar with the last losses and metrics; it needs no library.
+        """
+        with self._bar(iterable, progress) as advance:
+            for item in iterable:
+                yield item
+                self.tick_epoch()
+                advance()
+
+    def range(self, *args: int, progress: bool = False) -> Iterator[int]:
         """Like `iter(range(...))`; the numbers are those of the epochs."""
-        for epoch in builtins.range(*args):
-            self.epoch = epoch
-            self._set_hooks()
-            yield epoch
-            self.tick_epoch(epoch)
+        epochs = builtins.range(*args)
+        with self._bar(epochs, progress) as advance:
+            for epoch in epochs:
+                self.epoch = epoch
+                self._set_hooks()
+                yield epoch
+                self.tick_epoch(epoch)
+                advance()
 
     def __enter__(self) -> Inspector:
         return self
@@ -251,6 +261,19 @@ class Inspector:
     def __repr__(self) -> str:
         lenses = ", ".join(lens.name for lens in self.lenses)
         return f"Inspector([{lenses}], timeline={self.timeline!r}): epoch {self.epoch}, {'at' if self.attached else 'de'}tached"
+
+    @contextlib.contextmanager
+    def _bar(self, items: Iterable[object], wanted: bool) -> Iterator[Callable[[], None]]:
+        """A progress bar, if it is wanted here, and what advances it."""
+        if not (wanted and self._ranks.shows):
+            yield lambda: None
+            return
+        bar = ProgressBar(items, lambda: self.charts)
+        self._guard(bar, "at the beginning", bar.start)
+        try:
+            yield lambda: self._guard(bar, f"at tick {self.epoch - 1}", bar.advance)
+        finally:
+            self._guard(bar, "at the end", bar.finish)
 
     def _set_hooks(self) -> None:
         """Puts hooks on in active epochs and takes them off in others."""
@@ -263,7 +286,7 @@ class Inspector:
         for visualizer in self.visualizers:
             self._guard(visualizer, f"at tick {tick}", visualizer.show, tick, charts)
 
-    def _guard(self, visualizer: Visualizer, when: str, work: Callable[..., None], *arguments: object) -> None:
+    def _guard(self, visualizer: object, when: str, work: Callable[..., None], *arguments: object) -> None:
         """Calls a visualizer; if it raises, warns once."""
         try:
             work(*arguments)
