@@ -56,7 +56,7 @@ def test_updates_that_are_too_large_now_or_too_small_all_the_time() -> None:
     assert told(timeline("Weight Update Ratio", {"0": [1e-3, 1e-6]})) == []  # as a training that converges
 
 
-def test_of_layers_that_begin_at_one_tick_the_first_observation_counts_and_then_the_order() -> None:
+def test_of_layers_that_begin_at_one_tick_the_first_observation_counts_then_order() -> None:
     nan = {"nonfinite": 1.0}
     made = Timeline()
     made.append(0, {f"Output Norm/{layer}": nan for layer in ("4", "2")})
