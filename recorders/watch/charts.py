@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from recorders.errors import CorruptRecordingError, LensError, SelectionError
 from recorders.watch.across import Across, Point
 from recorders.watch.timeline import Timeline
 
-__all__ = ["LINES", "RANGES", "Aggregation", "Chart", "ChartView", "charts_of", "keep_charts"]
+__all__ = ["LINES", "RANGES", "Aggregation", "Chart", "ChartView", "charts_of", "keep_charts", "network_order"]
 
 Aggregation: TypeAlias = "str | Iterable[str] | None"
 
@@ -170,6 +170,26 @@ class ChartView:
             for tick, known in values.items():
                 found.setdefault(tick, []).extend(across.points(known))
         return {tick: found[tick] for tick in sorted(found) if found[tick]}
+
+
+def network_order(lists: Iterable[Sequence[str]]) -> list[str]:
+    """All names once: each after the name before it in its own list, if it is new.
+
+    >>> network_order([["a", "c"], ["a", "b"], ["d"]])
+    ['a', 'b', 'c', 'd']
+    """
+    after: list[str] = []
+    known: set[str] = set()
+    for names in lists:
+        place = -1
+        for name in names:
+            if name in known:
+                place = after.index(name)
+            else:
+                place = len(after) if place < 0 else place + 1
+                after.insert(place, name)
+                known.add(name)
+    return after
 
 
 def ends(statistics: Mapping[str, float], aggregation: str) -> tuple[float, float]:

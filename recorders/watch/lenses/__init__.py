@@ -11,6 +11,7 @@ from recorders.watch.lenses.kinds import any_module, not_activation
 from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.losses import LossMetrics
 from recorders.watch.lenses.norms import OutputNorm, ParameterCond, ParameterNorm
+from recorders.watch.lenses.saturation import Saturation
 from recorders.watch.lenses.spectrum import EffectiveRank
 from recorders.watch.lenses.spread import collected, running, statistics
 
@@ -33,6 +34,7 @@ __all__ = [
     "ParameterNorm",
     "ParameterUpdateGeometry",
     "Quantiles",
+    "Saturation",
     "UpdateRatio",
     "any_module",
     "collected",

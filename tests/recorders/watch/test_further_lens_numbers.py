@@ -228,7 +228,9 @@ def test_outliers_are_those_of_scipy_over_the_epoch() -> None:
             assert peaks[epoch][layer]["mean"] == pytest.approx(float(rows.abs().max() / rows.std()), rel=1e-5)
             assert shapes[epoch][layer]["mean"] == pytest.approx(stats.kurtosis(rows.flatten().numpy()), rel=1e-5, abs=1e-6)
             wanted = {"mean": float(outliers.double().mean()), "outliers": int(outliers.sum()), "features": rows.shape[1]}
-            assert shares[epoch][layer] == wanted
+            assert {name: shares[epoch][layer][name] for name in wanted} == wanted
+            assert shares[epoch][layer]["largest"] == pytest.approx(float(rows.abs().max()), rel=1e-6)
+            assert shares[epoch][layer]["typical"] == pytest.approx(float(rows.square().mean(dim=0).sqrt().median()), rel=1e-5)
     assert shares[0]["norm"]["mean"] > 0
 
 
@@ -244,7 +246,7 @@ def test_outlier_features_of_channels_and_of_constants() -> None:
     before, after = inspector.timeline.at(0), inspector.timeline.at(1)
     assert math.isnan(before["Output Kurtosis/0"]["mean"])
     assert before["Outlier Features/0"]["mean"] == 0
-    assert after["Outlier Features/0"] == {"mean": 1 / 3, "outliers": 1, "features": 3}
+    assert after["Outlier Features/0"] == {"mean": 1 / 3, "outliers": 1, "features": 3, "largest": 6, "typical": 0}
     with pytest.raises(LensError, match="positive magnitude"):
         lenses.Outliers(threshold=0)
 
