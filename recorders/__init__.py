@@ -37,6 +37,7 @@ from recorders.watch.compare import compare
 from recorders.watch.findings import findings
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
+from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
 from reducers import __version__ as __version__
 
@@ -83,6 +84,7 @@ __all__ = [
     "lenses",
     "load",
     "overview",
+    "replay",
     "save",
     "visualizers",
 ]

@@ -209,8 +209,9 @@ def keep_axis(timeline: Timeline, axis: str) -> None:
 
 def keep_charts(timeline: Timeline, views: Iterable[ChartView]) -> None:
     """Writes the charts into the timeline's notes, for `replay`; charts with other titles stay."""
-    kept = {view.title: view for view in [*charts_of(timeline), *views]}
-    timeline.note(_NOTE, json.dumps([{**asdict(view.chart), "layers": view.layers} for view in kept.values()]))
+    new = {view.title: view for view in views}
+    others = [view for view in charts_of(timeline) if view.title not in new]
+    timeline.note(_NOTE, json.dumps([{**asdict(view.chart), "layers": view.layers} for view in (*new.values(), *others)]))
 
 
 def charts_of(timeline: Timeline) -> list[ChartView]:

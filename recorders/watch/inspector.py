@@ -199,7 +199,7 @@ class Inspector:
         that it had then. In distributed training every rank calls it.
 
         Args:
-            start: the epoch that begins. In a timeline of steps: the number of steps that have ended; the tick of that number stays.
+            start: the epoch that begins; in a timeline of steps, the number of steps that have ended, whose tick stays.
         """
         self._position.go_back(start)
         self._recorders.reset()

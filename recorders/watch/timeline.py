@@ -15,9 +15,9 @@ from recorders.errors import CorruptRecordingError, SelectionError, StorageError
 from recorders.watch.timeline_file import as_storage_error, open_file, transaction
 from recorders.watch.timeline_rows import TimelineRows, numbers_of
 
-__all__ = ["Row", "Timeline", "TimelineRows"]
+__all__ = ["MEMORY", "Row", "Timeline", "TimelineRows"]
 
-_MEMORY = ":memory:"
+MEMORY = ":memory:"
 
 
 class Row(NamedTuple):
@@ -52,15 +52,15 @@ class Timeline:
     (([1, 2], [0.9, 0.5]), {'loss': {'mean': 0.9, 'max': 1.5}})
     """
 
-    def __init__(self, path: str | os.PathLike[str] = _MEMORY) -> None:
+    def __init__(self, path: str | os.PathLike[str] = MEMORY) -> None:
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._ids: dict[tuple[str, str], int] = {}
         self.path = os.fspath(path)
         if not isinstance(self.path, str) or not self.path:
-            raise StorageError(f"a timeline needs the path of a file, or {_MEMORY!r}; got {path!r}")
-        if self.path != _MEMORY:
+            raise StorageError(f"a timeline needs the path of a file, or {MEMORY!r}; got {path!r}")
+        if self.path != MEMORY:
             self.path = os.path.abspath(self.path)
         _timelines.add(self)
         with self._session():
@@ -288,7 +288,7 @@ def _before_fork() -> None:
     for timeline in list(_timelines):
         timeline._lock.acquire()
         _locked.append(timeline)
-        if timeline.path != _MEMORY:
+        if timeline.path != MEMORY:
             with contextlib.suppress(sqlite3.Error):
                 timeline._disconnect()
 
