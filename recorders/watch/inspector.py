@@ -50,7 +50,7 @@ class Inspector:
             steps; see `resume`. None for one in memory.
         optimizer: advances the clock, as in `Recorder.attach`; without one, call `step()` after every step.
         every_step: in active epochs, record in steps that this number divides. This does not apply to monitors of a lens that
-            choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks.
+            choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks, nor to evaluation.
         train_loss_str: the name of training losses.
         non_train_loss_str: the name of other losses.
         master_rank: in distributed training, the rank that shows what all ranks recorded, and that writes the file of the timeline

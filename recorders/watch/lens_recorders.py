@@ -208,9 +208,10 @@ def _loss(name: str) -> str:
 
 
 def _with_every_step(monitors: Mapping[str, Monitor], every_step: int) -> dict[str, Monitor]:
-    """The monitors with this `every_step`; monitors that choose their steps, or record at ticks, as they are."""
+    """The monitors with this `every_step`; those that choose their steps, or record at ticks or in evaluation only, as they are."""
     changed = dict(monitors)
     for group, monitor in monitors.items():
-        if every_step != 1 and not monitor.gate.chooses_steps and getattr(monitor, "when", None) != "tick":
+        gate = monitor.gate
+        if every_step != 1 and gate.train_update and not gate.chooses_steps and getattr(monitor, "when", None) != "tick":
             changed[group] = with_options(monitor, every_step=every_step)
     return changed
