@@ -33,7 +33,7 @@ def train(axis, folder, kills):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     chosen = Lens("Chosen", (Chart("Chosen", ("out",)),), {{"out": ForwardMonitor(Mean(), steps=range(3, 30, 4))}})
     watching = [lenses.OutputGradientGeometry(), lenses.UpdateRatio(), lenses.ParameterUpdateGeometry(inplace=False),
-                lenses.OutputActivation(record_eval=True), lenses.DeadUnits(), chosen]
+                lenses.OutputActivation(record_eval=True), lenses.DeadUnits(), lenses.GradientNoise(), chosen]
     inspector = Inspector(watching, f"html:{{folder}}/report.html", net=net, optimizer=optimizer, every_step=3, active=2,
                           timeline=os.path.join(folder, "run.db"))
     start = 0

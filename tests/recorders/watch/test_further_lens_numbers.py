@@ -29,6 +29,7 @@ ALL = (
     lenses.Outliers,
     lenses.EffectiveRank,
     lenses.AttentionEntropy,
+    lenses.GradientNoise,
 )
 
 
