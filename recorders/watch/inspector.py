@@ -111,8 +111,7 @@ class Inspector:
         earlier = {view.title: view.layers for view in charts_of(self.timeline)}
         self._recorders = LensRecorders(self.lenses, self.clock, every_step, (train_loss_str, non_train_loss_str), earlier)
         self._position = Position(self.timeline, self.clock, self._ranks)
-        if timeline is not None:
-            self._position.go_on()
+        self._position.go_on()
         if optimizer is not None:
             self.clock.attach(optimizer)
         if net is not None:
@@ -196,7 +195,7 @@ class Inspector:
         """Goes back to where an epoch begins, for a training that goes on from a checkpoint; returns the inspector.
 
         Deletes later ticks from the timeline, and what was recorded since the last one; sets the clock back to the number of steps
-        that it had then. In distributed training every rank calls it.
+        that it had then. In distributed training every rank calls it, and goes on from the timeline of the rank that writes it.
 
         Args:
             start: the epoch that begins; in a timeline of steps, the number of steps that have ended, whose tick stays.

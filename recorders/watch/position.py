@@ -17,7 +17,7 @@ class Position:
     Args:
         timeline: what was recorded so far; on other ranks than the one that writes the file, an empty one.
         clock: counts steps.
-        ranks: all learn the position from the one that writes the file.
+        ranks: in `go_back`, all learn the position from the one that writes the file.
 
     Attributes:
         axis: what the ticks of the timeline are, "epoch" or "step"; "" if there are none yet.
@@ -28,21 +28,21 @@ class Position:
         self._timeline, self._clock, self._ranks = timeline, clock, ranks
         self.axis, self.epoch = "", 0
 
-    def go_on(self) -> None:
-        """Goes on after the last tick of the timeline; a collective."""
+    def go_on(self, ranks: bool = False) -> None:
+        """Goes on after the last tick of the timeline; with `ranks`, a collective, after that of the one that writes the file."""
         ticks = self._timeline.ticks()
         last = max(ticks, default=-1)
-        by_step = bool(ticks) and axis_of(self._timeline) == "step"
-        last, step, by_step_there = self._ranks.highest(last, self._timeline.steps().get(last, 0), by_step)
-        self.axis = "" if last < 0 else "step" if by_step_there else "epoch"
+        found = [last, self._timeline.steps().get(last, 0), bool(ticks) and axis_of(self._timeline) == "step"]
+        last, step, by_step = self._ranks.highest(*found) if ranks else found
+        self.axis = "" if last < 0 else "step" if by_step else "epoch"
         self.epoch = last + (self.axis != "step")
         self._clock.step = step
 
     def go_back(self, start: int) -> None:
         """Deletes the ticks after the beginning of an epoch, or after that many steps, and goes on there; a collective."""
-        by_step = self.axis == "step"
+        by_step = bool(self._ranks.highest("step" in (self.axis, axis_of(self._timeline)))[0])
         self._timeline.forget(start + (by_step and start > 0))
-        self.go_on()
+        self.go_on(ranks=True)
         self.epoch = start
         if by_step:
             self._clock.step = start

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from world import Place, World
+from world import Place, World, alike
 
-from recorders import Inspector, TickError, Timeline, lenses
+from recorders import Inspector, TickError, lenses
 from recorders.watch.visualizers import MatplotlibVisualizer
 
 
@@ -83,18 +83,20 @@ def test_a_new_inspector_goes_on_with_the_steps_and_the_charts_of_the_timeline(t
         inspector.timeline.close()
 
 
-def gone_on(place: Place, folder: Path, start: int | None) -> tuple[int, int]:
-    inspector = Inspector([], timeline=folder / "run.db")
-    if start is not None:
-        inspector.resume(start)
-    return inspector.epoch, inspector.clock.step
+def gone_on(place: Place, folder: Path) -> list[tuple[str, int, int]]:
+    found = []
+    for name, start in (("epochs.db", 3), ("steps.db", 20), ("steps.db", 0)):
+        inspector = Inspector([], timeline=folder / name).resume(start)
+        found.append((inspector._position.axis, inspector.epoch, inspector.clock.step))
+    return found
 
 
-@pytest.mark.parametrize(("start", "wanted"), [(None, (5, 50)), (3, (3, 30))])
-def test_all_ranks_go_on_from_the_same_epoch_and_step(
-    world: World, tmp_path: Path, start: int | None, wanted: tuple[int, int]
-) -> None:
-    with Timeline(tmp_path / "run.db") as before:
-        for tick in range(5):
-            before.append(tick, {}, 10 * (tick + 1))
-    assert set(world.run(gone_on, tmp_path, start)) == {wanted}
+def test_all_ranks_go_on_from_the_same_epoch_and_step(world: World, tmp_path: Path) -> None:
+    by_epoch, by_step = (Inspector([], timeline=tmp_path / name) for name in ("epochs.db", "steps.db"))
+    for _ in range(5):
+        for _ in range(10):
+            by_epoch.step()
+            by_step.step()
+        by_epoch.tick_epoch()
+        by_step.tick()
+    assert alike(world.run(gone_on, tmp_path)) == [("epoch", 3, 30), ("step", 20, 20), ("", 0, 0)]
