@@ -22,7 +22,7 @@ import report
 import torch
 from torch import nn
 
-from recorders import Inspector, Timeline, lenses, visualizers
+from recorders import Inspector, Timeline, lenses, replay, visualizers
 from recorders.watch.charts import charts_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -130,7 +130,7 @@ def text(path: Path) -> None:
 def figure(title: str) -> Callable[[Path], None]:
     def draw(path: Path) -> None:
         shown = visualizers.MatplotlibVisualizer()
-        visualizers.play(run(0.04), shown)
+        replay(run(0.04), shown)
         shown.figures[title].savefig(path, dpi=90)
 
     return draw
@@ -154,7 +154,7 @@ def board(path: Path) -> None:
     """TensorBoard itself, started for this, on the tab "Custom Scalars"."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         shown = visualizers.TensorBoardVisualizer(Path(folder) / "runs" / "digits")
-        visualizers.play(run(0.04), shown)
+        replay(run(0.04), shown)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()

@@ -38,6 +38,7 @@ from recorders.watch.compare import compare
 from recorders.watch.findings import findings
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
+from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
 from reducers import __version__ as __version__
 
@@ -84,6 +85,7 @@ __all__ = [
     "lenses",
     "load",
     "overview",
+    "replay",
     "save",
     "visualizers",
 ]

@@ -50,7 +50,7 @@ def Quantiles(
     minimum and maximum are exact. NaN and infinity are left out. See `reducers.Quantile` for the definition and its source.
 
     Args:
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         include: classes of modules to watch; the default is every module.
         exclude: classes of modules to leave out, whatever `include` says.
@@ -99,7 +99,7 @@ def Outliers(
     one, the median over features of their root mean squares. NaN and infinity are left out.
 
     Args:
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         include: classes of modules to watch; add blocks, with the depth of the inspector, to see a residual stream.
         exclude: classes of modules to leave out, whatever `include` says.

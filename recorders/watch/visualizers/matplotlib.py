@@ -143,7 +143,7 @@ class MatplotlibVisualizer:
             axes.set_ylim(low - 0.03 * (high - low), high + 0.03 * (high - low))  # lines on the edge show
         figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         axes.set_ylabel(view.unit, fontsize=10, color=_INK)
-        axes.set_xlabel("epoch", fontsize=10, color=_INK)
+        axes.set_xlabel(view.axis, fontsize=10, color=_INK)
         return figure
 
     def _style(self, axes: Any, view: ChartView, title: str) -> None:
@@ -167,7 +167,7 @@ class MatplotlibVisualizer:
             grid.flat[position].tick_params(labelbottom=True)
         figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         figure.supylabel(view.unit + (" (log scale)" if view.log_scale else ""), fontsize=10, color=_INK)
-        figure.supxlabel("epoch" + _not_recorded(silent), fontsize=10, color=_INK)
+        figure.supxlabel(view.axis + _not_recorded(silent), fontsize=10, color=_INK)
         handles: dict[str, Any] = {}
         for axes in figure.axes:
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

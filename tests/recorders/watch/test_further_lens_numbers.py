@@ -29,6 +29,7 @@ ALL = (
     lenses.Outliers,
     lenses.EffectiveRank,
     lenses.AttentionEntropy,
+    lenses.GradientNoise,
 )
 
 
@@ -151,7 +152,8 @@ def test_dead_units_of_the_last_axis_and_of_which_nothing_was_finite() -> None:
     net(x)
     net.eval()(torch.tensor([0.0, 0.0, 1.0, math.nan]).expand(2, 5, 4))
     inspector.tick_epoch()
-    assert inspector.timeline.at(0)["Dead Units/0"] == {"mean": 1 / 3, "dead": 1, "units": 3}
+    row = inspector.timeline.at(0)
+    assert row["Dead Units/0"] == row["Dead Units in Evaluation/0"] == {"mean": 2 / 3, "dead": 2, "units": 3}
 
 
 def test_nonfinite_elements_are_counted_and_their_first_observation_named() -> None:

@@ -18,8 +18,9 @@ from paths import ROOT
 from terminal import Terminal
 
 from recorders.watch.charts import Chart, ChartView, keep_charts
+from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
-from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, live, play
+from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, live
 from recorders.watch.visualizers import matplotlib as figures
 from recorders.watch.visualizers.html.columns import MISSING
 from recorders.watch.visualizers.live import sparkline
@@ -69,9 +70,9 @@ def test_one_table_has_last_value_course_and_range_of_each_row() -> None:
 
 
 def test_findings_come_first_and_values_that_are_not_finite_show() -> None:
-    ticks = [{"Dead Units/layer1": 0.5, "Loss/train": [1.0, 2.0, math.nan, math.inf, 0.5][tick]} for tick in range(5)]
+    ticks = [{"Dead Units/layer1": 0.75, "Loss/train": [1.0, 2.0, math.nan, math.inf, 0.5][tick]} for tick in range(5)]
     terminal, _ = shown(ticks)
-    assert terminal.lines[1].startswith("! layer1, since tick 0: 50% of the units are dead")
+    assert terminal.lines[1].startswith("! layer1, since tick 0: 75% of the units are dead")
     assert terminal.lines[3].split() == ["train", "0.5", "▃█\u00d7\u00d7▁", "0.5", "…", "2"]
 
 
@@ -134,7 +135,7 @@ def test_files_have_tables_at_each_tick_and_live_may_be_chosen() -> None:
     keep_charts(timeline, views(timeline, 1))
     texts = {}
     for name, file, chosen in (("file", io.StringIO(), None), ("terminal", Terminal(), False), ("forced", io.StringIO(), True)):
-        play(timeline, TextVisualizer(file, live=chosen))
+        replay(timeline, TextVisualizer(file, live=chosen))
         texts[name] = file.getvalue() if name != "terminal" else "\n".join(file.lines)  # type: ignore[attr-defined]
     assert texts["file"].startswith("Loss, tick 0\nlayer")
     assert texts["terminal"].startswith("Loss, tick 0\nlayer")
