@@ -93,13 +93,17 @@ class Manifest(Head):
 
 def encode(head: Head, entries: Iterable[Entry]) -> bytes:
     """The bytes of a manifest; raises `StorageError` if a part has the wrong type, or is too deep or too long to be read."""
+    entries = tuple(entries)
+    recipes: dict[int, int] = {}
     table: dict[str, int] = {}
     lines: dict[str, str] = {}
     try:
         _check_head(head, StorageError, "this recording")
         for entry in entries:
             check_entry(entry, StorageError, "this recording")
-            reducer = table.setdefault(_dump(entry.reducer), len(table))
+            if id(entry.reducer) not in recipes:
+                recipes[id(entry.reducer)] = table.setdefault(_dump(entry.reducer), len(table))
+            reducer = recipes[id(entry.reducer)]
             facts = {key: value for key, value in vars(entry).items() if value or key not in ("versions", "progress")}
             facts = {key: value for key, value in facts.items() if head.packed is None or key not in head.packed}
             line = _dump({**facts, "reducer": reducer})[1:]
@@ -121,8 +125,7 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
     return raw
 
 
-def _dump(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
+_dump = json.JSONEncoder(allow_nan=False).encode
 
 
 def is_manifest(raw: bytes) -> bool:
@@ -187,7 +190,7 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
 def _parse(line: bytes) -> Any:
     if len(line) > MAX_LINE:
         raise ValueError(f"a line has {len(line)} bytes, and at most {MAX_LINE} are read")
-    return json.loads(line, object_pairs_hook=_object, parse_constant=_constant)
+    return _decoder.decode(line.decode())
 
 
 def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, bytes], dict[int, str]]:
@@ -243,6 +246,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
 def _check_aliases(head: Head, names: Iterable[str], error: type[StorageError], where: str) -> None:
