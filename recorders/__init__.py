@@ -32,6 +32,8 @@ from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import load, save
 from recorders.schedule.clock import Clock
+from recorders.streams.dataset import StreamDataset
+from recorders.streams.stream import Stream
 from recorders.watch import lenses, visualizers
 from recorders.watch.compare import compare
 from recorders.watch.findings import findings
@@ -73,6 +75,8 @@ __all__ = [
     "SelectionError",
     "StateMonitor",
     "StorageError",
+    "Stream",
+    "StreamDataset",
     "Subrecording",
     "SyncError",
     "TargetError",
