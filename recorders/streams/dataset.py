@@ -181,7 +181,7 @@ class StreamDataset(Dataset[Any]):
         kinds = self.kinds
         for place in self.places:
             kind = kinds[place]
-            found[place] = torch.empty((len(rows), *kind.shape), dtype=getattr(torch, kind.dtype))
+            raw = torch.empty((len(rows), kind.row_bytes), dtype=torch.uint8)
             ids = torch.empty((len(rows), kind.columns), dtype=torch.int64)
             for shard in sorted(set(shards.tolist())):
                 chosen = shards == shard
@@ -189,9 +189,10 @@ class StreamDataset(Dataset[Any]):
                 if shard in self._joined:
                     inside = self._joined[shard][place][inside]
                 reader = self._reader(shard, place)
-                found[place][chosen] = reader.rows(inside)
+                raw[chosen] = reader.rows(inside)
                 if self._with_ids:
                     ids[chosen] = reader.ids(inside)
+            found[place] = raw.view(getattr(torch, kind.dtype)).view(len(rows), *kind.shape)
         item: Any = found[self.places[0]] if self._single else found
         return (item, ids) if self._with_ids else item
 

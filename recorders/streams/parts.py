@@ -145,14 +145,14 @@ class PartReader:
         self._unread = torch.ones(len(part.blocks), dtype=torch.bool)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """The rows at these indices, in memory of their own.
+        """The bytes of the rows at these indices, in memory of their own, uint8 of shape (rows, bytes of a row).
 
         Raises:
             CorruptRecordingError: a block that holds one of them is damaged; the message names the rows in it.
         """
-        kind, size = self.part.kind, self.part.kind.row_bytes
+        size = self.part.kind.row_bytes
         self._check(indices * size, (indices + 1) * size)
-        return self._rows[indices].view(getattr(torch, kind.dtype)).view(len(indices), *kind.shape)
+        return self._rows[indices]
 
     def ids(self, indices: Tensor | None = None) -> Tensor:
         """The ids of the rows at these indices, or of all; raises what `rows` raises."""

@@ -186,8 +186,8 @@ class Stream:
         x = plain(value)
         dtype = self._dtype if self._dtype is not None and x.is_floating_point() else x.dtype
         with self._lock:
-            self._start(place)
             kind = self._check(place, x, dtype, axes)
+            self._start(place)
             lead, size = tuple(x.shape[:axes]), x.numel() * dtype.itemsize
             rows = math.prod(lead)
             start = self._next_ids.get(place, 0)
