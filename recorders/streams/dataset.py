@@ -157,7 +157,8 @@ class StreamDataset(Dataset[Any]):
         if len(present) < len(parts):
             return 0
         if len({(part.rows, part.ids_crc) for part in present}) > 1:
-            self._joined[shard.number] = join({place: self._reader(shard.number, place).ids() for place in self.places})
+            ids = {name: self._reader(shard.number, name).ids(torch.arange(shard.parts[name].rows)) for name in self.places}
+            self._joined[shard.number] = join(ids)
             return len(self._joined[shard.number][self.places[0]])
         return present[0].rows
 
@@ -175,23 +176,24 @@ class StreamDataset(Dataset[Any]):
 
     def _read(self, positions: Tensor) -> Any:
         rows = positions if self._seed is None else shuffled(positions, len(self), self._seed, self._window)
-        shards = torch.searchsorted(self._starts, rows, right=True) - 1
+        shards, order = (torch.searchsorted(self._starts, rows, right=True) - 1).sort(stable=True)
+        counts = torch.bincount(shards, minlength=len(self._shards))
+        inside = torch.split_with_sizes(rows[order] - self._starts[shards], counts.tolist())
+        back = None if counts.max() == len(rows) else order.argsort()  # rows of one shard are in order already
         found: dict[str, Tensor] = {}
-        ids = torch.empty(0)
-        kinds = self.kinds
-        for place in self.places:
-            kind = kinds[place]
+        for place, kind in self.kinds.items():
             raw = torch.empty((len(rows), kind.row_bytes), dtype=torch.uint8)
             ids = torch.empty((len(rows), kind.columns), dtype=torch.int64)
-            for shard in sorted(set(shards.tolist())):
-                chosen = shards == shard
-                inside = rows[chosen] - self._starts[shard]
-                if shard in self._joined:
-                    inside = self._joined[shard][place][inside]
-                reader = self._reader(shard, place)
-                raw[chosen] = reader.rows(inside)
+            begin = 0
+            for shard in counts.nonzero().flatten().tolist():
+                chosen = self._joined[shard][place][inside[shard]] if shard in self._joined else inside[shard]
+                reader, end = self._reader(shard, place), begin + len(chosen)
+                reader.rows(chosen, out=raw[begin:end])
                 if self._with_ids:
-                    ids[chosen] = reader.ids(inside)
+                    ids[begin:end] = reader.ids(chosen)
+                begin = end
+            if back is not None:
+                raw, ids = raw.index_select(0, back), ids.index_select(0, back)
             found[place] = raw.view(getattr(torch, kind.dtype)).view(len(rows), *kind.shape)
         item: Any = found[self.places[0]] if self._single else found
         return (item, ids) if self._with_ids else item

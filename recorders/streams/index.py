@@ -6,6 +6,7 @@ newline at the end was cut short by a crash, or is being written: it does not co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -113,7 +114,10 @@ def first_line() -> bytes:
 
 def as_line(shard: Shard) -> bytes:
     """The line of a shard, with its checksum."""
-    text = _dump(asdict(shard))
+    return _sealed(_dump(asdict(shard)))
+
+
+def _sealed(text: str) -> bytes:
     return f'{{"crc32":{zlib.crc32(text.encode())},"shard":{text}}}\n'.encode()
 
 
@@ -150,7 +154,11 @@ def read_index(folder: Path, start: int = 0, shards: int = 0) -> tuple[list[Shar
             raise CorruptRecordingError(
                 f"{path}: the line of shard {number} is damaged: {type(error).__name__}: {error}"
             ) from error
-    return found, start + data.rfind(b"\n") + 1
+    rest = data[data.rfind(b"\n") + 1 :]
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        _parse(rest[:-1] + b"\n", shards + len(found))
+        raise CorruptRecordingError(f"{path}: the end of the last line is damaged")
+    return found, start + len(data) - len(rest)
 
 
 def _check_first(path: Path, line: bytes) -> None:
@@ -171,7 +179,7 @@ def _check_first(path: Path, line: bytes) -> None:
 def _parse(line: bytes, number: int) -> Shard:
     entry = json.loads(line)
     found = entry["shard"]
-    if zlib.crc32(_dump(found).encode()) != entry["crc32"]:
+    if _sealed(_dump(found)) != line:
         raise ValueError("its checksum differs")
     if found["number"] != number:
         raise ValueError(f"it is that of shard {found['number']!r:.20}")

@@ -144,22 +144,21 @@ class PartReader:
         self._ids = self._bytes[part.ids_start :].view(torch.int64).view(part.rows, part.kind.columns)
         self._unread = torch.ones(len(part.blocks), dtype=torch.bool)
 
-    def rows(self, indices: Tensor) -> Tensor:
-        """The bytes of the rows at these indices, in memory of their own, uint8 of shape (rows, bytes of a row).
+    def rows(self, indices: Tensor, out: Tensor) -> None:
+        """Copies the bytes of the rows at these indices to `out`, which is uint8 of shape (rows, bytes of a row).
 
         Raises:
             CorruptRecordingError: a block that holds one of them is damaged; the message names the rows in it.
         """
-        size = self.part.kind.row_bytes
-        self._check(indices * size, (indices + 1) * size)
-        return self._rows[indices]
+        starts, size = indices * self.part.kind.row_bytes, self.part.kind.row_bytes
+        self._check(starts, starts + size)
+        torch.index_select(self._rows, 0, indices, out=out)
 
-    def ids(self, indices: Tensor | None = None) -> Tensor:
-        """The ids of the rows at these indices, or of all; raises what `rows` raises."""
-        indices = torch.arange(self.part.rows) if indices is None else indices
-        size = 8 * self.part.kind.columns
-        self._check(self.part.ids_start + indices * size, self.part.ids_start + (indices + 1) * size)
-        return self._ids[indices]
+    def ids(self, indices: Tensor) -> Tensor:
+        """The ids of the rows at these indices; raises what `rows` raises."""
+        starts, size = self.part.ids_start + indices * 8 * self.part.kind.columns, 8 * self.part.kind.columns
+        self._check(starts, starts + size)
+        return self._ids.index_select(0, indices)
 
     def _check(self, starts: Tensor, ends: Tensor) -> None:
         """Compares with their checksums the blocks of bytes from `starts` to `ends` that were not compared before."""

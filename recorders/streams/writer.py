@@ -129,8 +129,9 @@ class Writer:
         parts = {place: part.finish() for place, part in self._parts.items()}
         flush_folder(self.folder)
         shard = Shard(self._number, parts, self.batches, self._dropped_by_then, self.next_ids)
+        self._parts = {}  # from here on the index may name the files, even if appending the line raises
         append(self.folder / INDEX, as_line(shard))
-        self._parts, self.committed, self._number = {}, shard, self._number + 1
+        self.committed, self._number = shard, self._number + 1
         self._count(shard)
 
     def _count(self, shard: Shard) -> None:
