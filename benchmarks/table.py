@@ -223,6 +223,28 @@ def versions() -> str:
     return "\n".join([*_table(("torch", "suite", *counts), rows), "", note])
 
 
+def streams() -> str:
+    """Raw capture beside plain files, for the page about streams."""
+    rows: Found = [
+        (
+            f"{row['gb']:.0f} GB",
+            f"{row['plain GB/s']:.2f} GB/s",
+            f"{row['stream GB/s']:.2f} GB/s",
+            f"{row['stream / plain in total']:.0%}",
+            f"{row['added memory MB']:.0f} MB",
+        )
+        for row in _result("stream").get("rows", [])
+    ]
+    head = (
+        "written",
+        "plain files",
+        "the stream",
+        "stream, of plain, in total",
+        "memory added at the peak, with a queue of 268 MB",
+    )
+    return "\n".join([*_table(head, rows), "", _machine()])
+
+
 def draw(path: Path) -> None:
     """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
     from matplotlib.figure import Figure
@@ -308,6 +330,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts},
+    ROOT / "docs" / "streams.md": {"streams": streams},
     ROOT / "docs" / "torch.md": {"versions": versions},
 }
 

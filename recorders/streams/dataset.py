@@ -175,6 +175,7 @@ class StreamDataset(Dataset[Any]):
         return torch.where(indices < 0, indices + len(self), indices)
 
     def _read(self, positions: Tensor) -> Any:
+        positions = positions.contiguous()
         rows = positions if self._seed is None else shuffled(positions, len(self), self._seed, self._window)
         shards, order = (torch.searchsorted(self._starts, rows, right=True) - 1).sort(stable=True)
         counts = torch.bincount(shards, minlength=len(self._shards))

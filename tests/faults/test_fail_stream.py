@@ -24,7 +24,7 @@ STEPS, ROWS = 6, 4
 
 @contextmanager
 def failing(number: int, code: int) -> Iterator[Callable[[], int]]:
-    """Raises instead of the call of that number that a stream's thread makes into the operating system; gives the number of calls."""
+    """Raises instead of that call of a stream's thread into the operating system; gives the number of such calls."""
     counter, real = itertools.count(), {name: getattr(os, name) for name in CALLS}
     made = 0
 

@@ -42,7 +42,7 @@ def test_rows_by_index_slice_and_indices(tmp_path: Path) -> None:
     for chosen in (slice(None), slice(3, 40), slice(50, 200, 7), slice(7, 7)):
         assert torch.equal(data[chosen], whole[chosen])
     for indices in ([3, 99, 0, -1, 3], torch.tensor([[5], [-5]]).flatten(), range(20, 30), []):
-        assert torch.equal(data[indices], whole[list(indices)])  # type: ignore[index]
+        assert torch.equal(data[indices], whole[torch.tensor([int(index) for index in indices], dtype=torch.int64)])
     for wrong in (100, -101, [0, 100]):
         with pytest.raises(IndexError, match="of 100"):
             data[wrong]
