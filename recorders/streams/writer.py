@@ -83,7 +83,9 @@ class Writer:
 
     def close(self) -> None:
         """Commits what was accepted, ends the thread, and gives the lock back."""
-        if self._open:
+        if threading.current_thread() is self._thread:  # it happened to collect the stream as garbage, and cannot wait for itself
+            threading.Thread(target=self.close).start()
+        elif self._open:
             self._open = False
             self.flush()
             self.queue.stop()
@@ -92,6 +94,8 @@ class Writer:
 
     def forget(self) -> None:
         """What a forked process does with its copy: the lock and the folder belong to the other process."""
+        if not self._open:
+            return
         self._open, self.failure = False, "it belongs to the process that made it, and this is another one"
         self.queue.changed = threading.Condition()  # the thread that held the lock is not here
         self.queue.stop()
