@@ -25,13 +25,11 @@ def prepare(folder: Path) -> list[Shard]:
     Raises:
         NotARecordingError: the folder holds something else.
     """
-    others = {
-        name for name in os.listdir(folder) if name != LOCK and not name.startswith(f".{INDEX}.") and not OURS.fullmatch(name)
-    }
-    if INDEX not in others:
-        if others:
+    names = [name for name in os.listdir(folder) if name != LOCK and not name.startswith(f".{INDEX}.")]
+    if INDEX not in names:
+        if names:  # perhaps files of shards whose index is gone: they are somebody's data
             raise NotARecordingError(
-                f"{folder} holds {sorted(others)[:5]} and no stream: write into a new folder, or go on with a stream"
+                f"{folder} holds {sorted(names)[:5]} and no stream: write into a new folder, or go on with a stream"
             )
         with written_whole(folder / INDEX) as draft:
             draft.write_bytes(first_line())

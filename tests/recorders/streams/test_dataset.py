@@ -253,6 +253,15 @@ def test_an_index_that_lost_its_beginning_is_an_error(tmp_path: Path, cut: int) 
             opens(tmp_path)
 
 
+def test_shards_without_their_index_are_not_removed(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "index.jsonl").unlink()
+    files = sorted(tmp_path.glob("*.safetensors"))
+    with pytest.raises(NotARecordingError, match="no stream"):
+        Stream(tmp_path)
+    assert sorted(tmp_path.glob("*.safetensors")) == files != []
+
+
 def test_forged_lines_with_right_checksums_are_typed_errors(tmp_path: Path) -> None:
     write(tmp_path)
     lines = (tmp_path / "index.jsonl").read_bytes().splitlines(keepends=True)

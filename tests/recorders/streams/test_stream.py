@@ -346,6 +346,17 @@ def test_a_stream_that_nobody_holds_is_committed_and_unlocked(tmp_path: Path) ->
         assert stream.rows == {"x": 3}
 
 
+def test_a_stream_that_its_own_thread_collects_is_committed(tmp_path: Path) -> None:
+    stream = Stream(tmp_path)
+    writer = stream._writer
+    stream.put("x", torch.ones(3, 1))
+    writer.queue.call(writer.close)  # as a garbage collection in the thread would
+    writer._thread.join(300)
+    assert not writer._thread.is_alive()
+    stream.close()
+    assert len(StreamDataset(tmp_path)) == 3
+
+
 def run(script: str, folder: Path) -> str:
     done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
