@@ -63,8 +63,8 @@ def figures() -> str:
     return "\n".join(lines)
 
 
-def _machine() -> str:
-    machine = next(result for name in ("floor", "hooks", "peers") if (result := _result(name)))["machine"]
+def _machine(*names: str) -> str:
+    machine = next(result for name in (*names, "floor", "hooks", "peers") if (result := _result(name)))["machine"]
     return f"{machine['cores']} cores of {machine['processor']}, torch {machine['torch']}."
 
 
@@ -235,14 +235,8 @@ def streams() -> str:
         )
         for row in _result("stream").get("rows", [])
     ]
-    head = (
-        "written",
-        "plain files",
-        "the stream",
-        "stream, of plain, in total",
-        "memory added at the peak, with a queue of 268 MB",
-    )
-    return "\n".join([*_table(head, rows), "", _machine()])
+    head = ("written", "plain files", "the stream", "of plain, in total", "memory added at the peak, with a queue of 268 MB")
+    return "\n".join([*_table(head, rows), "", _machine("stream")])
 
 
 def draw(path: Path) -> None:

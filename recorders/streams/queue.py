@@ -39,7 +39,8 @@ class Rows(NamedTuple):
 class Queue:
     """A bounded queue between the threads that record and the one that writes.
 
-    A batch that is larger than the bound passes alone.
+    A tensor that is larger than the bound passes alone. If batches are refused, room is made for the largest one so far; a larger
+    one than that passes as a whole.
 
     Args:
         most: the bytes that wait at most.
