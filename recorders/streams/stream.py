@@ -162,7 +162,7 @@ class Stream:
         with self._lock:
             if self._seen:
                 self._end_batch()
-            self._given, self._ids = True, None if found is None else (found.reshape(len(found), -1), moment(found))
+            self._given, self._ids = True, None if found is None else (found[:, None] if found.ndim == 1 else found, moment(found))
         try:
             yield self
         finally:
