@@ -63,8 +63,8 @@ def figures() -> str:
     return "\n".join(lines)
 
 
-def _machine() -> str:
-    machine = next(result for name in ("floor", "hooks", "peers") if (result := _result(name)))["machine"]
+def _machine(*names: str) -> str:
+    machine = next(result for name in (*names, "floor", "hooks", "peers") if (result := _result(name)))["machine"]
     return f"{machine['cores']} cores of {machine['processor']}, torch {machine['torch']}."
 
 
@@ -223,6 +223,22 @@ def versions() -> str:
     return "\n".join([*_table(("torch", "suite", *counts), rows), "", note])
 
 
+def streams() -> str:
+    """Raw capture beside plain files, for the page about streams."""
+    rows: Found = [
+        (
+            f"{row['gb']:.0f} GB",
+            f"{row['plain GB/s']:.2f} GB/s",
+            f"{row['stream GB/s']:.2f} GB/s",
+            f"{row['stream / plain in total']:.0%}",
+            f"{row['added memory MB']:.0f} MB",
+        )
+        for row in _result("stream").get("rows", [])
+    ]
+    head = ("written", "plain files", "the stream", "of plain, in total", "memory added at the peak, with a queue of 268 MB")
+    return "\n".join([*_table(head, rows), "", _machine("stream")])
+
+
 def draw(path: Path) -> None:
     """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
     from matplotlib.figure import Figure
@@ -308,6 +324,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts},
+    ROOT / "docs" / "streams.md": {"streams": streams},
     ROOT / "docs" / "torch.md": {"versions": versions},
 }
 

@@ -33,6 +33,8 @@ from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import save
 from recorders.schedule.clock import Clock
+from recorders.streams.dataset import StreamDataset
+from recorders.streams.stream import Stream
 from recorders.watch import lenses, visualizers
 from recorders.watch.compare import compare
 from recorders.watch.findings import findings
@@ -75,6 +77,8 @@ __all__ = [
     "SelectionError",
     "StateMonitor",
     "StorageError",
+    "Stream",
+    "StreamDataset",
     "Subrecording",
     "SyncError",
     "TargetError",

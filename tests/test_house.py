@@ -26,7 +26,19 @@ ORDER = {
         "temporal",
         "combinators",
     ],
-    "recorders": ["errors", "_torch", "recordings", "capture", "schedule", "monitors", "recorder", "watch", "", "demo", "cli"],
+    "recorders": [
+        "errors",
+        "_torch",
+        "recordings",
+        "capture",
+        "schedule",
+        "monitors",
+        "recorder",
+        "streams",
+        "watch",
+        "",
+        "cli",
+    ],
 }
 
 TESTS = ROOT / "tests"

@@ -25,7 +25,7 @@ def demo(
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     for library in ("rich", "matplotlib", "sklearn"):
         require(library, "demo")
-    from recorders import demo as tutorial
+    from recorders.cli import tutorial
 
     # For tensors this small more threads are no faster, and much slower if other programs use the cores.
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from recorders import CallMonitor, NotARecordingError, Recorder, StorageError, load
 from recorders.cli import main
-from recorders.demo import PLANTED, demo, network, watch
+from recorders.cli.tutorial import PLANTED, demo, network, watch
 from recorders.watch.findings import findings
 from recorders.watch.overview import Layer, Spread, overview
 from recorders.watch.visualizers.overview import overview_figure, overview_table
@@ -145,7 +145,7 @@ def test_what_is_wrong_is_printed_with_its_remedy_once(tmp_path: Path, monkeypat
         torch.nn.init.constant_(net.get_submodule("norm2").bias, -100.0)
         return net
 
-    monkeypatch.setattr("recorders.demo.network", broken)
+    monkeypatch.setattr("recorders.cli.tutorial.network", broken)
     _, text = run(tmp_path)
     assert "relu2: 32 of 32 units are dead: they were never active." in text
     assert "Nothing wrong" not in text

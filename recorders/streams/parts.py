@@ -1,0 +1,188 @@
+"""Parts: the files of a stream. Each has the rows of one place in one shard, is written in pieces, and read through a map."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recorders.errors import CorruptRecordingError
+from recorders.recordings.tensorfile import as_bytes
+from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
+
+__all__ = ["PartReader", "PartWriter", "header"]
+
+_CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+_COMPLEX = {"complex32": "F16", "complex64": "F32", "complex128": "F64"}
+_SAME_BITS = {1: "U8", 2: "I16", 4: "I32", 8: "I64"}
+
+
+def memory(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, without a copy; the tensor must outlive it."""
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr() or 1))
+
+
+def header(kind: Kind, rows: int) -> bytes:
+    """The first `PAYLOAD` bytes of a file. Complex rows are pairs of reals; dtypes unknown to safetensors are integers."""
+    shape = [rows, *kind.shape]
+    code = _CODES.get(kind.dtype) or _COMPLEX.get(kind.dtype) or _SAME_BITS[getattr(torch, kind.dtype).itemsize]
+    end = rows * kind.row_bytes
+    part = Part("", kind, rows, 0, (), 0)
+    tensors: dict[str, object] = {
+        "rows": {"dtype": code, "shape": [*shape, 2] if kind.dtype in _COMPLEX else shape, "data_offsets": [0, end]}
+    }
+    if end < part.ids_start:  # safetensors allows no gap, and the ids are aligned to 8 bytes
+        tensors["padding"] = {"dtype": "U8", "shape": [part.ids_start - end], "data_offsets": [end, part.ids_start]}
+    tensors["ids"] = {"dtype": "I64", "shape": [rows, kind.columns], "data_offsets": [part.ids_start, part.size]}
+    text = json.dumps(tensors, separators=(",", ":")).encode()
+    return (PAYLOAD - 8).to_bytes(8, "little") + text.ljust(PAYLOAD - 8)
+
+
+class PartWriter:
+    """A file to which the rows of one place are appended. No more than the ids of its rows is kept in memory."""
+
+    def __init__(self, folder: Path, number: int, position: int, place: str, kind: Kind) -> None:
+        slug = re.sub(r"[^A-Za-z0-9_.-]", "_", place)[-60:]
+        self._file = f"{number:08d}-{position:04d}-{slug}.safetensors"
+        self.path, self.kind, self.rows = folder / self._file, kind, 0
+        self._ids: list[Tensor] = []
+        self._blocks: list[int] = []
+        self._crc = self._filled = 0
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            _write(handle, memoryview(bytes(PAYLOAD)))
+        finally:
+            os.close(handle)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its tensors."""
+        return self.rows * (self.kind.row_bytes + 8 * self.kind.columns)
+
+    def append(self, rows: Tensor, ids: Tensor) -> None:
+        """Appends rows, contiguous and on the CPU, and keeps their ids, which are int64 of shape (rows, columns)."""
+        self._append(as_bytes(rows))
+        self._ids.append(ids)
+        self.rows += len(ids)
+
+    def finish(self) -> Part:
+        """Writes the ids and the header, and flushes the file to the disk."""
+        part = Part(self._file, self.kind, self.rows, 0, (), 0)
+        ids = torch.cat(self._ids)
+        self._append(torch.zeros(part.ids_start - self.rows * self.kind.row_bytes, dtype=torch.uint8))
+        self._append(as_bytes(ids))
+        if self._filled:
+            self._blocks.append(self._crc)
+        first = header(self.kind, self.rows)
+        handle = os.open(self.path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+        try:
+            _write(handle, memoryview(first))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        return Part(self._file, self.kind, self.rows, zlib.crc32(first), tuple(self._blocks), zlib.crc32(memory(ids)))
+
+    def _append(self, data: Tensor) -> None:
+        view = memory(data)
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        try:
+            _write(handle, view)
+        finally:
+            os.close(handle)
+        while view:
+            piece = view[: BLOCK - self._filled]
+            self._crc, self._filled, view = zlib.crc32(piece, self._crc), self._filled + len(piece), view[len(piece) :]
+            if self._filled == BLOCK:
+                self._blocks.append(self._crc)
+                self._crc = self._filled = 0
+
+
+def _write(handle: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+class PartReader:
+    """The rows and ids of a part, mapped into memory. Blocks are compared with their checksums when they are read first.
+
+    Raises:
+        CorruptRecordingError: the file is missing, or has another size or header than the index says.
+    """
+
+    def __init__(self, folder: Path, place: str, part: Part) -> None:
+        self.part, self._path, self._place = part, folder / part.file, place
+        try:
+            size = os.stat(self._path).st_size
+            if size != PAYLOAD + part.size:
+                raise ValueError(f"it has {size} bytes instead of {PAYLOAD + part.size}")
+            whole = torch.from_file(str(self._path), shared=False, size=size, dtype=torch.uint8)
+            if bytes(memory(whole[:PAYLOAD])) != header(part.kind, part.rows) or zlib.crc32(memory(whole[:PAYLOAD])) != part.header:
+                raise ValueError("its header is not what was written")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._damaged(0, part.rows, str(error)) from error
+        self._bytes, row_bytes = whole[PAYLOAD:], part.kind.row_bytes
+        self._rows = self._bytes[: part.rows * row_bytes].view(part.rows, row_bytes)
+        self._ids = self._bytes[part.ids_start :].view(torch.int64).view(part.rows, part.kind.columns)
+        self._unread = torch.ones(len(part.blocks), dtype=torch.bool)
+
+    def rows(self, indices: Tensor, out: Tensor) -> None:
+        """Copies the bytes of the rows at these indices to `out`, which is uint8 of shape (rows, bytes of a row).
+
+        Raises:
+            CorruptRecordingError: a block that holds one of them is damaged; the message names the rows in it.
+        """
+        starts, size = indices * self.part.kind.row_bytes, self.part.kind.row_bytes
+        self._check(starts, starts + size)
+        torch.index_select(self._rows, 0, indices, out=out)
+
+    def ids(self, indices: Tensor) -> Tensor:
+        """The ids of the rows at these indices; raises what `rows` raises."""
+        starts, size = self.part.ids_start + indices * 8 * self.part.kind.columns, 8 * self.part.kind.columns
+        self._check(starts, starts + size)
+        return self._ids.index_select(0, indices)
+
+    def _check(self, starts: Tensor, ends: Tensor) -> None:
+        """Compares with their checksums the blocks of bytes from `starts` to `ends` that were not compared before."""
+        if not len(starts) or not self._unread.any():
+            return
+        edges = torch.zeros(len(self._unread) + 1, dtype=torch.int64)
+        edges.index_add_(0, starts // BLOCK, torch.ones_like(starts))
+        edges.index_add_(0, (ends + BLOCK - 1) // BLOCK, -torch.ones_like(ends))
+        for block in ((edges.cumsum(0)[:-1] > 0) & self._unread).nonzero().flatten().tolist():
+            start, end = block * BLOCK, min((block + 1) * BLOCK, self.part.size)
+            if zlib.crc32(memory(self._bytes[start:end])) != self.part.blocks[block]:
+                raise self._damaged(*self._rows_in(start, end), "the checksum differs")
+            self._unread[block] = False
+
+    def _rows_in(self, start: int, end: int) -> tuple[int, int]:
+        """The rows whose values or ids lie between two bytes."""
+        part, size = self.part, self.part.kind.row_bytes
+        if start < part.rows * size:  # a block with values and ids: the values say more
+            return start // size, min(-(-end // size), part.rows)
+        size = 8 * part.kind.columns
+        return max(0, start - part.ids_start) // size, -(-(end - part.ids_start) // size)
+
+    def _damaged(self, start: int, end: int, reason: str) -> CorruptRecordingError:
+        return CorruptRecordingError(
+            f"{self._path}: rows {start} to {end - 1} of {self._place!r} in this shard are damaged or missing: {reason}; "
+            "other rows and shards can be read"
+        )

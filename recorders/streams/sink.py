@@ -1,0 +1,68 @@
+"""RowSink: the buffer of a monitor that hands what the monitor records to a stream; the monitor itself counts rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recorders.monitors.buffer import Buffer
+from reducers import Reducer, State
+from reducers.core.inputs import observation
+from reducers.core.states import require_state
+
+__all__ = ["RowCount", "RowSink"]
+
+
+@dataclass(frozen=True)
+class RowCount(Reducer):
+    """How many rows were observed; the first `axes` axes of an observation are rows.
+
+    Returns:
+        A 0-d int64 tensor.
+
+    >>> count = RowCount(axes=2)
+    >>> count.compute(count.update({}, torch.ones(2, 3, 8)))
+    tensor(6)
+    """
+
+    axes: int = 1
+
+    @property
+    def liftable(self) -> bool:
+        """Compiled graphs hand over the tensors themselves."""
+        return False
+
+    def update(self, state: State, *xs: Tensor) -> State:
+        return self.merge(state, {"rows": torch.tensor(math.prod(observation(self, xs).shape[: self.axes]))})
+
+    def merge(self, a: State, b: State) -> State:
+        return {"rows": a["rows"] + b["rows"]} if a and b else a or b
+
+    def compute(self, state: State) -> Tensor:
+        require_state(self, state)
+        return state["rows"].clone()
+
+
+class RowSink(Buffer):
+    """Hands each leaf of an observation to `put`, and counts the rows that are accepted.
+
+    Args:
+        put: called with the name of the place, the tensor, and `axes`; returns how many rows were accepted.
+        name: of the monitor; a leaf with a path is the place `name/path`.
+    """
+
+    def __init__(self, reducer: Reducer, put: Callable[[str, Tensor, int], int], name: str, axes: int) -> None:
+        super().__init__(reducer)
+        self._put, self._name, self._axes = put, name, axes
+
+    def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
+        accepted = {path: xs for path, xs in inputs.items() if self._put(self._place(path), xs[0], self._axes)}
+        if accepted:
+            super().add(accepted)
+
+    def _place(self, path: str) -> str:
+        return f"{self._name}/{path}" if self._name and path else self._name or path
