@@ -30,6 +30,7 @@ from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.loading import load
+from recorders.recordings.offline import merge, repair, verify
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import save
 from recorders.schedule.clock import Clock
@@ -88,8 +89,11 @@ __all__ = [
     "findings",
     "lenses",
     "load",
+    "merge",
     "overview",
+    "repair",
     "replay",
     "save",
+    "verify",
     "visualizers",
 ]

@@ -51,6 +51,7 @@ __all__ = [
     "run_uncompiled",
     "set_grad_enabled",
     "skip_frames",
+    "without_modes",
 ]
 
 CAPTURES_IN_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)  # whether monitors can record there
@@ -73,6 +74,12 @@ _pop_dispatch = torch._C._pop_torch_dispatch_stack
 _pop_function = torch._C._pop_torch_function_stack
 _push_dispatch = torch._C._push_on_torch_dispatch_stack
 _push_function = torch._C._push_on_torch_function_stack
+
+
+def without_modes(call: Callable[..., Any], *args: Any) -> Any:
+    """Call `call(*args)` with all modes off, also those of PyTorch, such as `FakeTensorMode`, and return what it returns."""
+    with no_modes():
+        return outside_modes(call, *args)
 
 
 def is_fake(tensor: object) -> bool:

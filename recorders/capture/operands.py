@@ -53,13 +53,19 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def items(value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the key and the item of each item of a tuple, list, mapping or dataclass; of other values nothing."""
     if isinstance(value, Mapping):
-        yield from ((str(key), item) for key, item in value.items())
+        yield from ((_key(key, value), item) for key, item in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from zip(value._fields, value, strict=True)
     elif isinstance(value, (tuple, list)):
         yield from ((str(index), item) for index, item in enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
         yield from ((field.name, getattr(value, field.name, None)) for field in fields(value))
+
+
+def _key(key: Any, mapping: Mapping[Any, Any]) -> str:
+    """The text of a key; of a key that is no text, with its type if a text like it is a key, too, as in {1: a, "1": b}."""
+    text = str(key)
+    return f"{type(key).__name__}({text})" if not isinstance(key, str) and text in mapping else text
 
 
 def detached(value: Any) -> Any:

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import track
 
-from recorders.cli.sources import console
+from recorders.cli.sources import working
 from recorders.errors import StorageError
-from recorders.recordings.loading import load
-from recorders.recordings.recording import Recording
-from recorders.recordings.storage import save
+from recorders.recordings import offline
 
 __all__ = ["merge"]
 
@@ -27,9 +24,6 @@ def merge(
         raise typer.BadParameter("give two recordings or more")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise StorageError(f"{out} exists already: choose another folder, or remove it")
-    merged: Recording | None = None
-    for path in track(paths, "merging", console=console(stderr=True), transient=True):
-        part = load(path)
-        merged = part if merged is None else merged.merge(part, missing="keep" if keep else "error")
-    assert merged is not None
-    print(save(merged, out))
+    merged = offline.merge(paths, missing="keep" if keep else "error")
+    with working(f"merging {len(paths)} recordings of {len(merged)} subrecorders"):
+        print(merged.save(out))

@@ -11,6 +11,7 @@ from rich.progress import track
 
 from recorders.cli.sources import AsJson, console, open_source, print_json
 from recorders.errors import RecorderError
+from recorders.recordings import offline
 from recorders.watch.timeline import Timeline
 
 __all__ = ["verify"]
@@ -36,6 +37,9 @@ def verify(
 
 
 def _checked(path: Path) -> str:
+    if path.is_dir() and (lost := offline.verify(path)):
+        told = "; ".join(f"{name!r}: {reason}" for name, reason in list(lost.items())[:20])
+        return f"FAILED: {len(lost)} parts are damaged ({told}); recorders repair {path} -o NEW keeps the rest"
     source = open_source(path)
     if isinstance(source, Timeline):
         return f"whole: {len(source.ticks())} ticks of {len(source.names())} names"

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from recorders._torch import outside_modes
+from recorders._torch import without_modes
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, RecordingWarning, StorageError
 from recorders.recordings.contents import Recipes, rebuilt
 from recorders.recordings.entry import Entry
@@ -20,10 +20,10 @@ from recorders.recordings.manifest import Manifest, read_manifest
 from recorders.recordings.packed import PackedParts
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.tensorfile import read_tensors
-from recorders.recordings.whole import open_regular
+from recorders.recordings.whole import as_path, open_regular
 from reducers import Reducer
 
-__all__ = ["load"]
+__all__ = ["load", "load_lazily"]
 
 ATTEMPTS = 100
 """How often `load` starts again if a save replaces the recording meanwhile."""
@@ -56,17 +56,52 @@ def load(
         CorruptRecordingError: it is damaged, incomplete or forged; the message names the file and the reason.
         StorageError: it cannot be read.
     """
-    root = os.path.expanduser(os.fspath(path))
-    if "\0" in root:
-        raise StorageError(f"{root!r} is no path: it holds a NUL")
+    root = as_path(path)
     with torch.inference_mode(False):  # inference tensors could not be updated later
         read = functools.partial(_load, skip=damaged == "skip", mmap=mmap)
         recording: Recording
-        recording, unknown = outside_modes(read, root)
+        recording, unknown = without_modes(read, root)
     if reducers is not None:
         recording = recording.with_reducers(reducers)
     _warn(recording, unknown, root)
     return recording
+
+
+def load_lazily(path: str | os.PathLike[str]) -> Recording:
+    """A recording of which a subrecording is read, and checked, when it is looked at, each time anew; it keeps none.
+
+    Raises:
+        StorageError: the manifest, or a file that all share, cannot be read; see `load`.
+    """
+    root = as_path(path)
+    manifest = _manifest(root, skip=False)
+    folder = _folder(root, manifest)
+    if manifest.packed is not None:
+        return Recording(PackedParts(folder, manifest, Recipes(), mmap=True), manifest.aliases, manifest.step)
+    return Recording(_FolderParts(folder, manifest), manifest.aliases, manifest.step)
+
+
+class _FolderParts(Mapping[str, Subrecording]):
+    """Subrecordings by name, each read from its file when it is asked for."""
+
+    def __init__(self, folder: str, manifest: Manifest) -> None:
+        self._folder, self._manifest, self._recipes = folder, manifest, Recipes()
+
+    def __getitem__(self, name: str) -> Subrecording:
+        if name not in self._manifest.lines:
+            raise KeyError(name)
+        with torch.inference_mode(False):
+            try:
+                part: Subrecording = without_modes(_read_one, self._folder, self._manifest.entry(name), self._recipes)
+            except FileNotFoundError as error:
+                raise CorruptRecordingError(f"{error.filename} is not there, or was replaced by a save meanwhile") from error
+        return part
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manifest.lines)
+
+    def __len__(self) -> int:
+        return len(self._manifest.lines)
 
 
 def _load(root: str, skip: bool, mmap: bool) -> tuple[Recording, Mapping[str, list[str]]]:
@@ -111,11 +146,15 @@ def _manifest(root: str, skip: bool) -> Manifest:
         raise StorageError(f"cannot load {root}: {error}") from error
 
 
-def _read(root: str, manifest: Manifest, skip: bool, mmap: bool) -> tuple[Recording, Mapping[str, list[str]]]:
+def _folder(root: str, manifest: Manifest) -> str:
     folder = os.path.join(root, manifest.generation)
     if os.path.islink(folder):
         raise CorruptRecordingError(f"{folder} is a symbolic link, which recordings do not hold")
-    recipes = Recipes()
+    return folder
+
+
+def _read(root: str, manifest: Manifest, skip: bool, mmap: bool) -> tuple[Recording, Mapping[str, list[str]]]:
+    folder, recipes = _folder(root, manifest), Recipes()
     lost = {f"line {number + 2} of the manifest": reason for number, reason in manifest.damaged.items()}
     parts: Mapping[str, Subrecording]
     if manifest.packed is not None:

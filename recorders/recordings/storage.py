@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from recorders._torch import outside_modes
+from recorders._torch import without_modes
 from recorders.errors import RecordingWarning, StorageError
 from recorders.recordings.commit import Commit
 from recorders.recordings.contents import Contents, Recipes
@@ -31,6 +31,7 @@ from recorders.recordings.packed import name_prefix
 from recorders.recordings.recording import Recording, Subrecording, register_writer
 from recorders.recordings.tensorfile import chunks, describe
 from recorders.recordings.unchanged import forget, last_saved, remember, unchanged
+from recorders.recordings.whole import as_path
 
 __all__ = ["Layout", "save", "save_in_background"]
 
@@ -70,14 +71,14 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
     ...     load(save(Recording({"loss": part}), folder + "/run")).compute()
     {'loss': tensor(2., dtype=torch.float64)}
     """
-    root = Path(path)
+    root = Path(as_path(path))
     if layout not in ("folder", "packed"):
         raise ValueError(f"layout={layout!r}: give 'folder' or 'packed'")
     try:
-        outside_modes(_save, recording, root, layout)
+        without_modes(_save, recording, root, layout)
     except StorageError:
         raise
-    except (OSError, ValueError) as error:  # a path with a NUL or a lone surrogate is a ValueError
+    except OSError as error:
         raise StorageError(f"cannot save to {root}: {error}; the folder holds the last complete save, if any") from error
     return root
 
@@ -113,7 +114,7 @@ def _save(recording: Recording, root: Path, layout: Layout) -> None:
         if layout == "packed" and entries:
             head = replace(head, packed={key: getattr(entries[0], key) for key in ("file", "bytes", "sha256")})
         commit.publish(encode(head, entries))
-        if layout == "folder":
+        if layout == "folder" and isinstance(recording.subrecordings, dict):
             by_name = {entry.name: entry for entry in entries}
             remember(key, commit.generation, {name: recording[name] for name in by_name}, by_name)
         else:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from recorders.errors import CorruptRecordingError, StorageError
 
-__all__ = ["open_regular", "read_regular", "written_whole"]
+__all__ = ["as_path", "open_regular", "read_regular", "written_whole"]
 
 
 @contextlib.contextmanager
@@ -42,14 +42,24 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise
 
 
+def as_path(path: str | os.PathLike[str]) -> str:
+    """The path, with a leading "~" expanded; raises `StorageError` if no file can have it."""
+    text = os.path.expanduser(os.fspath(path))
+    try:
+        sound = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        sound = False
+    if not sound:
+        raise StorageError(f"{text!r} is no path: it holds a NUL, or half of a surrogate pair")
+    return text
+
+
 @contextlib.contextmanager
 def open_regular(path: str, limit: int) -> Iterator[tuple[BinaryIO, int]]:
     """A regular file, open and unbuffered, with its size; follows no link and does not wait on a pipe.
 
     Raises `CorruptRecordingError` if it is not a regular file or is longer than `limit`, and `OSError` if it cannot be read.
     """
-    if "\0" in path:
-        raise StorageError(f"{path!r} is no path: it holds a NUL")
     if os.path.islink(path):
         raise CorruptRecordingError(f"{path} is a symbolic link, which recordings do not hold")
     # Some systems lack these flags. O_NOFOLLOW protects against a link created since the check.
