@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, RecordingWarning, StorageError
+from recorders.recordings.checking import Checked
 from recorders.recordings.commit import Commit
 from recorders.recordings.manifest import MAX_DEPTH, Entry, Manifest, Tree, encode, read_manifest, read_regular
 from recorders.recordings.recording import Recording, Subrecording, register_writer
@@ -118,7 +119,11 @@ def load(path: str | os.PathLike[str], *, reducers: Reducer | Mapping[str, Reduc
     else:
         raise StorageError(f"cannot load {root}: it was saved again {ATTEMPTS} times during the attempt; try again")
     if reducers is not None:
+        unknown = [name for name, part in recording.items() if part.reducer is None]
         recording = recording.with_reducers(reducers)
+        checked = Checked()
+        for name in unknown:
+            checked.require(f"{root}, subrecorder {name!r}, with the reducer that was given,", recording[name])
     _warn_of_unknown(recording)
     return recording
 
@@ -153,6 +158,7 @@ def _read(root: str, manifest: Manifest) -> Recording:
     if os.path.islink(folder):
         raise CorruptRecordingError(f"{folder} is a symbolic link, which recordings do not hold")
     parts = {}
+    checked = Checked()
     reducers: dict[str, Reducer | None] = {}
     for entry in manifest.entries:
         where = os.path.join(folder, entry.file)
@@ -172,6 +178,7 @@ def _read(root: str, manifest: Manifest) -> Recording:
         if recipe not in reducers:
             reducers[recipe] = _reducer(entry.reducer)
         parts[entry.name] = _subrecording(entry, tensors, reducers[recipe])
+        checked.require(f"{where} (subrecorder {entry.name!r})", parts[entry.name], tensors)
     return Recording(parts, dict(manifest.aliases))
 
 

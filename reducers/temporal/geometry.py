@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_keys
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
@@ -127,6 +128,13 @@ class Geometry(Reducer):
             merged |= prefixed("correlation", self.reducer.merge(earlier, later))
             merged["first"], merged["last"] = a["first"], b["last"]
         return merged
+
+    def _check(self, state: State) -> None:
+        parts = {name: substate(state, name) for name in ("norm", "correlation")[: 1 + self.correlation]}
+        inner = [key for name, part in parts.items() for key in prefixed(name, part)]
+        check_keys(self, state, ("first", "last") if self.correlation else (), inner)
+        for part in parts.values():
+            self.reducer.check(part)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
