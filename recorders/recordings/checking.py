@@ -31,9 +31,7 @@ class Checked:
         """
         for name, tensor in (tensors or {}).items():
             if tensor.ndim > MAX_RANK:
-                raise CorruptRecordingError(
-                    f"{where} is forged: {name!r:.100} has {tensor.ndim} axes; at most {MAX_RANK} are allowed"
-                )
+                raise CorruptRecordingError(f"{where} is malformed: {name!r:.100} has {tensor.ndim} axes, more than {MAX_RANK}")
         if part.reducer is None:
             return
         for leaf, state in part.states.items():

@@ -99,6 +99,8 @@ def check_specimen(reducer: _Lifting, state: State, kept: int | None, fixed: boo
     check_keys(reducer, state, layout.shapes)
     if kept is None:
         kept = max(value.ndim - len(layout.shapes[key]) for key, value in state.items())
+        if kept >= MAX_RANK:  # an observation has at least one axis more
+            raise StateError(f"{reducer!r:.200} has no such state: it keeps {kept} axes, and an observation has at most {MAX_RANK}")
         layout = _cached(_layout_of, reducer, kept) if kept > 0 else layout
         if layout is None:
             return None
@@ -131,8 +133,9 @@ def _check_dtypes(reducer: _Lifting, state: State, kept: int, device: str) -> No
     allowed: dict[str, set[torch.dtype]] = {key: set() for key in state}
     for dtype in _DTYPES:
         for key, made in _cached(_dtypes_of, reducer, kept, dtype, device).items():
-            allowed[key] |= {made, _NARROWED.get(made, made)} if key in allowed else set()
-        if all(value.dtype in allowed[key] for key, value in state.items()):
+            allowed.setdefault(key, set()).add(made)
+        narrowed = {key: {_NARROWED.get(made, made) for made in kinds} for key, kinds in allowed.items()}
+        if any(all(value.dtype in kinds[key] for key, value in state.items()) for kinds in (allowed, narrowed)):
             return
     for key, value in state.items():
         if value.dtype not in allowed[key]:
@@ -181,7 +184,8 @@ def _cached(function: Any, reducer: _Lifting, *args: object) -> Any:
 @lru_cache(maxsize=256)
 def _layout_of(reducer: _Lifting, kept: int) -> _Layout | None:
     """Return the layout of states with so many kept axes; None if it cannot be found."""
-    sizes = [tuple(3 if axis == longer else 2 for axis in range(kept)) for longer in range(-1, kept)]
+    base = 2 if kept <= 24 else 1  # a tensor of 2**64 elements is none
+    sizes = [tuple(base + (axis == longer) for axis in range(kept)) for longer in range(-1, kept)]
     for dtype in _DTYPES:
         try:
             first = reducer.specimen(sizes[0], dtype, "meta")
@@ -191,21 +195,23 @@ def _layout_of(reducer: _Lifting, kept: int) -> _Layout | None:
             continue
         except Exception:
             return None
-        shapes = {key: _followed([tuple(state[key].shape) for state in states]) for key in states[0]}
+        shapes = {key: _followed([tuple(state[key].shape) for state in states], base) for key in states[0]}
         with suppress(Exception):
             results = zip(*(_leaves(reducer.compute(state)) for state in states), strict=True)
-            return _Layout(device, shapes, [(same[0].itemsize, _followed([tuple(x.shape) for x in same])) for same in results])
+            return _Layout(
+                device, shapes, [(same[0].itemsize, _followed([tuple(x.shape) for x in same], base)) for same in results]
+            )
         return _Layout(device, shapes, None)
     return None
 
 
-def _followed(shapes: list[tuple[int, ...]]) -> _Shape:
-    """Return which kept axis each size follows, from shapes in which all are 2, then the first is 3, then the second."""
+def _followed(shapes: list[tuple[int, ...]], base: int) -> _Shape:
+    """Return which kept axis each size follows, from shapes for kept axes of length `base`, then with one after another longer."""
     found: list[int | None] = []
     for place, size in enumerate(shapes[0]):
         others = [shape[place] for shape in shapes[1:]]
         changed = [axis for axis, other in enumerate(others) if other != size]
-        follows = len(changed) == 1 and (size, others[changed[0]]) == (2, 3)
+        follows = len(changed) == 1 and (size, others[changed[0]]) == (base, base + 1)
         found.append(size if not changed else ~changed[0] if follows else None)
     return tuple(found)
 
@@ -214,6 +220,6 @@ def _followed(shapes: list[tuple[int, ...]]) -> _Shape:
 def _dtypes_of(reducer: _Lifting, kept: int, dtype: torch.dtype, device: str) -> Mapping[str, torch.dtype]:
     """Return the dtypes of the merged states of observations of this dtype; none if it is not supported."""
     with suppress(Exception):
-        lifted = reducer.specimen((2,) * kept, dtype, device)
+        lifted = reducer.specimen((1,) * kept, dtype, device)
         return {key: value.dtype for key, value in {**lifted, **reducer.merge(lifted, lifted)}.items()}
     return {}

@@ -142,8 +142,8 @@ class Geometry(Reducer):
         return {name: self.reducer.compute(part) for name, part in parts.items() if part}
 
     def _correlate(self, inner: State, previous: Tensor, x: Tensor, norm: Tensor) -> State:
-        """Return `inner` updated with the correlation, if both shapes are equal; `norm` is that of `x`."""
-        if previous.shape != x.shape:
+        """Return `inner` updated with the correlation, if both have one shape, and are real or complex; `norm` is that of `x`."""
+        if previous.shape != x.shape or previous.is_complex() != x.is_complex():
             return inner
         denominator = _norm(previous).clamp(min=self.eps) * norm.clamp(min=self.eps)
         return self.reducer.update(inner, (_dot(previous, x) / denominator).clamp(-1.0, 1.0))

@@ -77,8 +77,8 @@ def _push_row(rows: Tensor, row: Tensor) -> Tensor:
 
 def join(owner: Reducer, a: State, b: State, size: int) -> State:
     """Return a ring with the newest slots of two rings; `b` is the later one."""
-    check_states(owner, a, b)
-    newer = b["observed"].clamp(max=size)
+    check(owner, a, b)
+    newer = b["observed"].clamp(0, size)  # a forged count may be negative
     index = torch.arange(size, device=newer.device)
     index = torch.where(index < newer, index, size + index - newer)
     joined = {key: torch.cat((b[key], a[key])).index_select(0, index) for key in a if key != "observed"}
@@ -116,6 +116,9 @@ def check(owner: Reducer, a: State, b: State) -> None:
     """Raise `StateMismatchError` if two states cannot be slots of one ring."""
     try:
         check_states(owner, a, b)
+        for key, value in a.items():
+            if value.dtype != b[key].dtype and any(x.is_floating_point() and x.dtype.itemsize == 1 for x in (value, b[key])):
+                raise StateMismatchError(f"{owner!r} keeps {value.dtype} for {key!r} so far and now met {b[key].dtype}")
     except StateMismatchError as error:
         name = type(owner).__name__
         raise StateMismatchError(f"{error} ({name} needs states of one shape; a reducer that grows has none)") from None

@@ -57,6 +57,10 @@ class _Trace(Affine):
     def __post_init__(self) -> None:
         object.__setattr__(self, "time_constant", as_constant(self.time_constant))
         check_positive(self, "time_constant", per_element=True)
+        try:
+            constant_tensor(self.time_constant)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{type(self).__name__} takes time constants in the shape of a tensor: {error}") from None
         check_positive(self, "step_time")
         self._check_finite("amplitude")
 
