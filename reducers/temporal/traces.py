@@ -66,7 +66,7 @@ class _Trace(Affine):
 
     def _check_finite(self, name: str) -> None:
         value = getattr(self, name)
-        if not isinstance(value, (int, float, complex)) or not cmath.isfinite(value):
+        if not isinstance(value, (int, float, complex)) or isinstance(value, bool) or not cmath.isfinite(value):
             raise ArgumentError(f"{type(self).__name__} takes a finite {name} and got {value!r}")
 
     def _decay(self, like: Tensor) -> Tensor:
