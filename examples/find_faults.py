@@ -1,4 +1,4 @@
-"""A healthy training and five sick ones: each fault is planted on purpose, and `findings` names it.
+"""A healthy training and five sick ones: `findings` names the planted fault, of a recording and of a timeline.
 
 Run: python examples/find_faults.py [fault]
 """
@@ -12,11 +12,20 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from recorders import BackwardMonitor, CallMonitor, ForwardMonitor, ParameterGradientMonitor, ParameterUpdateMonitor, Recorder
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    ForwardMonitor,
+    Inspector,
+    ParameterGradientMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+    lenses,
+)
 from recorders.watch.findings import Findings, findings
 from reducers import Activity, Collect, FirstNonfinite, Product, Summary
 
-STEPS, BATCH, RATE = 60, 100, 5e-4
+EPOCHS, STEPS, BATCH, RATE = 3, 20, 100, 5e-4
 
 
 def network(activation: type[nn.Module] = nn.ReLU, depth: int = 3, width: int = 64) -> nn.Sequential:
@@ -86,8 +95,8 @@ def relative_change(after: Tensor, before: Tensor) -> Tensor:
     return change
 
 
-def examine(fault: str) -> Findings:
-    """Trains the net with this fault on scikit-learn's digits, and returns what is wrong with it."""
+def examine(fault: str) -> tuple[Findings, Findings]:
+    """Trains the net with this fault on scikit-learn's digits; returns what is wrong with it by a recording, and by a timeline."""
     torch.manual_seed(0)
     net, rate = FAULTS[fault]()
     bunch = load_digits()
@@ -99,22 +108,28 @@ def examine(fault: str) -> Findings:
         update=ParameterUpdateMonitor(Product(ratio=Collect()), "weight", op_=relative_change),
         loss=CallMonitor(Summary()),
     ).modules(net, leaves=True)
+    chosen = [lenses.NonFinite(), lenses.Outliers(), lenses.DeadUnits(), lenses.UpdateRatio()]
+    chosen.append(lenses.OutputGradientGeometry(skip_activation=False))
+    if fault == "saturated":
+        chosen.append(lenses.Saturation())  # which watches nothing in the nets with ReLU
     optimizer = torch.optim.Adam(net.parameters(), lr=rate)
-    with recorder:
-        for _ in range(STEPS):
-            batch = torch.randint(len(labels), (BATCH,))
-            loss = nn.functional.cross_entropy(net(images[batch]), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            recorder.push("loss", loss)
-    return findings(recorder)
+    with recorder, Inspector(chosen, net=net, optimizer=optimizer) as inspector:
+        for _ in inspector.range(EPOCHS):
+            for _ in range(STEPS):
+                batch = torch.randint(len(labels), (BATCH,))
+                loss = nn.functional.cross_entropy(net(images[batch]), labels[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                recorder.push("loss", loss)
+    return findings(recorder), findings(inspector.timeline)
 
 
 def main(*chosen: str) -> None:
     torch.set_num_threads(1)
     for fault in chosen or FAULTS:
-        print(f"{fault}:\n{examine(fault)}\n")
+        once, over_time = examine(fault)
+        print(f"{fault}:\n{once}\nover time:\n{over_time}\n")
 
 
 if __name__ == "__main__":

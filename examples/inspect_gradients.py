@@ -5,7 +5,7 @@
 Needs `pip install torch-recorders[demo]`. Two figures of the gradients, one of the loss and one of the accuracy are saved into the
 folder (a temporary one where none is given), beside the timeline, from which they could be drawn again:
 
-    play(Timeline("folder/run.db"), "matplotlib")
+    recorders.replay("folder/run.db", "matplotlib:figures")
 """
 
 from __future__ import annotations

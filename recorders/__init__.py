@@ -29,14 +29,16 @@ from recorders.monitors.parameter_gradients import ParameterGradientMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.storage import load, save
+from recorders.recordings.storage import save
 from recorders.schedule.clock import Clock
 from recorders.watch import lenses, visualizers
 from recorders.watch.compare import compare
 from recorders.watch.findings import findings
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
+from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
 from reducers import __version__ as __version__
 
@@ -83,6 +85,7 @@ __all__ = [
     "lenses",
     "load",
     "overview",
+    "replay",
     "save",
     "visualizers",
 ]

@@ -21,6 +21,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch._dynamo import callback as compilation
 from torch._dynamo.comptime import ComptimeContext, comptime
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
@@ -41,6 +42,7 @@ __all__ = [
     "inside_transform",
     "is_batched",
     "is_being_written_down",
+    "is_fake",
     "is_plain_moment",
     "make_effectful",
     "never_trace",
@@ -71,6 +73,12 @@ _pop_dispatch = torch._C._pop_torch_dispatch_stack
 _pop_function = torch._C._pop_torch_function_stack
 _push_dispatch = torch._C._push_on_torch_dispatch_stack
 _push_function = torch._C._push_on_torch_function_stack
+
+
+def is_fake(tensor: object) -> bool:
+    """Whether this is a tensor of `FakeTensorMode`, which has a shape but no data."""
+    return isinstance(tensor, FakeTensor)
+
 
 # Modes of PyTorch itself, below the user's on the stack: while a program is traced, tensors have no meaning without them.
 _INTERNAL = tuple(torch._C._TorchDispatchModeKey.__members__.values())

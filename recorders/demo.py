@@ -1,6 +1,7 @@
 """`recorders demo`: trains a small network on handwritten digits, and records it.
 
-A tutorial, to be read from top to bottom: data, net, recorder, training, results. Needs `pip install torch-recorders[demo]`.
+A tutorial, to be read from top to bottom: data, net, recorder, training, a sick net, results.
+Needs `pip install torch-recorders[demo]`.
 """
 
 # mypy: allow-untyped-calls
@@ -107,15 +108,15 @@ def watch(net: nn.Module) -> Recorder:
         update=ParameterUpdateMonitor(Product(ratio=Collect()), "weight", op_=relative_change),
         loss=CallMonitor(Product(stats=Summary(), curve=Collect())),
         accuracy=CallMonitor(Collect()),
-    ).modules(net, types=(nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Linear))
+    ).modules(net, types=(nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Tanh, nn.Linear))
 
 
 # 4. The training: as without a recorder, except that loss and accuracy, which no hook can capture, are pushed.
 
 
-def train(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, progress: Progress) -> None:
-    """Trains `net` and tests it after each epoch."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE)
+def train(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, progress: Progress, forgotten: str = "") -> None:
+    """Trains `net`, but for the parameter that is forgotten, and tests it after each epoch."""
+    optimizer = torch.optim.AdamW((weight for name, weight in net.named_parameters() if name != forgotten), lr=RATE)
     bar = progress.add_task("training", total=epochs * (len(data.labels) // BATCH))
     for epoch in range(epochs):
         net.train()
@@ -133,13 +134,30 @@ def train(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, progres
         progress.update(bar, description=f"epoch {epoch + 1} of {epochs}")
 
 
-# 5. All together. The recording is saved before anything is shown.
+# 5. The same net with three faults, to see that they are found.
+
+FORGOTTEN = "conv3.weight"
+
+
+def sick() -> nn.Sequential:
+    """An untrained net with dead units in relu1, and with a saturated tanh2 in place of relu2; train it without `FORGOTTEN`."""
+    net = network()
+    nn.init.constant_(net.get_parameter("norm1.bias")[:12], -100.0)
+    nn.init.constant_(net.get_parameter("norm2.weight"), 40.0)
+    layers = {"tanh2" if name == "relu2" else name: layer for name, layer in net.named_children()}
+    return nn.Sequential(OrderedDict({**layers, "tanh2": nn.Tanh()}))
+
+
+PLANTED = "The same net made sick: 12 units of relu1 get no input above zero, tanh2 gets far too much, no optimizer has conv3."
+
+
+# 6. All together. The recording is saved before anything is shown.
 
 
 def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed: int = 0, console: Console | None = None) -> bool:
-    """Trains, records, saves, loads, and shows the recording and its findings; returns whether the training was completed.
+    """Trains, records, saves, loads, and shows the recording and its findings; then a sick net and its findings.
 
-    If it is interrupted by Ctrl-C, it continues with what was recorded until then.
+    Returns whether everything was completed. If it is interrupted by Ctrl-C, it continues with what was recorded until then.
 
     Args:
         out: folder for the recording and the figure: new, empty, or of an earlier demo, which is replaced.
@@ -159,13 +177,7 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     size = sum(parameter.numel() for parameter in net.parameters())
     console.print(f"{size:,} parameters, {len(data.labels):,} images, {len(recorder)} subrecorders")
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn()
-    finished = True
-    try:
-        with recorder, Progress(*columns, console=console) as progress:
-            train(net, data, epochs, recorder, progress)
-    except KeyboardInterrupt:
-        finished = False
+    finished = _trained(net, data, epochs, recorder, console)
     if not recorder.samples("loss"):
         console.print("Interrupted before the first step: nothing was recorded, and nothing saved.", style="bold")
         return False
@@ -183,6 +195,16 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     console.print()
     _print_findings(findings(recorder), len(layers), console)
     console.print()
+    if finished:
+        ill = sick()
+        of_ill = watch(ill)
+        console.print(PLANTED)
+        finished = _trained(ill, data, 1, of_ill, console, FORGOTTEN)
+        if finished:
+            _print_findings(findings(of_ill), len(layers), console)
+        else:
+            console.print("Interrupted: the sick net was not trained to the end.", style="bold")
+        console.print()
     accuracy = recording["accuracy"].peek()
     console.print(f"test accuracy: {'not measured yet' if accuracy is None else f'{accuracy[-1].item():.1%}'}")
     console.print(f"loaded back and merged: {recording.samples('loss')} steps twice make {both.samples('loss')}")
@@ -191,6 +213,17 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     for label, value in {"recording": folder, "figure": picture, "load it": code, "look into it": show}.items():
         console.print(Text(f"{label}: {value}"), soft_wrap=True)  # no wrapping, so that paths and code can be copied
     return finished
+
+
+def _trained(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, console: Console, forgotten: str = "") -> bool:
+    """Trains and records the net with a progress bar; returns whether that was completed, which Ctrl-C prevents."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn()
+    try:
+        with recorder, Progress(*columns, console=console) as progress:
+            train(net, data, epochs, recorder, progress, forgotten)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def _draw(layers: list[Layer], recording: Recording, epoch: int, path: Path) -> Path:

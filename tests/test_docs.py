@@ -29,6 +29,17 @@ def test_python_blocks_run_and_print_what_is_shown(
         assert not shown or printed == shown
 
 
+def test_every_picture_is_shown_and_a_command_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import pictures
+
+    others = {"demo.png", "costs.png"}  # by `recorders demo` and `benchmarks/table.py`
+    named = {name for page in PAGES for name in re.findall(r"\]\((?:docs/)?images/([^)]+)\)", page.read_text())}
+    files = {path.name: path.stat().st_size for path in (ROOT / "docs" / "images").iterdir()}
+    assert named == files.keys() == pictures.PICTURES.keys() | others
+    assert max(files.values()) < 300_000
+
+
 def test_every_block_of_output_stands_below_the_code_that_prints_it() -> None:
     found = {page.name: [shown for _, shown in blocks(page) if shown] for page in PAGES}
     assert found["README.md"]

@@ -47,11 +47,11 @@ def test_every_example_is_listed() -> None:
 
 FAULTS = {
     "healthy": {},
-    "dead_relus": {"3": "48 of 64 units are dead"},
+    "dead_relus": {"3": "48 of 64 units are dead|75% of the units are dead"},
     "exploding_gradients": {"1": "gradients explode"},
     "rate_too_small": dict.fromkeys(("0", "2", "4", "6"), "updates are too small"),
-    "nan_in_the_middle": {"2": "for the first time in observation 39"},
-    "saturated": {"1": "64 of 64 units are saturated"},
+    "nan_in_the_middle": {"2": "observation 39|in observation 19 of the tick"},
+    "saturated": {"1": "64 of 64 units are saturated|100% of the units are saturated"},
 }
 
 
@@ -61,8 +61,10 @@ def test_findings_name_the_planted_fault_and_nothing_else(fault: str, monkeypatc
     import find_faults
 
     assert set(find_faults.FAULTS) == set(FAULTS)
-    found = find_faults.examine(fault)
-    assert found.unexamined == ()
-    assert [finding.layer for finding in found] == list(FAULTS[fault])
-    for finding in found:
-        assert FAULTS[fault][finding.layer] in finding.what
+    once, over_time = find_faults.examine(fault)
+    assert once.unexamined == ()
+    for found in (once, over_time):
+        assert [finding.layer for finding in found] == list(FAULTS[fault])
+        for finding, what in zip(found, FAULTS[fault].values(), strict=True):
+            assert any(each in finding.what for each in what.split("|"))
+    assert {finding.since for finding in over_time} <= {1 if fault == "nan_in_the_middle" else 0}

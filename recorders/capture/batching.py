@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ from recorders._torch import inside_transform
 from recorders.capture.buffers import Pending
 from recorders.capture.context import as_monitor
 from recorders.capture.operands import tracing
+from recorders.capture.stacks import Moment, Rows, StackRow, StateStack, kinds
 from reducers import Reducer, State, StateMismatchError
 from reducers.combinators.stacked import int_tensor, lift_stacked
 
-__all__ = ["LOCK", "StateStack", "StepBatch", "common"]
+__all__ = ["LOCK", "StepBatch", "common"]
 
 LOCK = threading.RLock()  # shared by all monitors whose states change together
 MANY = 4  # if the rows of a group are in more stacks than this, they move to one new stack
@@ -42,7 +43,6 @@ class StackedMonitor(Protocol):
         """Reports that an observation was left out."""
 
 
-_Rows = tuple[State, Sequence[int]]
 Found = dict[str, tuple[Any, ...]]
 # The monitor, its module, the path of the leaf, the operands, the buffer of the leaf, and the parameter after an update or None.
 _Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], Pending | None, Tensor | None]
@@ -59,98 +59,6 @@ def common(reducer: Reducer) -> Reducer:
 @lru_cache(maxsize=256)
 def _first(reducer: Reducer) -> Reducer:
     return reducer
-
-
-class Moment:
-    """A moment at which many monitors were notified, such as the end of an optimizer step.
-
-    Attributes:
-        recorded: whether the observations of this moment count. Stacks read it, so setting it makes the new rows of all stacks
-            valid at once.
-    """
-
-    __slots__ = ("recorded",)
-
-    def __init__(self) -> None:
-        self.recorded = False
-
-
-class StateStack:
-    """Rows of states that are joined together, with the number of observations in each row.
-
-    Attributes:
-        left: how often monitors have left any stack. If it changes, rows that were looked up before may be out of use.
-    """
-
-    left: ClassVar[int] = 0
-
-    def __init__(self) -> None:
-        self._before: _Rows = {}, ()
-        self._after: tuple[Moment, _Rows] = Moment(), ({}, ())
-
-    @property
-    def now(self) -> _Rows:
-        """The rows after the last recorded moment."""
-        moment, rows = self._after
-        return rows if moment.recorded else self._before
-
-    def rows(self, moment: Moment) -> _Rows:
-        """Returns the rows prepared for `moment`, if there are any, otherwise the rows now."""
-        prepared, rows = self._after
-        return rows if prepared is moment else self.now
-
-    def prepare(self, moment: Moment, rows: _Rows) -> None:
-        """Sets the rows that are valid once `moment` is recorded. If it never is, the rows before stay valid."""
-        self._before = self.now
-        self._after = moment, rows
-
-    def forget(self) -> None:
-        """Frees the rows from before the last recorded moment."""
-        self._before = self.now
-
-
-class StackRow:
-    """A `Pending` whose observations are merged in a row of a stack already.
-
-    Attributes:
-        stack: the stack.
-        index: the row of the leaf in it.
-        base: the state of the leaf from before the stack.
-    """
-
-    __slots__ = ("base", "index", "key", "paths", "stack")
-    capacity = 2  # more than 1, so that it stays when it is flushed
-
-    def __init__(self, path: str, stack: StateStack, index: int, base: State) -> None:
-        self.key = self.paths = (path,)
-        self.stack, self.index, self.base = stack, index, base
-
-    @property
-    def count(self) -> int:
-        """The number of observations in the row."""
-        counts = self.stack.now[1]
-        return counts[self.index] if counts else 0
-
-    def add(self, x: Tensor) -> bool | None:
-        """Returns None: only the stack takes observations."""
-        return None
-
-    def add_all(self, tensors: Sequence[Tensor]) -> bool | None:
-        """Returns None: only the stack takes observations."""
-        return None
-
-    def next_buffer(self) -> StackRow:
-        """Returns itself: it is never full."""
-        return self
-
-    def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        """Returns the state of the leaf: that from before the stack, merged with the row."""
-        row = {key: value[self.index].clone() for key, value in self.stack.now[0].items()}
-        return {self.paths[0]: reducer.merge(self.base, row)}
-
-    def observation(self, position: int) -> Any:
-        """Returns the stack, because a row does not keep single observations."""
-        return self.stack.now[0]
 
 
 class StepBatch:
@@ -257,10 +165,10 @@ def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] 
                 targets.setdefault(row.stack, {})[position] = row.index
             else:
                 unplaced.append(position)
-        prepared: list[tuple[StateStack, _Rows]] = []
+        prepared: list[tuple[StateStack, Rows]] = []
         for stack, indices in targets.items():
             rows = stack.rows(moment)
-            if len(targets) > MANY or _kinds(rows[0]) != _kinds(lifted):  # they also differ if the rows were never recorded
+            if len(targets) > MANY or kinds(rows[0]) != kinds(lifted):  # they also differ if the rows were never recorded
                 unplaced += indices
             else:
                 prepared.append((stack, _merge_rows(reducer, rows, lifted, indices)))
@@ -273,7 +181,7 @@ def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] 
     return [stack for stack, _ in prepared]
 
 
-def _merge_rows(reducer: Reducer, rows: _Rows, lifted: State, indices: Mapping[int, int]) -> _Rows:
+def _merge_rows(reducer: Reducer, rows: Rows, lifted: State, indices: Mapping[int, int]) -> Rows:
     """Returns the rows merged with the lifts; `indices` maps the position of a lift to its row."""
     stacked, counts = rows
     if len(next(iter(lifted.values()))) == len(counts) and [*indices] == [*indices.values()] == [*range(len(counts))]:
@@ -289,7 +197,7 @@ def _merge_rows(reducer: Reducer, rows: _Rows, lifted: State, indices: Mapping[i
     return {key: value.index_copy(0, targets, merged[key]) for key, value in stacked.items()}, new_counts
 
 
-def _new_stack(group: list[_Seen], positions: list[int], lifted: State) -> tuple[StateStack, _Rows]:
+def _new_stack(group: list[_Seen], positions: list[int], lifted: State) -> tuple[StateStack, Rows]:
     """Returns a new stack for the leaves at these positions, and its first rows. The stack is empty until these are recorded."""
     stack, device = StateStack(), next(iter(lifted.values())).device
     first, _, _, operands, *_ = group[positions[0]]
@@ -306,8 +214,3 @@ def _new_stack(group: list[_Seen], positions: list[int], lifted: State) -> tuple
         sources = int_tensor(positions, device)
         lifted = {key: value[sources] for key, value in lifted.items()}
     return stack, (lifted, [1] * len(positions))
-
-
-def _kinds(stacked: State) -> dict[str, Any]:
-    """Returns the shape of a row, the dtype and the device of each tensor."""
-    return {key: (value.shape[1:], value.dtype, value.device) for key, value in stacked.items()}

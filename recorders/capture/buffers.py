@@ -158,6 +158,26 @@ class PendingBuffer:
     def observation(self, position: int) -> Any:
         return [buffer[position] for buffer in self._buffers]
 
+    @property
+    def layout(self) -> str | None:
+        """How a compiled graph packed the lifts; None if these are observations."""
+        return None
+
+    def rows(self, start: int) -> tuple[Tensor, ...]:
+        """Copies of the observations from `start` on, one tensor for each leaf or pack."""
+        kinds = [(self._shape, self._dtype, self._device), *self._rest]
+        if not self._buffers:
+            return tuple(torch.empty((0, *shape), dtype=dtype, device=device) for shape, dtype, device in kinds)
+        return tuple(buffer[start : self.count].clone() for buffer in self._buffers)
+
+    def fill(self, rows: Sequence[Tensor], start: int, capacity: int) -> None:
+        """Takes in what `rows` of another buffer returned, which had this start and capacity."""
+        self.capacity, self.count = capacity, start + len(rows[0])
+        if self.count:
+            self._allocate()
+            for buffer, some in zip(self._buffers, rows, strict=True):
+                buffer[start : self.count] = some
+
 
 class PendingLifts(PendingBuffer):
     """Lifts of observations that a compiled graph made, packed as the graph hands them over."""
@@ -167,6 +187,10 @@ class PendingLifts(PendingBuffer):
     def __init__(self, layout: str, packs: Sequence[Tensor], paths: tuple[str, ...]) -> None:
         super().__init__(paths, packs, sum(pack.numel() * pack.itemsize for pack in packs))
         self._layout = layout
+
+    @property
+    def layout(self) -> str | None:
+        return self._layout
 
     @property
     def key(self) -> tuple[str, ...]:

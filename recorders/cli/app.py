@@ -16,6 +16,7 @@ from recorders.cli.diff import diff
 from recorders.cli.export import export
 from recorders.cli.merge import merge
 from recorders.cli.plot import plot
+from recorders.cli.replay import replay
 from recorders.cli.report import report
 from recorders.cli.show import show
 from recorders.cli.verify import verify
@@ -25,7 +26,7 @@ from reducers import ReducerError
 
 __all__ = ["COMMANDS", "run"]
 
-COMMANDS: tuple[Callable[..., None], ...] = (demo, show, watch, diff, report, plot, export, merge, verify)
+COMMANDS: tuple[Callable[..., None], ...] = (demo, show, watch, diff, report, plot, replay, export, merge, verify)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 

@@ -20,7 +20,7 @@ def demo(
     out: Annotated[str, typer.Option(help="The folder for recording and figure.")] = "recorders-demo",
     seed: Annotated[int, typer.Option(min=0, max=MOST, help="The seed of all random numbers.")] = 0,
 ) -> None:
-    """Train a small network on handwritten digits, record it, and show what was recorded."""
+    """Train a small network on handwritten digits, record it, show what was recorded, and find what is wrong with a sick one."""
     # If matplotlib cannot write its configuration it logs a warning, which does not matter here.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     for library in ("rich", "matplotlib", "sklearn"):

@@ -10,8 +10,9 @@ from rich.progress import track
 
 from recorders.cli.sources import console
 from recorders.errors import StorageError
+from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage import load, save
+from recorders.recordings.storage import save
 
 __all__ = ["merge"]
 

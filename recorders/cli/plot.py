@@ -9,8 +9,8 @@ import typer
 
 from recorders.cli.sources import open_source, working
 from recorders.errors import NotARecordingError
+from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
-from recorders.watch.visualizers.choice import play
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 
 __all__ = ["plot"]
@@ -27,7 +27,7 @@ def plot(
         raise NotARecordingError(f"{path} is a recording, which has no charts: recorders show {path}, or export it")
     visualizer = MatplotlibVisualizer()
     with working("drawing"):
-        play(timeline, visualizer)
+        replay(timeline, visualizer)
         paths = visualizer.save(out, dpi)
     for each in paths:
         print(each)

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from recorders.errors import RecordingNotFoundError, SelectionError
+from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage import load
 from recorders.watch.timeline import Timeline
 
 __all__ = ["AsJson", "Names", "Source", "console", "cut", "open_source", "print_json", "selected", "table", "working"]

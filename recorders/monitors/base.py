@@ -20,6 +20,7 @@ from recorders.monitors.gate import Gate
 from recorders.monitors.graphs import GraphReceiver, is_due_in_graph
 from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import is_due, reduce, reducer_inputs, report_failures, work
+from recorders.monitors.snapshots import snapshot
 from recorders.monitors.twins import find_twin, renew_twins
 from recorders.recordings.past import Past
 from recorders.recordings.recording import Subrecording
@@ -263,15 +264,11 @@ class Monitor(Past, ABC):
 
     def peek(self) -> Any:  # a function given to `apply` may return anything
         """The result so far, by leaf path if operands were nested; None if nothing was recorded."""
-        return self.snapshot().peek()
+        return snapshot(self, self._functions, progress=False).peek()
 
     def snapshot(self) -> Subrecording:
         """What was recorded so far, without hooks."""
-        with self.buffer.lock:
-            states, samples = self.states, self.samples
-        attr = self.attr if self.attr is None or isinstance(self.attr, str) else ", ".join(self.attr)
-        kind, module = type(self).__name__, self.hooks.module_class
-        return Subrecording(self.reducer, states, samples, None, kind, attr, module, self._functions)
+        return snapshot(self, self._functions, progress=True)
 
     def reset(self, keepshape: bool = False) -> None:
         """Deletes what was recorded, not hooks nor functions of `apply`; with `keepshape` states keep the shapes that they had."""

@@ -107,6 +107,20 @@ class Buffer:
                 self.flush_seconds += exclude(started)
         return self.stored
 
+    def read(self) -> MonitorState:
+        """What is stored, with pending observations reduced, but aside: they stay pending, so reading changes no later result."""
+        with self.lock:
+            if not self.stored.has_pending:
+                return self.stored
+            started = now()
+            state: MonitorState
+            state, failed = as_monitor(flush, self.stored, self.engine)
+            if failed:
+                self.stored = state
+                self.failed += failed
+            self.flush_seconds += exclude(started)
+            return state
+
     def next_failure(self) -> tuple[Exception, Any] | None:
         """Removes the first of `failed` and returns it; None if there is none. Several threads may do so at once."""
         with self.lock:

@@ -30,6 +30,7 @@ class Gate:
         on: whether the hooks of the monitor are on.
         active: whether the present step is one of those that the monitor chooses; the clock sets it.
         chooses_steps: whether the clock switches the monitor on and off.
+        eligible: how many calls passed all gates but `every`, less one, by stream.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -42,7 +43,7 @@ class Gate:
         self.every: int = options["every"]
         self.on = self.active = True
         self.chooses_steps = self.steps is not None or self.every_step != 1
-        self._eligible: dict[object, int] = {}  # calls that passed all gates but `every`, by stream
+        self.eligible: dict[object, int] = {}
 
     @property
     def only_steps(self) -> bool:
@@ -78,9 +79,9 @@ class Gate:
             return "condition was false"
         if self.every == 1:
             return ""
-        eligible = self._eligible[stream] = self._eligible.get(stream, -1) + 1
+        eligible = self.eligible[stream] = self.eligible.get(stream, -1) + 1
         return "not due (every)" if eligible % self.every else ""
 
     def clear(self) -> None:
         """Counts anew for `every`."""
-        self._eligible = {}
+        self.eligible = {}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.capture.batching import LOCK, StateStack, StepBatch, common
+from recorders.capture.batching import LOCK, StepBatch, common
+from recorders.capture.stacks import StateStack
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,22 +14,18 @@ from recorders.recorder.overhead import Overhead, check_budget, shown_cadence
 from recorders.recorder.plan import Plan, plan
 from recorders.recorder.prototypes import Prototype
 from recorders.recorder.report import Report, report
+from recorders.recorder.results import Results
 from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters, unwrapped
 from recorders.recorder.subrecorders import Subrecorders
-from recorders.recordings.recording import Missing, Recording, Subrecording
-from recorders.recordings.storage import save
-from recorders.recordings.sync import sync
 from recorders.schedule.clock import Clock
-from reducers import Result
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
 __all__ = ["Recorder"]
 
 
-class Recorder(Mapping[str, Monitor]):
+class Recorder(Results):
     """Monitors (its subrecorders) by name, in the order in which they were selected.
 
     The monitors given are prototypes: each selected module gets a copy with a state of its own. Hooks are on as soon as modules are
@@ -201,7 +196,7 @@ class Recorder(Mapping[str, Monitor]):
 
     @property
     def clock(self) -> Clock:
-        """Step, micro-batch and phase: the clock of the monitors' `steps` and `every_step`. To resume, set `clock.step`."""
+        """Step, micro-batch and phase: the clock of the monitors' `steps` and `every_step`. `resume` sets its step."""
         return self._clock
 
     def attach(self, optimizer: Optimizer) -> Self:
@@ -256,56 +251,6 @@ class Recorder(Mapping[str, Monitor]):
         """Records what every `ParameterMonitor(when="tick")` and `ModuleMonitor` sees now; returns the recorder."""
         self._subrecorders.tick()
         return self
-
-    def samples(self, name: str | int) -> int:
-        """The number of observations that one subrecorder recorded."""
-        return self[name].samples
-
-    def iter_samples(self) -> Iterator[int]:
-        """The number of observations that each subrecorder recorded, in order."""
-        return (monitor.samples for monitor in self.values())
-
-    def apply(self, function: Callable[[Any], Any]) -> Self:
-        """From now on shows and saves every result as `function(result)`; states stay mergeable. Returns the recorder."""
-        return self.apply_sample(lambda result, samples: function(result))
-
-    def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:
-        """Like `apply`, with the number of observations as the second argument of `function`."""
-        for monitor in self.values():
-            monitor.apply(function)
-        return self
-
-    def compute(self) -> dict[str, Result]:
-        """Results by name; subrecorders that recorded nothing are left out (`report()` says why)."""
-        return self.snapshot().compute()
-
-    def reset(self) -> Self:
-        """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
-        self._subrecorders.reset()
-        return self
-
-    clear = reset
-
-    def snapshot(self) -> Recording:
-        """A copy of what was recorded so far, without hooks."""
-        return Recording({name: monitor.snapshot() for name, monitor in self.items()}, self.aliases)
-
-    def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> Self:
-        """Adds what another recorder or a recording holds; returns the recorder. A new recorder resumes a saved one this way.
-
-        Raises:
-            MergeError: the names differ (both sides are listed), or two states do not fit together. Nothing is changed then.
-        """
-        self._subrecorders.merge(other)
-        return self
-
-    def sync(self, group: ProcessGroup | None = None, *, missing: Missing = "error") -> Recording:
-        """The recordings of all ranks merged in rank order; this recorder is not changed. See `recorders.recordings.sync.sync`."""
-        return sync(self.snapshot(), group, missing=missing)
-
-    def save(self, path: str | Path) -> Path:
-        """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
-        return save(self.snapshot(), path)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """What will be recorded and how big the states get, from a dry run of the net on example inputs, on the meta device."""

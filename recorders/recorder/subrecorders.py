@@ -16,6 +16,7 @@ from recorders.monitors.forward import CallMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
+from recorders.monitors.snapshots import resume
 from recorders.recorder.meter import Meter
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join
 from recorders.recorder.selection import Place, unwrapped
@@ -228,6 +229,13 @@ class Subrecorders(Mapping[str, Monitor]):
             monitor.check_merge(theirs[name])
         for name, monitor in self.items():
             monitor.merge(theirs[name])
+
+    def resume(self, other: Mapping[str, Subrecording]) -> None:
+        """Goes on where subrecordings of the same names stopped; if one does not fit, raises and changes none."""
+        check_same_names(self, other, "this recorder", "the recording")
+        for name, monitor in self.items():
+            monitor.check_merge(other[name])
+        resume((monitor, other[name]) for name, monitor in self.items())
 
     def reset(self) -> None:
         """Deletes what was recorded."""

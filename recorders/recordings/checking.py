@@ -1,16 +1,12 @@
-"""Checks of what was loaded: the axes of every tensor, and whether states can come from their reducers."""
+"""Checks of states that were loaded: whether they can come from their reducers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from recorders.errors import CorruptRecordingError
 from recorders.recordings.recording import Subrecording
 from reducers import Reducer, ReducerError
-from reducers.core.checks import MAX_RANK
 
 __all__ = ["Checked"]
 
@@ -22,24 +18,17 @@ class Checked:
         self._sound: set[tuple[int, tuple[tuple[str, torch.Size, torch.dtype], ...]]] = set()
         self._reducers: list[Reducer] = []  # keeps them alive, and so their ids unique
 
-    def require(self, where: str, part: Subrecording, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Raises `CorruptRecordingError` if a tensor has more than 64 axes, or a state cannot be one of the reducer.
-
-        Args:
-            where: file and subrecorder, for errors.
-            tensors: all tensors of the file, by name.
-        """
-        for name, tensor in (tensors or {}).items():
-            if tensor.ndim > MAX_RANK:
-                raise CorruptRecordingError(f"{where} is malformed: {name!r:.100} has {tensor.ndim} axes, more than {MAX_RANK}")
+    def require(self, where: str, part: Subrecording) -> None:
+        """Raises `CorruptRecordingError` if a state cannot be one of the reducer; `where` says what was loaded."""
         if part.reducer is None:
             return
-        for leaf, state in part.states.items():
-            layout = id(part.reducer), tuple((key, tensor.shape, tensor.dtype) for key, tensor in state.items())
-            if layout not in self._sound:
-                try:
-                    part.reducer.check(state)
-                except ReducerError as error:
-                    raise CorruptRecordingError(f"{where} is malformed: the state of leaf {leaf!r:.100}: {error}") from error
-                self._sound.add(layout)
-                self._reducers.append(part.reducer)
+        for leaves in (part.states, part.progress.before if part.progress else {}):
+            for leaf, state in leaves.items():
+                layout = id(part.reducer), tuple((key, tensor.shape, tensor.dtype) for key, tensor in state.items())
+                if layout not in self._sound:
+                    try:
+                        part.reducer.check(state)
+                    except ReducerError as error:
+                        raise CorruptRecordingError(f"{where} is malformed: the state of leaf {leaf!r:.100}: {error}") from error
+                    self._sound.add(layout)
+                    self._reducers.append(part.reducer)

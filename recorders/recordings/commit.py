@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
 import sys
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from recorders.errors import NotARecordingError, StorageError
-from recorders.recordings.manifest import MANIFEST, is_manifest, read_manifest
+from recorders.errors import NotARecordingError, SchemaError, StorageError
+from recorders.recordings.manifest import MANIFEST, MAX_BYTES, SCHEMA, is_manifest, schema_of
+from recorders.recordings.whole import open_regular, read_regular
 
 if sys.platform != "win32":
     import fcntl
@@ -27,6 +30,10 @@ if sys.platform != "win32":
 __all__ = ["Commit"]
 
 LOCK = ".lock"
+MAX_START = 4096
+"""In how many bytes of a manifest the name of its generation is looked for first."""
+LOCK_SECONDS = 300.0
+"""How long a save waits for another one, before it says so in an error."""
 THREADS = 8
 """How many files are flushed at once: file systems commit the journal once for all that wait."""
 
@@ -39,6 +46,10 @@ class Commit:
 
     If the block ends without `publish`, what was written is removed.
 
+    Attributes:
+        generation: the folder of the new files.
+        live: the folder of the files that the present manifest names; "" if there is none that can be read.
+
     Raises:
         NotARecordingError: `root` is a file, or a folder that contains something else than a recording.
     """
@@ -47,6 +58,7 @@ class Commit:
         self.root = root
         unique = uuid.uuid4().hex
         self.generation = f"generation-{unique}"
+        self.live = ""
         self._folder = root / self.generation
         self._draft = root / f"manifest-{unique}.tmp"
         self._files: list[str] = []
@@ -57,23 +69,34 @@ class Commit:
         _prepare(self.root)
         with self._stack:
             self._has_lock = self._stack.enter_context(_lock(self.root))
-            self._previous = self._recover()
+            self.live = self._recover()
             self._folder.mkdir()
             self._stack = self._stack.pop_all()
         return self
 
-    def write(self, file: str, data: bytes | bytearray) -> None:
-        """Writes one new file into the generation; it is flushed to the disk by `publish`."""
+    def write(self, file: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+        """Writes one new file into the generation, which `publish` flushes to the disk; returns its length and its SHA-256."""
         path = os.path.join(self._folder, file)
-        _write(path, data)
+        written = _write(path, chunks)
         self._files.append(path)
+        return written
+
+    def link(self, generation: str, old: str, file: str) -> bool:
+        """Takes a file over from an older generation, if the file system has hard links; returns whether it did."""
+        try:
+            os.link(os.path.join(self.root, generation, old), os.path.join(self._folder, file), follow_symlinks=False)
+        except (OSError, NotImplementedError):
+            return False
+        return True
 
     def publish(self, manifest: bytes) -> None:
         """Flushes everything to the disk, then renames the manifest, which is the commit."""
         _flush(self._files)
         _flush_folder(self._folder)
-        _write(os.fspath(self._draft), manifest)
+        _write(os.fspath(self._draft), [manifest])
         _flush([os.fspath(self._draft)])
+        # The name of the generation must be on the disk before the manifest that names it.
+        _flush_folder(self.root)
         self._renaming = True
         os.replace(self._draft, self.root / MANIFEST)
         _flush_folder(self.root)
@@ -87,24 +110,29 @@ class Commit:
                 _remove(self._folder)
                 _remove(self._draft)
 
-    def _recover(self) -> str | None:
-        """Removes what killed saves left; returns the current generation if it had to be looked up."""
+    def _recover(self) -> str:
+        """Removes what killed saves left; returns the present generation.
+
+        Of a damaged manifest, the generation stays that it names: its files may be whole. If it cannot be read, all stay.
+        """
         ours = _own_names(self.root)
-        if self._has_lock and len(ours) < 2:
-            return None
+        where = os.fspath(self.root / MANIFEST)
         try:
-            live = read_manifest(os.fspath(self.root)).generation
+            named = _named_in(_start(where, MAX_START), ours) or _named_in(read_regular(where, MAX_BYTES), ours)
+        except FileNotFoundError:
+            named = set()
         except (StorageError, OSError):
-            # The generation of a damaged manifest is unknown, so all stay until this save is done.
-            return None
-        if self._has_lock:
-            for name in ours - {live}:
-                _remove(self.root / name)
-        return live
+            return ""
+        self._remove_but(ours, named)
+        return next(iter(named)) if len(named) == 1 else ""
+
+    def _remove_but(self, names: set[str], named: set[str]) -> None:
+        for name in names - named if self._has_lock else ():
+            _remove(self.root / name)
 
     def _sweep(self) -> None:
         """Removes older generations and all leftovers; without a lock, only the generation that this save replaced."""
-        replaced = {self._previous} if self._previous else set()
+        replaced = {self.live} if self.live else set()
         for name in _own_names(self.root) - {self.generation} if self._has_lock else replaced:
             _remove(self.root / name)
 
@@ -123,10 +151,17 @@ def _prepare(root: Path) -> None:
     ours = {name for name in listed if _OURS.fullmatch(name)}
     others = listed - ours - {LOCK}
     if MANIFEST in others:
+        try:
+            start = _start(os.fspath(root / MANIFEST), 200)
+        except (StorageError, OSError):
+            start = b""
+        schema = schema_of(start)
+        if schema is not None and schema > SCHEMA:
+            newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
+            raise SchemaError(f"{root} holds a recording of {newer}: upgrade torch-recorders, or save into another folder")
         # If there is a generation too, an unreadable manifest is a damaged manifest.
-        with open(root / MANIFEST, "rb") as file:
-            if ours or is_manifest(file.read(100)):
-                return
+        if ours or is_manifest(start):
+            return
     if others:
         raise NotARecordingError(f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or over a recording")
 
@@ -136,42 +171,65 @@ def _own_names(root: Path) -> set[str]:
     return {name for name in os.listdir(root) if _OURS.fullmatch(name)}
 
 
+def _start(path: str, count: int) -> bytes:
+    """The first bytes of a regular file."""
+    with open_regular(path, sys.maxsize) as (file, _):
+        return file.read(count)
+
+
+def _named_in(raw: bytes, names: set[str]) -> set[str]:
+    return {name for name in names if name.encode() in raw}
+
+
 @contextlib.contextmanager
 def _lock(root: Path) -> Iterator[bool]:
     """Waits until no other process or thread saves here; yields False if the system has no such locks."""
-    handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    locked = False
-    try:
-        locked = _exclusive(handle)
-        yield locked
-    finally:
-        # Closing is not enough: a process forked meanwhile, such as a data loader's worker, would keep the lock.
-        if sys.platform != "win32" and locked:
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+    # A file object closes itself if an interrupt comes before the block, or in it at its end.
+    with os.fdopen(os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "r+b", buffering=0) as file:
+        try:
+            yield _exclusive(file.fileno(), root)
+        finally:
+            # Closing is not enough: a process forked meanwhile, such as a data loader's worker, would keep the lock.
+            if sys.platform != "win32":
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
-def _exclusive(handle: int) -> bool:
+def _exclusive(handle: int, root: Path) -> bool:
     if sys.platform == "win32":
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError as error:
-        # Some network file systems are mounted without locks.
-        if error.errno not in _NOT_SUPPORTED:
-            raise
-        return False
-    return True
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"cannot save to {root}: another process has been saving there for {LOCK_SECONDS:.0f} s, and may be stopped; "
+                    f"end it (it holds {root / LOCK}), or save into another folder"
+                ) from None
+            time.sleep(0.01)
+        except OSError as error:
+            # Some network file systems are mounted without locks.
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            return False
 
 
-def _write(path: str, data: bytes | bytearray) -> None:
+def _write(path: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    digest, length = hashlib.sha256(), 0
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
+        for chunk in chunks:
+            digest.update(chunk)
+            length += len(chunk)
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
     finally:
         os.close(handle)
+    return length, digest.hexdigest()
 
 
 def _flush(paths: Sequence[str]) -> None:

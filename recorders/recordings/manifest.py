@@ -1,7 +1,8 @@
 """The manifest of a recording: the content of `manifest.json`, and safe reading of it from untrusted bytes.
 
-The first line identifies the format, each further line is one subrecorder. Names of tensors are never parsed: `states` and `values`
-say what each tensor is.
+It is JSON. The first line identifies the format, each further line is one subrecorder, with a checksum of its own. So a manifest is
+read line by line, and a damaged line does not take the others with it. Names of tensors are never parsed: `states` and `values` say
+what each tensor is. `docs/format.md` describes the format byte by byte.
 """
 
 from __future__ import annotations
@@ -10,82 +11,109 @@ import hashlib
 import json
 import os
 import re
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias, Union
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, StorageError
+from recorders.recordings.entry import Entry, check_entry, is_count, is_text, is_text_or_none, mapping, matches
+from recorders.recordings.whole import read_regular
 
-__all__ = ["MANIFEST", "Entry", "Manifest", "Tree", "decode", "encode", "is_manifest", "read_manifest", "read_regular"]
+__all__ = ["MANIFEST", "Head", "Manifest", "decode", "encode", "is_manifest", "read_manifest", "schema_of"]
 
 MANIFEST = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 128 * 2**20
 """Limits the memory that an untrusted manifest may take; enough for about 100,000 subrecorders."""
-MAX_DEPTH = 32
-"""How deep results may be nested."""
+MAX_LINE = 16 * 2**20
+"""The longest line that is parsed: Python's objects take up to 30 times the bytes of their JSON."""
 
 _PREFIX = '{"format": "torch-recorders", "schema": '
 _CHECKSUM = '"checksum": "%s"'
+_HEAD = re.compile(rb'\{"format": "torch-recorders", "schema": (-?[0-9]{1,18}), "checksum": "([0-9a-f]{64})"')
+_CRC = re.compile(rb'\{"crc32": "([0-9a-f]{8})", ')
+_NAME_AT = {1: len('{"name": '), 2: len('{"crc32": "01234567", "name": ')}
+"""Where the name of a subrecorder begins in its line, by schema."""
+_LONGEST_NAME = 2**20
+_scan_text = json.JSONDecoder().raw_decode
 _GENERATION = re.compile(r"generation-[0-9a-f]{32}")
-_FILE = re.compile(r"[0-9]{1,20}(-[0-9a-z-]{1,60})?\.safetensors")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-Tree: TypeAlias = Union[str, Mapping[str, "Tree"]]
-"""The name of a tensor, or trees by key."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One subrecorder.
+class Head:
+    """What a manifest says of all subrecorders.
 
     Attributes:
-        name: any string.
-        file: its file in the generation folder, `bytes` long, with checksum `sha256`.
-        reducer: the recipe; the repr if the reducer holds a function; None if unknown.
-        states: names of tensors by leaf and key.
-        values: trees of names of tensors by leaf.
-        dtypes: the true dtypes of tensors that are stored as another dtype, by name.
+        generation: the folder of the files.
+        aliases: further names of subrecorders.
+        versions: those of the libraries that wrote it.
+        step: the step of the clock; None if there was no clock.
+        packed: the file that all subrecorders share, with its `bytes` and `sha256`; None if every one has its own.
     """
 
-    name: str
-    monitor: str
-    attr: str | None
-    module: str
-    samples: int
-    reducer: Mapping[str, Any] | str | None
-    file: str
-    bytes: int
-    sha256: str
-    states: Mapping[str, Mapping[str, str]]
-    values: Mapping[str, Tree]
-    dtypes: Mapping[str, str]
-
-    def tensors(self) -> list[str]:
-        """The names of all tensors in the file."""
-        return [name for state in self.states.values() for name in state.values()] + list(_leaves(self.values))
+    generation: str
+    aliases: Mapping[str, str]
+    versions: Mapping[str, str | None]
+    step: int | None = None
+    packed: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """One generation: its folder, its subrecorders in order, their aliases, and the versions of the libraries that wrote it."""
+class Manifest(Head):
+    """A manifest that was read; what it says of a subrecorder is parsed and checked when it is asked for.
 
-    generation: str
-    entries: tuple[Entry, ...]
-    aliases: Mapping[str, str]
-    versions: Mapping[str, str | None]
+    Attributes:
+        where: the name of the file, for errors.
+        schema: the schema that it was written in.
+        reducers: the recipes that subrecorders name by number.
+        lines: the line of each subrecorder, by its name, in order.
+        damaged: why a line cannot be believed, by its number, if such lines were to be left out.
+    """
+
+    where: str = ""
+    schema: int = SCHEMA
+    reducers: Sequence[Any] = ()
+    lines: Mapping[str, bytes] = field(default_factory=dict)
+    damaged: Mapping[int, str] = field(default_factory=dict)
+
+    def entry(self, name: str) -> Entry:
+        """What it says of one subrecorder; raises `CorruptRecordingError` if that is malformed."""
+        try:
+            facts = {**_facts(self.lines[name], self.schema), **(self.packed or {})}
+            if self.schema > 1:
+                facts["reducer"] = self.reducers[_index(facts["reducer"], len(self.reducers))]
+            entry = Entry(**facts)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            what = f"subrecorder {name!r:.200}: {type(error).__name__}: {error}"
+            raise CorruptRecordingError(f"{self.where} is malformed: {what}") from error
+        check_entry(entry, CorruptRecordingError, self.where)
+        return entry
 
 
-def encode(manifest: Manifest) -> bytes:
-    """The bytes of the manifest; raises `StorageError` if a part has the wrong type, or is too deep or too long to be read."""
-    _check(manifest, StorageError, "this recording")
+def encode(head: Head, entries: Iterable[Entry]) -> bytes:
+    """The bytes of a manifest; raises `StorageError` if a part has the wrong type, or is too deep or too long to be read."""
+    table: dict[str, int] = {}
+    lines: dict[str, str] = {}
     try:
-        head = ", ".join(f'"{key}": {_dump(getattr(manifest, key))}' for key in ("generation", "versions", "aliases"))
-        lines = ",\n".join(_dump(vars(entry)) for entry in manifest.entries)
+        _check_head(head, StorageError, "this recording")
+        for entry in entries:
+            check_entry(entry, StorageError, "this recording")
+            reducer = table.setdefault(_dump(entry.reducer), len(table))
+            facts = {key: value for key, value in vars(entry).items() if value or key not in ("versions", "progress")}
+            facts = {key: value for key, value in facts.items() if head.packed is None or key not in head.packed}
+            line = _dump({**facts, "reducer": reducer})[1:]
+            if len(line) > MAX_LINE - 30:
+                raise StorageError(f"subrecorder {entry.name!r:.200} has too many tensors: they take {len(line)} bytes to name")
+            if entry.name in lines:
+                raise StorageError(f"this recording names {entry.name!r:.200} twice")
+            lines[entry.name] = f'{{"crc32": "{zlib.crc32(line.encode()):08x}", {line}'
+        _check_aliases(head, lines, StorageError, "this recording")
+        described = {key: getattr(head, key) for key in ("generation", "packed", "step", "versions", "aliases")}
+        about = ", ".join([*(f'"{key}": {_dump(value)}' for key, value in described.items()), f'"reducers": [{", ".join(table)}]'])
     except (TypeError, ValueError, RecursionError) as error:
         raise StorageError(f"this recording cannot be described as data: {error}") from error
-    rest = f', {head}, "subrecorders": [\n{lines}\n]}}\n'
+    rest = f', {about}, "subrecorders": [\n' + ",\n".join(lines.values()) + "\n]}\n"
     checksum = hashlib.sha256(f"{_PREFIX}{SCHEMA}, {_CHECKSUM % ''}{rest}".encode()).hexdigest()
     raw = f"{_PREFIX}{SCHEMA}, {_CHECKSUM % checksum}{rest}".encode()
     if len(raw) > MAX_BYTES:
@@ -102,11 +130,18 @@ def is_manifest(raw: bytes) -> bool:
     return raw.startswith(_PREFIX.encode())
 
 
-def decode(raw: bytes, where: str) -> Manifest:
+def schema_of(raw: bytes) -> int | None:
+    """The schema that the first bytes of a manifest name; None if they name none."""
+    found = _HEAD.match(raw)
+    return None if found is None else int(found[1])
+
+
+def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
     """The manifest in these untrusted bytes.
 
     Args:
         where: the name of the file, for errors.
+        skip: if the bytes are damaged, leave out the lines that are, and name them in `damaged`. The first line must be sound.
 
     Raises:
         NotARecordingError: the bytes are something else.
@@ -115,56 +150,88 @@ def decode(raw: bytes, where: str) -> Manifest:
     """
     if not is_manifest(raw):
         raise NotARecordingError(f"{where} is not a manifest of torch-recorders")
-    try:
-        data = json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_constant)
-        schema, checksum = data.get("schema"), data.get("checksum")
-    except (ValueError, RecursionError) as error:
-        raise CorruptRecordingError(f"{where} is damaged: {type(error).__name__}: {error}") from error
-    if type(schema) is int and schema > SCHEMA:
+    found = _HEAD.match(raw)
+    if found is None:
+        raise CorruptRecordingError(f"{where} is damaged: it names no schema and no checksum")
+    schema = int(found[1])
+    if schema > SCHEMA:
         raise SchemaError(
             f"{where} was written by a newer version, in schema {schema}; this one reads schema {SCHEMA}: upgrade torch-recorders"
         )
-    if schema != SCHEMA or type(schema) is not int:
-        raise CorruptRecordingError(f"{where} is damaged: there is no schema {schema!r:.100}")
-    if not _matches(_SHA256)(checksum):
-        raise CorruptRecordingError(f"{where} is damaged: no checksum")
-    blank = raw.replace((_CHECKSUM % checksum).encode(), (_CHECKSUM % "").encode(), 1)
-    if hashlib.sha256(blank).hexdigest() != checksum:
+    if schema < 1:
+        raise CorruptRecordingError(f"{where} is damaged: there is no schema {schema}")
+    # The checksum comes first: nothing is parsed of a file that was damaged by chance.
+    start, stop = found.span(2)
+    digest = hashlib.sha256(raw[:start])
+    digest.update(memoryview(raw)[stop:])
+    sound = digest.hexdigest().encode() == found[2]
+    if not sound and not (skip and schema > 1):
         raise CorruptRecordingError(f"{where} is damaged: its checksum does not fit its content")
     try:
-        entries = tuple(Entry(**entry) for entry in data["subrecorders"])
-        manifest = Manifest(data["generation"], entries, data["aliases"], data["versions"])
-        _check(manifest, CorruptRecordingError, where)
-    except (KeyError, TypeError, RecursionError) as error:
+        first, *lines = raw.split(b"\n")
+        if lines[-2:] != [b"]}", b""]:
+            raise ValueError("it has no end")
+        about = _parse(first + b"]}")
+        named, damaged = _named(lines[:-2], schema, skip=not sound)
+        step, packed = (about["step"], about["packed"]) if schema > 1 else (None, None)
+        head = (about["generation"], about["aliases"], about["versions"], step, packed)
+        manifest = Manifest(*head, where, schema, about.get("reducers", ()), named, damaged)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptRecordingError(f"{where} is malformed: {type(error).__name__}: {error}") from error
+    _check_head(manifest, CorruptRecordingError, where)
+    if not damaged:
+        _check_aliases(manifest, named, CorruptRecordingError, where)
     return manifest
 
 
-def read_manifest(root: str) -> Manifest:
+def _parse(line: bytes) -> Any:
+    if len(line) > MAX_LINE:
+        raise ValueError(f"a line has {len(line)} bytes, and at most {MAX_LINE} are read")
+    return json.loads(line, object_pairs_hook=_object, parse_constant=_constant)
+
+
+def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, bytes], dict[int, str]]:
+    """The lines by name, and why a line is damaged by its number, if it is to be left out."""
+    named: dict[str, bytes] = {}
+    damaged: dict[int, str] = {}
+    start = _NAME_AT[min(schema, 2)]
+    for number, line in enumerate(line.removesuffix(b",") for line in lines if line):
+        try:
+            if skip:
+                _facts(line, schema)
+            name = _scan_text(line[start : start + _LONGEST_NAME].decode(), 0)[0]
+            if not isinstance(name, str) or name in named:
+                raise ValueError(f"line {number} names {name!r:.200}, which is no text or was named before")
+            named[name] = line
+        except ValueError as error:
+            if not skip:
+                raise
+            damaged[number] = str(error)
+    return named, damaged
+
+
+def _facts(line: bytes, schema: int) -> dict[str, Any]:
+    """The fields of one line, whose checksum is right."""
+    if schema == 1:
+        return {"module": "", **_parse(line)}  # the first recordings did not know the class of the module
+    found = _CRC.match(line)
+    if found is None or int(found[1], 16) != zlib.crc32(memoryview(line)[found.end() :]):
+        raise ValueError("the checksum of the line does not fit its content")
+    facts: dict[str, Any] = _parse(line)
+    del facts["crc32"]
+    return facts
+
+
+def _index(index: Any, length: int) -> int:
+    if type(index) is not int or not 0 <= index < length:
+        raise ValueError(f"there is no reducer {index!r:.100}")
+    return index
+
+
+def read_manifest(root: str, *, skip: bool = False) -> Manifest:
     """The manifest of the recording in folder `root`; raises a `StorageError` if it cannot be read, see `decode`."""
     where = os.path.join(root, MANIFEST)
-    return decode(read_regular(where, MAX_BYTES), where)
-
-
-def read_regular(path: str, limit: int) -> bytes:
-    """The bytes of a regular file; follows no link and does not wait on a pipe.
-
-    Raises `CorruptRecordingError` if it is not a regular file or is longer than `limit`, and `OSError` if it cannot be read.
-    """
-    if os.path.islink(path):
-        raise CorruptRecordingError(f"{path} is a symbolic link, which recordings do not hold")
-    # Some systems lack these flags. O_NOFOLLOW protects against a link created since the check.
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptRecordingError(f"{path} is not a regular file")
-        if status.st_size > limit:
-            raise CorruptRecordingError(f"{path} is {status.st_size} bytes long; at most {limit} are allowed")
-        try:
-            return file.read(status.st_size)
-        except MemoryError as error:
-            raise StorageError(f"{path}: its {status.st_size} bytes do not fit into memory") from error
+    return decode(read_regular(where, MAX_BYTES), where, skip=skip)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -178,72 +245,20 @@ def _constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _leaves(tree: Tree) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    else:
-        for node in tree.values():
-            yield from _leaves(node)
-
-
-def _matches(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _mapping(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(isinstance(key, str) and item(part) for key, part in value.items())
-
-
-def _is_tree(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, dict) and depth < MAX_DEPTH:
-        return all(isinstance(key, str) and _is_tree(node, depth + 1) for key, node in value.items())
-    return isinstance(value, str)
-
-
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (_is_text, "a text"),
-    "monitor": (_is_text, "a text"),
-    "attr": (_is_text_or_none, "a text or null"),
-    "module": (_is_text, "a text"),
-    "samples": (_is_count, "a count"),
-    "reducer": (lambda value: value is None or isinstance(value, (str, dict)), "a recipe, a text or null"),
-    "file": (_matches(_FILE), "the name of a file in the generation folder"),
-    "bytes": (_is_count, "a count"),
-    "sha256": (_matches(_SHA256), "a checksum"),
-    "states": (_mapping(_mapping(_is_text)), "tensor names by leaf and key, all texts"),
-    "values": (_mapping(_is_tree), f"trees of tensor names by leaf, with texts as keys, nested at most {MAX_DEPTH} deep"),
-    "dtypes": (_mapping(_is_text), "dtypes by tensor name"),
-}
-
-
-def _check(manifest: Manifest, error: type[StorageError], where: str) -> None:
-    """Raises `error` if anything in the manifest is invalid."""
-    if not _matches(_GENERATION)(manifest.generation):
-        raise error(f"{where} is malformed: no generation folder is called {manifest.generation!r:.200}")
-    for number, entry in enumerate(manifest.entries):
-        for field, (fits, meaning) in _CHECKS.items():
-            if not fits(getattr(entry, field)):
-                problem = f"{field!r} must be {meaning} and is {getattr(entry, field)!r:.200}"
-                raise error(f"{where} is malformed: subrecorder {number} ({entry.name!r:.200}): {problem}")
-        tensors = entry.tensors()
-        if len(set(tensors)) != len(tensors) or not entry.dtypes.keys() <= set(tensors):
-            raise error(f"{where} is malformed: subrecorder {number} ({entry.name!r:.200}) names a tensor twice, or an unknown one")
-    names = {entry.name for entry in manifest.entries}
-    if len(names) != len(manifest.entries) or len({entry.file for entry in manifest.entries}) != len(manifest.entries):
-        raise error(f"{where} is malformed: two subrecorders have one name or one file")
-    if not _mapping(_is_text)(manifest.aliases) or not set(manifest.aliases.values()) <= names:
+def _check_aliases(head: Head, names: Iterable[str], error: type[StorageError], where: str) -> None:
+    if not set(head.aliases.values()) <= set(names):
         raise error(f"{where} is malformed: an alias names no subrecorder")
-    if not _mapping(_is_text_or_none)(manifest.versions):
+
+
+def _check_head(head: Head, error: type[StorageError], where: str) -> None:
+    """Raises `error` if anything that is not of one subrecorder is invalid."""
+    if not matches(_GENERATION)(head.generation):
+        raise error(f"{where} is malformed: no generation folder is called {head.generation!r:.200}")
+    if head.packed is not None and (not isinstance(head.packed, dict) or head.packed.keys() != {"file", "bytes", "sha256"}):
+        raise error(f"{where} is malformed: the packed file is {head.packed!r:.200}")
+    if head.step is not None and not is_count(head.step):
+        raise error(f"{where} is malformed: the step of the clock is {head.step!r:.200}")
+    if not mapping(is_text)(head.aliases):
+        raise error(f"{where} is malformed: its aliases are not texts")
+    if not mapping(is_text_or_none)(head.versions):
         raise error(f"{where} is malformed: its versions are not texts")

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.past import Past
+from recorders.recordings.progress import Progress
 from recorders.recordings.shown import Rows, Table, brief
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
@@ -37,6 +38,7 @@ class Subrecording(Table, Past):
         module: the class of its module, such as "Linear".
         functions: the functions given to `apply` and `apply_sample`, in order; each is called with (result, samples).
         recipe: if the reducer is None, its description in the file, to save it again.
+        progress: what a monitor needs to go on bit for bit, beside the states; None if this was merged.
     """
 
     reducer: Reducer | None
@@ -48,6 +50,7 @@ class Subrecording(Table, Past):
     module: str = ""
     functions: tuple[Callable[[Any, int], Any], ...] = ()
     recipe: Mapping[str, Any] | str | None = None
+    progress: Progress | None = None
 
     def __repr__(self) -> str:
         what = f"{self.monitor or 'Monitor'}({'a function' if self.reducer is None else self.reducer})"
@@ -94,12 +97,18 @@ class Subrecording(Table, Past):
             raise MergeError(f"the reducers differ: {self.reducer!r} and {other.reducer!r}")
         paths = dict.fromkeys([*self.states, *other.states])
         states = {path: self.reducer.merge(self.states.get(path, {}), other.states.get(path, {})) for path in paths}
-        return replace(self, states=states, samples=self.samples + other.samples, values=None)
+        return replace(self, states=states, samples=self.samples + other.samples, values=None, progress=None)
 
 
 @dataclass(frozen=True)
 class Recording(Table, Mapping[str, Subrecording]):
     """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
+
+    Attributes:
+        subrecordings: by name.
+        aliases: names by further name.
+        step: the step of the clock at which it was recorded; None if it was merged, or if there was no clock.
+        lost: why a subrecorder could not be read, by name, if damaged ones were to be left out; see `load`.
 
     >>> import torch
     >>> from reducers import Mean
@@ -112,6 +121,8 @@ class Recording(Table, Mapping[str, Subrecording]):
 
     subrecordings: Mapping[str, Subrecording]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    step: int | None = None
+    lost: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str | int) -> Subrecording:
         if name in self.subrecordings:
@@ -171,9 +182,9 @@ class Recording(Table, Mapping[str, Subrecording]):
         aliases = {**(other.aliases if isinstance(other, Recording) else {}), **self.aliases}
         return Recording(merged, {alias: name for alias, name in aliases.items() if alias not in merged})
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str], *, layout: Literal["folder", "packed"] = "folder") -> Path:
         """Writes the recording into the folder `path`, and returns the folder; see `recorders.save`."""
-        return _writers["folder"](self, path)
+        return _writers["save"](self, path, layout=layout)
 
     def with_reducers(self, reducers: Reducer | Mapping[str, Reducer]) -> Recording:
         """The recording with reducers for those subrecordings that have none because their reducer holds a function.
@@ -192,12 +203,12 @@ class Recording(Table, Mapping[str, Subrecording]):
         return replace(self, subrecordings=parts)
 
 
-_writers: dict[str, Callable[[Recording, str | os.PathLike[str]], Path]] = {}
+_writers: dict[str, Callable[..., Path]] = {}
 
 
-def register_writer(layout: str, write: Callable[[Recording, str | os.PathLike[str]], Path]) -> None:
+def register_writer(write: Callable[..., Path]) -> None:
     """Registers the function that `Recording.save` calls; this module must not import the one that writes files."""
-    _writers[layout] = write
+    _writers["save"] = write
 
 
 def check_same_names(first: Iterable[str], second: Iterable[str], this: str, other: str) -> None:

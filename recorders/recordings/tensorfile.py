@@ -1,24 +1,48 @@
-"""Tensors as the bytes of one safetensors file, and back, bit for bit in every dtype.
+"""Tensors as the bytes of a safetensors file, and back, bit for bit in every dtype.
 
-`safetensors.torch.save` is not used because it needs NumPy, corrupts conjugate views, refuses shared and strided memory, and in
-older versions supports few dtypes. Files are read with safetensors, which validates each header.
+`safetensors.torch.save` is not used because it needs NumPy, corrupts conjugate views, refuses shared and strided memory, and takes
+twice the memory of the tensors. A file is written and read tensor by tensor. Only headers in the form that `describe` writes are
+read, so nothing that a forged header says takes more memory than its file has bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import hashlib
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from recorders._torch import is_fake
 from recorders.errors import CorruptRecordingError, StorageError
 
-__all__ = ["as_bytes", "pack", "unpack"]
+__all__ = [
+    "Place",
+    "as_bytes",
+    "as_memory",
+    "as_stored",
+    "chunks",
+    "describe",
+    "fill",
+    "places",
+    "read_header",
+    "read_tensors",
+    "stored_as",
+    "true_dtype",
+]
 
 MAX_HEADER = 100_000_000
 """Every safetensors reader refuses longer headers."""
+MAX_RANK = 64
+"""PyTorch prints and merges tensors of more axes no longer."""
+CHUNK = 1 << 22
+"""How many bytes are hashed and written at once."""
 
 _CODES = {
     torch.float64: "F64",
@@ -35,6 +59,7 @@ _CODES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 """The dtypes that every safetensors from 0.5 on can read."""
+_DTYPES = {code.encode(): dtype for dtype, code in _CODES.items()}
 
 _STAND_INS = {
     "uint16": torch.int16,
@@ -48,9 +73,25 @@ _STAND_INS = {
 
 _COMPLEX = {"complex32": torch.float16, "complex64": torch.float32, "complex128": torch.float64}
 
+_SHAPE = rb"\[((?:[0-9]{1,18}(?:,[0-9]{1,18}){0,%d})?)\]" % (MAX_RANK - 1)
+_ONE = re.compile(
+    rb'"([^"\\]*(?:\\.[^"\\]*)*)":\{"dtype":"([A-Z0-9_]{2,8})","shape":'
+    + _SHAPE
+    + rb',"data_offsets":\[([0-9]{1,18}),([0-9]{1,18})\]\}'
+)
 
-def pack(tensors: Mapping[str, Tensor]) -> tuple[bytearray, dict[str, str]]:
-    """The bytes of a safetensors file, and the true dtypes of tensors that are stored as another dtype.
+
+class Place(NamedTuple):
+    """Where a tensor is in the data of a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def describe(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor], dict[str, str]]:
+    """The header of a safetensors file, the tensors in its order, and the true dtypes of those that are stored as another dtype.
 
     Args:
         tensors: strided tensors on any device, which may share memory.
@@ -58,37 +99,58 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[bytearray, dict[str, str]]:
     Raises:
         StorageError: a value is not a tensor, or is sparse, quantised, nested or meta.
 
-    >>> data, dtypes = pack({"z": torch.tensor([1 + 2j])})
-    >>> safetensors.torch.load(bytes(data)), dtypes
-    ({'z': tensor([[1., 2.]])}, {'z': 'complex64'})
+    >>> header, ordered, dtypes = describe({"z": torch.tensor([1 + 2j])})
+    >>> header[8:].strip(), dtypes
+    (b'{"z":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}', {'z': 'complex64'})
     """
-    plain: dict[str, Tensor] = {}
-    dtypes: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        plain[name] = _plain(tensor, name)
-        if plain[name].dtype != tensor.dtype:
-            dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+    kinds = {name: stored_as(tensor, name) for name, tensor in tensors.items()}
+    dtypes = {name: true for name, (stored, true) in kinds.items() if true in _STAND_INS or true in _COMPLEX}
     # The largest elements come first, so that each tensor starts at a multiple of its element size.
-    order = sorted(plain, key=lambda name: -plain[name].element_size())
-    header: dict[str, object] = {}
-    end = 0
+    order = sorted(tensors, key=lambda name: -kinds[name][0].itemsize)
+    parts, end = [], 0
     for name in order:
-        tensor = plain[name]
-        begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+        stored, true = kinds[name]
+        shape = [*tensors[name].shape, 2] if true in _COMPLEX else [*tensors[name].shape]
+        if len(shape) > MAX_RANK:
+            raise StorageError(f"{name!r} has {len(shape)} axes, and {MAX_RANK} can be stored")
+        begin, end = end, end + stored.itemsize * math.prod(shape)
+        numbers = ",".join(map(str, shape))
+        parts.append(f'{json.dumps(name)}:{{"dtype":"{_CODES[stored]}","shape":[{numbers}],"data_offsets":[{begin},{end}]}}')
+    text = f"{{{','.join(parts)}}}".encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         raise StorageError(f"{len(tensors)} tensors need a header of {len(text)} bytes; safetensors reads {MAX_HEADER} at most")
-    data = bytearray(8 + len(text) + end)
-    data[: 8 + len(text)] = len(text).to_bytes(8, "little") + text
-    offset = 8 + len(text)
-    for name in order:
-        size = plain[name].nbytes
-        if size:
-            torch.frombuffer(data, dtype=torch.uint8, count=size, offset=offset).copy_(as_bytes(plain[name]))
-        offset += size
-    return data, dtypes
+    return len(text).to_bytes(8, "little") + text, [tensors[name] for name in order], dtypes
+
+
+def chunks(header: bytes, tensors: Sequence[Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of the file that `describe` described, piece by piece; small tensors come together, big ones are not copied."""
+    yield header
+    waiting: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        stored = as_stored(tensor)
+        if waiting and (size + stored.nbytes > CHUNK or stored.dtype != waiting[0].dtype):
+            yield from _pieces(waiting)
+            waiting, size = [], 0
+        waiting.append(stored.reshape(-1))
+        size += stored.nbytes
+    yield from _pieces(waiting)
+
+
+def _pieces(tensors: list[Tensor]) -> Iterator[memoryview]:
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    if tensors:
+        whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        memory = as_memory(whole)
+        for start in range(0, len(memory), CHUNK):
+            yield memory[start : start + CHUNK]
+        del memory, whole
+
+
+def as_memory(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, which must live as long as this is used."""
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -97,46 +159,124 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def _plain(tensor: Tensor, name: str) -> Tensor:
-    """The tensor detached, on the CPU, contiguous, without lazy conjugation or negation, in a dtype of safetensors."""
+def stored_as(tensor: Tensor, name: str) -> tuple[torch.dtype, str]:
+    """The dtype in which a tensor is stored, and the name of its own; raises `StorageError` if it cannot be stored."""
     if not isinstance(tensor, Tensor):
         raise StorageError(f"{name!r} is a {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.is_nested:
         raise StorageError(f"{name!r} is a tensor of layout {tensor.layout}; make it dense with .to_dense() where it is recorded")
+    if is_fake(tensor):
+        raise StorageError(f"{name!r} is a fake tensor: it has a shape but no data")
     if tensor.is_meta:
         raise StorageError(f"{name!r} is a meta tensor: it has a shape but no data")
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.dtype not in _CODES and dtype not in _STAND_INS and dtype not in _COMPLEX:
+    stored, dtype = _stored_dtype(tensor.dtype)
+    if stored is None:
         raise StorageError(f"{name!r} has dtype {dtype}, which cannot be stored; convert it where it is recorded")
+    return stored, dtype
+
+
+@functools.cache
+def _stored_dtype(dtype: torch.dtype) -> tuple[torch.dtype | None, str]:
+    name = str(dtype).removeprefix("torch.")
+    return (dtype if dtype in _CODES else _STAND_INS.get(name, _COMPLEX.get(name))), name
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """The tensor detached, on the CPU, contiguous, without lazy conjugation or negation, in a dtype of safetensors."""
+    stored, dtype = _stored_dtype(tensor.dtype)
+    if type(tensor) is Tensor and stored is tensor.dtype and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor.detach() if tensor.requires_grad else tensor
     try:
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if dtype in _COMPLEX:
             return torch.view_as_real(tensor)
         return tensor.view(_STAND_INS[dtype]) if dtype in _STAND_INS else tensor
     except (RuntimeError, TypeError) as error:
-        raise StorageError(f"{name!r} of type {type(tensor).__name__} cannot be read: {error}") from error
+        raise StorageError(f"a tensor of type {type(tensor).__name__} cannot be read: {error}") from error
 
 
-def unpack(data: bytes, dtypes: Mapping[str, str], where: str) -> dict[str, Tensor]:
-    """The tensors in the untrusted bytes of a safetensors file, each in separate memory.
+def places(header: bytes, data: int, where: str) -> dict[str, Place]:
+    """Where each tensor is, in the order of the file.
 
-    Raises `CorruptRecordingError` if the bytes are not such a file, or do not fit `dtypes`, which `pack` returned. `where` is the
-    name of the file, for errors.
+    Args:
+        header: untrusted, without its length.
+        data: how many bytes follow it.
+        where: the name of the file, for errors.
+
+    Raises:
+        CorruptRecordingError: it is not the header of such a file.
     """
-    try:
-        tensors: dict[str, Tensor] = safetensors.torch.load(data)
-        for name, dtype in dtypes.items():
-            if dtype in _COMPLEX:
-                tensors[name] = torch.view_as_complex(_expect(tensors[name], _COMPLEX[dtype]))
-            else:
-                tensors[name] = _expect(tensors[name], _STAND_INS[dtype]).view(getattr(torch, dtype))
-    # On invalid bytes safetensors raises its own error, AssertionError, KeyError, OverflowError or RuntimeError.
-    except Exception as error:
-        raise CorruptRecordingError(f"{where}: no readable safetensors file: {type(error).__name__}: {error}") from error
-    return tensors
+    found: dict[str, Place] = {}
+    at, last = 1, 0
+    text = header.rstrip(b" ")
+    if text == b"{}" and data == 0:
+        return found
+    while text[:1] == b"{" and (one := _ONE.match(text, at)):
+        code, numbers, begin, end = one.groups()[1:]
+        dtype, shape = _DTYPES.get(code), tuple(map(int, numbers.split(b","))) if numbers else ()
+        if dtype is None or int(begin) != last or int(end) != last + dtype.itemsize * math.prod(shape):
+            break
+        last, at = int(end), one.end() + 1
+        try:
+            found[json.loads(b'"%s"' % one[1])] = Place(dtype, shape, int(begin), last)
+        except ValueError:
+            break
+        if at == len(text) and text.endswith(b"}") and last == data:
+            return found
+        if text[at - 1 : at] != b",":
+            break
+    raise CorruptRecordingError(f"{where}: no readable safetensors file: the header is malformed after {len(found)} tensors")
 
 
-def _expect(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if tensor.dtype != dtype:
-        raise TypeError(f"found {tensor.dtype} instead of {dtype}")
-    return tensor
+def read_tensors(file: BinaryIO, size: int, dtypes: Mapping[str, str], where: str, most: int) -> tuple[dict[str, Tensor], str]:
+    """The tensors of an untrusted file, each in memory of its own, and the SHA-256 of all its bytes.
+
+    Args:
+        file: unbuffered, at its start.
+        size: its bytes.
+        dtypes: the true dtypes, which `describe` returned.
+        where: the name of the file, for errors.
+        most: the most bytes that the header may have.
+
+    Raises:
+        CorruptRecordingError: it is no such file, or does not fit `dtypes`.
+    """
+    digest = hashlib.sha256()
+    header = read_header(file, size, where, most)
+    digest.update(len(header).to_bytes(8, "little") + header)
+    found: dict[str, Tensor] = {}
+    for name, place in places(header, size - 8 - len(header), where).items():
+        tensor = torch.empty(place.shape, dtype=place.dtype)
+        if place.end > place.begin:
+            fill(file, as_memory(tensor), digest, where)
+        found[name] = true_dtype(tensor, dtypes.get(name), where)
+    return found, digest.hexdigest()
+
+
+def read_header(file: BinaryIO, size: int, where: str, most: int = MAX_HEADER) -> bytes:
+    """The header of a file, without its length."""
+    length = file.read(8)
+    count = int.from_bytes(length, "little")
+    if len(length) < 8 or count > min(size - 8, most):
+        raise CorruptRecordingError(f"{where}: no readable safetensors file: it has {size} bytes, with a header of {count}")
+    return file.read(count)
+
+
+def true_dtype(tensor: Tensor, dtype: str | None, where: str) -> Tensor:
+    """The tensor in its true dtype, of which `None` says that it is the one it is stored in."""
+    if dtype is None:
+        return tensor
+    stored = _COMPLEX.get(dtype) or _STAND_INS.get(dtype)
+    if stored != tensor.dtype or (dtype in _COMPLEX and tensor.shape[-1:] != (2,)):
+        raise CorruptRecordingError(f"{where}: a tensor of {tensor.dtype} and shape {list(tensor.shape)} is no {dtype:.50}")
+    return torch.view_as_complex(tensor) if dtype in _COMPLEX else tensor.view(getattr(torch, dtype))
+
+
+def fill(file: BinaryIO, memory: memoryview, digest: hashlib._Hash, where: str) -> None:
+    """Reads as many bytes from a file as fit into `memory`."""
+    while memory:
+        count = file.readinto(memory[:CHUNK])  # type: ignore[attr-defined]
+        if not count:
+            raise CorruptRecordingError(f"{where} ends too early")
+        digest.update(memory[:count])
+        memory = memory[count:]

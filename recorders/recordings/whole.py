@@ -1,14 +1,18 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and files from anywhere that are read without following links or waiting."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["written_whole"]
+from recorders.errors import CorruptRecordingError, StorageError
+
+__all__ = ["open_regular", "read_regular", "written_whole"]
 
 
 @contextlib.contextmanager
@@ -36,3 +40,33 @@ def written_whole(path: Path) -> Iterator[Path]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def open_regular(path: str, limit: int) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file, open and unbuffered, with its size; follows no link and does not wait on a pipe.
+
+    Raises `CorruptRecordingError` if it is not a regular file or is longer than `limit`, and `OSError` if it cannot be read.
+    """
+    if "\0" in path:
+        raise StorageError(f"{path!r} is no path: it holds a NUL")
+    if os.path.islink(path):
+        raise CorruptRecordingError(f"{path} is a symbolic link, which recordings do not hold")
+    # Some systems lack these flags. O_NOFOLLOW protects against a link created since the check.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptRecordingError(f"{path} is not a regular file")
+        if status.st_size > limit:
+            raise CorruptRecordingError(f"{path} is {status.st_size} bytes long; at most {limit} are allowed")
+        yield file, status.st_size
+
+
+def read_regular(path: str, limit: int) -> bytes:
+    """The bytes of a regular file; raises what `open_regular` raises."""
+    with open_regular(path, limit) as (file, size):
+        try:
+            return file.read(size)
+        except MemoryError as error:
+            raise StorageError(f"{path}: its {size} bytes do not fit into memory") from error

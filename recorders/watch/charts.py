@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, TypeAlias
 
@@ -12,13 +12,25 @@ from recorders.errors import CorruptRecordingError, LensError, SelectionError
 from recorders.watch.across import Across, Point
 from recorders.watch.timeline import Timeline
 
-__all__ = ["LINES", "RANGES", "Aggregation", "Chart", "ChartView", "charts_of", "keep_charts"]
+__all__ = [
+    "LINES",
+    "RANGES",
+    "Aggregation",
+    "Chart",
+    "ChartView",
+    "axis_of",
+    "charts_of",
+    "keep_axis",
+    "keep_charts",
+    "network_order",
+]
 
 Aggregation: TypeAlias = "str | Iterable[str] | None"
 
 LINES = ("mean", "std", "min", "max", "median", "Q1", "Q3")
 RANGES = ("std", "min-max", "Q1-Q3")
 _NOTE = "charts"
+_AXIS = "axis"
 
 Series: TypeAlias = tuple[list[int], list[float]]
 Band: TypeAlias = tuple[list[int], list[float], list[float]]
@@ -101,6 +113,11 @@ class ChartView:
         return self.chart.unit
 
     @property
+    def axis(self) -> str:
+        """What the ticks are: "epoch" or "step"."""
+        return axis_of(self.timeline)
+
+    @property
     def lines(self) -> tuple[str, ...]:
         return named(self.chart.lines, LINES, "line aggregation")
 
@@ -172,6 +189,26 @@ class ChartView:
         return {tick: found[tick] for tick in sorted(found) if found[tick]}
 
 
+def network_order(lists: Iterable[Sequence[str]]) -> list[str]:
+    """All names once: each after the name before it in its own list, if it is new.
+
+    >>> network_order([["a", "c"], ["a", "b"], ["d"]])
+    ['a', 'b', 'c', 'd']
+    """
+    after: list[str] = []
+    known: set[str] = set()
+    for names in lists:
+        place = -1
+        for name in names:
+            if name in known:
+                place = after.index(name)
+            else:
+                place = len(after) if place < 0 else place + 1
+                after.insert(place, name)
+                known.add(name)
+    return after
+
+
 def ends(statistics: Mapping[str, float], aggregation: str) -> tuple[float, float]:
     """Both ends of one range; NaN if a statistic that it needs is missing."""
     below, above = _ends(aggregation)
@@ -191,10 +228,21 @@ def _end(row: Mapping[str, float], parts: tuple[str, ...], sign: int) -> float:
     return first + sign * sum(rest)
 
 
+def axis_of(timeline: Timeline) -> str:
+    """What the ticks of a timeline are: "step" if `keep_axis` said so, otherwise "epoch"."""
+    return "step" if timeline.notes().get(_AXIS) == "step" else "epoch"
+
+
+def keep_axis(timeline: Timeline, axis: str) -> None:
+    """Writes into the timeline's notes what its ticks are."""
+    timeline.note(_AXIS, axis)
+
+
 def keep_charts(timeline: Timeline, views: Iterable[ChartView]) -> None:
-    """Writes the charts into the timeline's notes, for `play`; charts with other titles stay."""
-    kept = {view.title: view for view in [*charts_of(timeline), *views]}
-    timeline.note(_NOTE, json.dumps([{**asdict(view.chart), "layers": view.layers} for view in kept.values()]))
+    """Writes the charts into the timeline's notes, for `replay`; charts with other titles stay."""
+    new = {view.title: view for view in views}
+    others = [view for view in charts_of(timeline) if view.title not in new]
+    timeline.note(_NOTE, json.dumps([{**asdict(view.chart), "layers": view.layers} for view in (*new.values(), *others)]))
 
 
 def charts_of(timeline: Timeline) -> list[ChartView]:

@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["DEAD_SHARE", "GRADIENT_DECAY", "SATURATED_SLOPE", "UPDATE_RANGE", "Finding", "Findings", "fault", "shown_range"]
+from torch import Tensor
+
+__all__ = [
+    "GRADIENT_DECAY",
+    "MASSIVE",
+    "SATURATED_SLOPE",
+    "UNIT_SHARE",
+    "UPDATE_LIMITS",
+    "UPDATE_RANGE",
+    "Finding",
+    "Findings",
+    "fault",
+    "is_massive",
+    "relative_slope",
+    "shown_outliers",
+    "shown_range",
+]
 
 UPDATE_RANGE = (1e-4, 1e-2)
 """The usual size of an update relative to the weights: within a factor of ten of 1e-3.
@@ -13,18 +29,41 @@ UPDATE_RANGE = (1e-4, 1e-2)
 Rule of thumb by A. Karpathy, course CS231n, "Neural Networks Part 3", section "Ratio of weights:updates".
 """
 
-GRADIENT_DECAY = 1e-4
-"""The smallest accepted ratio between the gradient norms of two layers."""
+UPDATE_LIMITS = (1e-5, 1e-1)
+"""Beyond these an update is a fault: within a factor of a hundred of Karpathy's 1e-3.
 
-DEAD_SHARE = 0.2
-"""The largest accepted share of dead units in a layer.
-
-A few are dead from the start in healthy nets with ReLU and the initialisation of He et al. (arXiv:1502.01852), as in the healthy
-net of `examples/find_faults.py`, and more in deep nets, as in its net of 12 layers; tests say that neither raises an alarm.
+The second factor of ten is ours: small nets that train well, as those in `tests/recorders/watch/test_no_false_alarm.py`, have
+typical updates of up to 4e-2.
 """
 
-SATURATED_SLOPE = 0.05
-"""A unit is saturated if its mean slope is below this share of the steepest slope."""
+GRADIENT_DECAY = 1e-4
+"""The smallest accepted ratio between the gradient norms of two layers.
+
+It is ours; we know of no published one. An optimizer such as SGD moves layers in proportion to their gradients, so no learning rate
+keeps all layers in `UPDATE_RANGE` if they differ by more than its width, a factor of 100. This is its square, because layers also
+differ in size and in the size of their weights. No net in `tests/recorders/watch/test_no_false_alarm.py` comes near it.
+"""
+
+UNIT_SHARE = 0.5
+"""The largest accepted share of dead units in a layer, and of saturated ones.
+
+Source: the default of `threshold_layer`, 50 %, of the rules DeadRelu and SaturatedActivation of Amazon SageMaker Debugger. A few
+are dead from the start in healthy nets with ReLU and the initialisation of He et al. (arXiv:1502.01852), and more in deep nets.
+"""
+
+SATURATED_SLOPE = 1 - 0.97**2
+"""A unit is saturated if its mean slope is below this share of the steepest slope: that of a tanh whose output is 0.97.
+
+Source of the 0.97: A. Karpathy, "Building makemore Part 3: Activations & Gradients, BatchNorm", who counts outputs beyond it.
+"""
+
+MASSIVE = (100.0, 1000.0)
+"""An outlier is larger in magnitude than the first, and at least as many times the typical magnitude of its layer as the second.
+
+Source: M. Sun et al., "Massive Activations in Large Language Models" (arXiv:2402.17762), who compare with the median magnitude. The
+criterion of T. Dettmers et al. (arXiv:2208.07339), a magnitude of 6, holds for the hidden states of large transformers only: nets
+without normalisation, and logits, reach it in health.
+"""
 
 
 @dataclass(frozen=True)
@@ -91,9 +130,13 @@ _ADVICE = {
         "No learning rate suits both ends of the net: what suits one end is far too much for the other.",
         "normalisation layers, smaller initial weights, gradient clipping",
     ),
+    "outliers": (
+        "They make numbers of few bits coarse, and one feature decides what the next layer sees.",
+        "find the weight that is far too large; weight decay, normalisation, or keeping these features in 16 bits",
+    ),
     "frozen": (
-        "The layer learns nothing, which is right only if it was frozen on purpose.",
-        "give its parameters to the optimizer, set requires_grad, and use its output in the loss",
+        "The layer learns nothing.",
+        "give its parameters to the optimizer; if it is frozen on purpose, set requires_grad=False",
     ),
     "too large": ("The weights change at random rather than improve.", "a learning rate smaller by as much, or a warm-up"),
     "too small": ("The layer hardly learns.", "a larger learning rate, for this layer at least"),
@@ -104,6 +147,33 @@ _ADVICE = {
 def fault(kind: str, layer: str, what: str, since: int | None = None) -> Finding:
     """A finding of a kind that is known."""
     return Finding(layer, what, *_ADVICE[kind], since)
+
+
+def is_massive(largest: float, typical: float) -> bool:
+    """Whether a magnitude is an outlier among values of this typical magnitude.
+
+    >>> is_massive(2000.0, 0.5), is_massive(2000.0, 50.0), is_massive(5.0, 1e-6), is_massive(2000.0, 0.0)
+    (True, False, False, False)
+    """
+    above, times = MASSIVE
+    return typical > 0 and largest > above and largest >= times * typical
+
+
+def relative_slope(mean: Tensor, square: Tensor, curve: str) -> Tensor:
+    """The mean slope of a "tanh" or "sigmoid", relative to its steepest, from the means of its outputs and of their squares.
+
+    >>> import torch
+    >>> half, one = torch.tensor(0.5), torch.tensor(1.0)
+    >>> relative_slope(half, half.square(), "sigmoid"), relative_slope(one, one, "tanh")
+    (tensor(1.), tensor(0.))
+    """
+    return 1 - square if curve == "tanh" else 4 * (mean - square)  # tanh' = 1 - tanh^2; sigmoid' = sigmoid - sigmoid^2, at most 1/4
+
+
+def shown_outliers(largest: float, typical: float, more: int) -> str:
+    """How far outliers stick out, and in how many more layers they do."""
+    what = f"outlier features: the largest magnitude is {largest:.2g}, {largest / typical:,.0f} times the typical {typical:.2g}"
+    return what + (f", and in {more} more layers" if more else "")
 
 
 def shown_range(ratio: float) -> str:

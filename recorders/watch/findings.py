@@ -7,7 +7,20 @@ from collections.abc import Iterator
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
-from recorders.watch.fault import DEAD_SHARE, GRADIENT_DECAY, SATURATED_SLOPE, UPDATE_RANGE, Finding, Findings, fault, shown_range
+from recorders.watch.fault import (
+    GRADIENT_DECAY,
+    SATURATED_SLOPE,
+    UNIT_SHARE,
+    UPDATE_LIMITS,
+    UPDATE_RANGE,
+    Finding,
+    Findings,
+    fault,
+    is_massive,
+    relative_slope,
+    shown_outliers,
+    shown_range,
+)
 from recorders.watch.over_time import findings_over_time
 from recorders.watch.overview import Layer, Spread, overview, pushed
 from recorders.watch.timeline import Timeline
@@ -18,9 +31,13 @@ __all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
 def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     """The likely faults of the net, worst first; empty if none was found.
 
-    Examines what `overview` returns: NaN and infinity, layers that never ran, dead units, saturated units, gradients that vanish or
-    explode with depth, and weights that change too much, too little or not at all. What was not recorded is not examined;
-    `findings(...).unexamined` says what that is. A timeline also tells since when: see `findings_over_time`.
+    Examines what `overview` returns: NaN and infinity, layers that never ran, dead units, saturated units, outlier features,
+    gradients that vanish or explode with depth, and weights that change too much, too little or not at all. What was not recorded
+    is not examined; `findings(...).unexamined` says what that is. Thresholds, and their sources, are in `recorders.watch.fault`.
+    A timeline also tells since when: see `findings_over_time`.
+
+    Weights with `requires_grad=False` are frozen on purpose, which is no fault. A recording does not tell that, so weights that
+    never changed are a fault there only if gradients of them came; else `unexamined` names them.
 
     Args:
         recorded: a recorder, a recording, or a timeline that an `Inspector` wrote. Only a recorder knows why something was not
@@ -39,29 +56,34 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     if isinstance(recorded, Timeline):
         return findings_over_time(recorded)
     layers, calls = overview(recorded), pushed(recorded)
-    found = [*_nonfinite(layers, calls), *_never_ran(layers), *_dead(layers), *_saturated(layers)]
+    found = [*_nonfinite(layers, calls), *_never_ran(layers), *_dead(layers), *_saturated(layers), *_outliers(layers)]
     return Findings([*found, *_gradients(layers), *_updates(layers)], _unexamined(layers, calls))
 
 
 def _unexamined(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[str]:
     """The kinds of faults for which nothing was recorded, each with what to record."""
-    if not calls and not any(layer.output or layer.gradient or layer.weight_gradient for layer in layers):
+    spreads = [*calls.values(), *(part for layer in layers for part in (layer.output, layer.gradient, layer.weight_gradient))]
+    if all(spread is None or math.isnan(spread.nonfinite) for spread in spreads) and not any(layer.since for layer in layers):
         yield "NaN and infinity: record a Summary of outputs, gradients or the loss"
     if all(layer.dead is None for layer in layers):
         yield "dead units: record ForwardMonitor(Activity('b c ... -> c')) of the activation functions"
     if not layers or any(layer.kind in ("Tanh", "Sigmoid") and layer.units is None for layer in layers):
         yield "saturated units: record ForwardMonitor(Summary('b c ... -> c')) of the activation functions"
-    if sum(layer.gradient is not None for layer in layers) < 2:
+    if all(_largest_and_typical(layer) is None for layer in layers):
+        yield "outlier features: record ForwardMonitor(Summary('b ... c -> c')) of the layers, c their features"
+    if sum(layer.gradient is not None and math.isfinite(layer.gradient.norm) for layer in layers) < 2:
         yield "gradients that vanish or explode: record BackwardMonitor(Summary()) of several layers"
     if all(layer.update is None and "update" not in layer.silent for layer in layers):
         yield "updates that are too large or too small: record ParameterUpdateMonitor(...), see overview"
+    if still := [layer.name for layer in layers if _is_still(layer) and layer.trained is None and not _has_gradients(layer)]:
+        yield f"weights that never changed, perhaps frozen on purpose: {', '.join(still)}"
 
 
 def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Finding]:
     """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
     places: list[tuple[str, str]] = []
     for role, label in (("output", "outputs"), ("gradient", "gradients"), ("weight_gradient", "weight gradients")):
-        hit = [layer for layer in layers if (spread := getattr(layer, role)) is not None and spread.nonfinite]
+        hit = [layer for layer in layers if (spread := getattr(layer, role)) is not None and spread.nonfinite > 0]
         if hit:
             ordered = hit if role == "output" else hit[::-1]  # gradients are computed from the last layer on
             first = min(ordered, key=lambda layer: layer.since.get(role, math.inf))
@@ -70,7 +92,7 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
             what += "" if since is None else f", for the first time in observation {since}"
             places.append((first.name, what + (f", and in {len(hit) - 1} more layers" if len(hit) > 1 else "")))
     for name, spread in calls.items():
-        if spread.nonfinite:
+        if spread.nonfinite > 0:
             places.append((name, f"{spread.nonfinite:,} of {spread.observations:,} values are NaN or infinite"))
     if places:
         (name, what), *later = places
@@ -80,14 +102,20 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
 
 def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
     for layer in layers:
-        if "output" in layer.silent:
+        # The attention of PyTorch uses the weights of its out_proj, which is of this class, without calling it.
+        used = layer.kind == "NonDynamicallyQuantizableLinear" or _has_gradients(layer) or layer.ratio_at(1.0) > 0
+        if "output" in layer.silent and not used:
             yield fault("never ran", layer.name, "no output was recorded" + _because(layer.silent["output"]))
+
+
+def _has_gradients(layer: Layer) -> bool:
+    return layer.weight_gradient is not None and layer.weight_gradient.norm > 0
 
 
 def _dead(layers: list[Layer]) -> Iterator[Finding]:
     previous: Layer | None = None
     for layer in layers:
-        if layer.dead is not None and layer.dead.double().mean() > DEAD_SHARE and not _inherited(layer, previous):
+        if layer.dead is not None and layer.dead.double().mean() > UNIT_SHARE and not _inherited(layer, previous):
             what = f"{int(layer.dead.sum())} of {layer.dead.numel()} units are dead: they were never active"
             yield fault("dead", layer.name, what)
         previous = layer
@@ -107,10 +135,9 @@ def _saturated(layers: list[Layer]) -> Iterator[Finding]:
             continue
         mean = layer.units["mean"]
         square = layer.units["var"].nan_to_num() + mean.square()
-        # The slope is a function of the output: tanh' = 1 - tanh^2, and sigmoid' = sigmoid - sigmoid^2, which is at most 1/4.
-        slope = 1 - square if curve == "tanh" else 4 * (mean - square)
+        slope = relative_slope(mean, square, curve)
         stuck = int((slope < SATURATED_SLOPE).sum())
-        if stuck:
+        if stuck > UNIT_SHARE * slope.numel():
             what = f"{stuck} of {slope.numel()} units are saturated: nearly all outputs lie at the ends of the {curve}"
             yield fault("saturated", layer.name, what)
 
@@ -125,11 +152,31 @@ def _curve(layer: Layer) -> str | None:
     return "tanh" if squashed else None
 
 
+def _outliers(layers: list[Layer]) -> Iterator[Finding]:
+    """One finding, where they begin: later layers hand them on."""
+    known = {layer.name: sizes for layer in layers if (sizes := _largest_and_typical(layer)) is not None}
+    hit = [name for name, sizes in known.items() if is_massive(*sizes)]
+    if hit:
+        yield fault("outliers", hit[0], shown_outliers(*known[hit[0]], len(hit) - 1))
+
+
+def _largest_and_typical(layer: Layer) -> tuple[float, float] | None:
+    """The largest magnitude of the outputs, and the typical one: a quartile, or the median of the root mean squares of features."""
+    if layer.output is None or math.isnan(layer.output.high):
+        return None
+    largest = max(-layer.output.low, layer.output.high)
+    if not math.isnan(layer.output.quartile):
+        return largest, layer.output.quartile
+    if layer.units is None or layer.units["mean"].numel() < 3:
+        return None
+    return largest, (layer.units["var"].nan_to_num() + layer.units["mean"].square()).sqrt().nanmedian().item()
+
+
 def _gradients(layers: list[Layer]) -> Iterator[Finding]:
     norms = [
         (layer.gradient.norm, at, layer.name)
         for at, layer in enumerate(layers)
-        if layer.gradient is not None and layer.gradient.count
+        if layer.gradient is not None and math.isfinite(layer.gradient.norm)
     ]
     if not norms:
         return
@@ -145,19 +192,24 @@ def _gradients(layers: list[Layer]) -> Iterator[Finding]:
 
 
 def _updates(layers: list[Layer]) -> Iterator[Finding]:
-    low, high = UPDATE_RANGE
+    low, high = UPDATE_LIMITS
     for layer in layers:
         if "output" in layer.silent:
             continue
-        frozen = layer.update is not None and not bool(layer.update.any())
-        if frozen or "update" in layer.silent:
-            yield fault("frozen", layer.name, "the weights never changed" + ("" if frozen else _because(layer.silent["update"])))
+        if _is_still(layer):
+            if layer.trained or (layer.trained is None and _has_gradients(layer)):
+                yield fault("frozen", layer.name, "the weights never changed" + _because(layer.silent.get("update", "")))
         elif layer.ratio > high:
             what = f"updates are too large: a typical step changes the weights by {shown_range(layer.ratio)}"
             yield fault("too large", layer.name, what)
         elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
             what = f"updates are too small: the largest step changes the weights by {shown_range(layer.ratio_at(1.0))}"
             yield fault("too small", layer.name, what)
+
+
+def _is_still(layer: Layer) -> bool:
+    """Whether the weights never changed."""
+    return "update" in layer.silent or (layer.update is not None and not bool(layer.update.any()))
 
 
 def _because(reason: str) -> str:

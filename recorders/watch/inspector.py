@@ -1,10 +1,9 @@
-"""Inspector: puts lenses on a network, and writes and shows what they record in each epoch."""
+"""Inspector: puts lenses on a network, and writes and shows what they record in each epoch, or in some steps."""
 
 from __future__ import annotations
 
 import builtins
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -12,17 +11,19 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.errors import LensError, RecordingWarning, TargetError
+from recorders.errors import LensError, TargetError
 from recorders.recorder.recorder import Recorder
 from recorders.schedule.clock import Clock
-from recorders.watch.charts import ChartView, keep_charts
+from recorders.watch.charts import ChartView, charts_of, keep_charts
 from recorders.watch.lens_recorders import LensRecorders
-from recorders.watch.lenses import Lens, LossMetrics
+from recorders.watch.lens_set import complete
+from recorders.watch.lenses import Lens
+from recorders.watch.position import Position
 from recorders.watch.ranks import Ranks
+from recorders.watch.showing import Showing
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers
 from recorders.watch.visualizers.choice import Visualizers
-from recorders.watch.visualizers.visualizer import finish
 
 __all__ = ["Inspector"]
 
@@ -32,6 +33,9 @@ _Item = TypeVar("_Item")
 class Inspector:
     """Watches a network through lenses: each `tick_epoch` writes what they recorded into a timeline, and shows it.
 
+    `tick` does the same after some steps, for a timeline of steps. Training and evaluation are recorded apart: charts of what was
+    recorded in evaluation have titles that end in "in Evaluation".
+
     Args:
         lenses: one or several.
         visualizer: "text", "matplotlib", "html:report.html", "tensorboard:runs/x", "wandb:project", an object with
@@ -40,11 +44,13 @@ class Inspector:
         depth: watch the modules at this level below the network (its children are level 1), and leaves above it; None for all
             leaves.
         active: the epochs in which lenses record: a number n for every n-th epoch from 0 on, or a function of the epoch. In other
-            epochs their hooks are off and cost nothing; pushed values are always recorded.
-        timeline: where to write: a `Timeline`, or the path of one, which is continued; None for one in memory.
+            epochs their hooks are off and cost nothing; pushed values are always recorded. With `tick`, the steps after which they
+            record until the next tick.
+        timeline: where to write: a `Timeline`, or the path of one, which is continued, after its last tick, with its number of
+            steps; see `resume`. None for one in memory.
         optimizer: advances the clock, as in `Recorder.attach`; without one, call `step()` after every step.
         every_step: in active epochs, record in steps that this number divides. This does not apply to monitors of a lens that
-            choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks.
+            choose their steps themselves (`steps=`, `every_step=`), nor to those that record at ticks, nor to evaluation.
         train_loss_str: the name of training losses.
         non_train_loss_str: the name of other losses.
         master_rank: in distributed training, the rank that shows what all ranks recorded, and that writes the file of the timeline
@@ -52,7 +58,7 @@ class Inspector:
             each rank shows and writes its own.
 
     Attributes:
-        clock: the clock that all lenses share; it goes on across epochs and networks. To resume, set `clock.step`.
+        clock: the clock that all lenses share; it goes on across epochs and networks.
 
     Raises:
         LensError: two charts have the same title, the visualizer is unknown, or a number is out of range.
@@ -85,7 +91,7 @@ class Inspector:
         non_train_loss_str: str = "eval",
         master_rank: int | None = 0,
     ) -> None:
-        self.lenses = _lenses(lenses)
+        self.lenses = complete(lenses)
         if depth is not None and depth < 0:
             raise LensError(f"Inspector(depth={depth}): a depth is 0 for the network itself, 1 for its children, and so on")
         if not callable(active) and active < 1:
@@ -93,7 +99,7 @@ class Inspector:
         if not isinstance(every_step, int) or every_step < 1:
             raise LensError(f"Inspector(every_step={every_step!r}): give every how many steps, at least 1")
         self.every_step, self.clock = every_step, Clock()
-        self.visualizers: tuple[Visualizer, ...] = as_visualizers(visualizer)
+        self._showing = Showing(as_visualizers(visualizer))
         self.depth, self._counting = depth, False
         self._ranks = Ranks(master_rank)
         written = timeline if self._ranks.shows else None
@@ -102,18 +108,33 @@ class Inspector:
         self._net: weakref.ref[nn.Module] | None = None
         if train_loss_str == non_train_loss_str:
             raise LensError(f"training losses and others need different names, or they are mixed; both are {train_loss_str!r}")
-        self._recorders = LensRecorders(self.lenses, self.clock, every_step, (train_loss_str, non_train_loss_str))
-        self._failed: set[int] = set()
-        self.epoch = max(self.timeline.ticks(), default=-1) + 1
+        earlier = {view.title: view.layers for view in charts_of(self.timeline)}
+        self._recorders = LensRecorders(self.lenses, self.clock, every_step, (train_loss_str, non_train_loss_str), earlier)
+        self._position = Position(self.timeline, self.clock, self._ranks)
+        self._position.go_on()
         if optimizer is not None:
             self.clock.attach(optimizer)
         if net is not None:
             self.attach(net)
 
     @property
+    def epoch(self) -> int:
+        """The number of the present epoch; with `tick`, the step of the last tick. It can be set."""
+        return self._position.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._position.epoch = epoch
+
+    @property
     def attached(self) -> bool:
         """Whether the inspector is on a network."""
         return self._net is not None
+
+    @property
+    def visualizers(self) -> tuple[Visualizer, ...]:
+        """All visualizers."""
+        return self._showing.visualizers
 
     @property
     def visualizer(self) -> Visualizer | None:
@@ -170,6 +191,20 @@ class Inspector:
         self.clock.advance()
         return self
 
+    def resume(self, start: int) -> Inspector:
+        """Goes back to where an epoch begins, for a training that goes on from a checkpoint; returns the inspector.
+
+        Deletes later ticks from the timeline, and what was recorded since the last one; sets the clock back to the number of steps
+        that it had then. In distributed training every rank calls it, and goes on from the timeline of the rank that writes it.
+
+        Args:
+            start: the epoch that begins; in a timeline of steps, the number of steps that have ended, whose tick stays.
+        """
+        self._position.go_back(start)
+        self._recorders.reset()
+        self._set_hooks()
+        return self
+
     def detach(self) -> Inspector:
         """Takes all hooks off, also those on loss modules; returns the inspector.
 
@@ -180,8 +215,7 @@ class Inspector:
         self._recorders.detach()
         self.clock.uncount()
         self._counting = False
-        for visualizer in self.visualizers:
-            self._guard(visualizer, "when the inspector was detached", finish, visualizer)
+        self._showing.finish()
         return self
 
     def push_loss(self, value: Tensor | float, *, train: bool = True, running: bool = True) -> None:
@@ -201,6 +235,18 @@ class Inspector:
         """Records a metric of this epoch under a name; otherwise like `push_loss`."""
         self._recorders.push("metric", name, value, running)
 
+    def tick(self, step: int | None = None) -> None:
+        """Like `tick_epoch`, but after some steps, whenever you call it: the ticks of the timeline are numbers of steps.
+
+        Args:
+            step: the number of steps that have ended; None for `clock.step`.
+
+        Raises:
+            TickError: the timeline has this step already, its ticks are epochs, or no step has ended since the last tick.
+            StorageError: as in `tick_epoch`.
+        """
+        self._end(self._position.check("step", step))
+
     def tick_epoch(self, epoch: int | None = None) -> None:
         """Ends an epoch: writes its results into the timeline in one transaction, shows them, and starts the next epoch empty.
 
@@ -211,36 +257,48 @@ class Inspector:
             epoch: its number; None for the last one plus 1.
 
         Raises:
-            TickError: the timeline has this epoch already. Nothing is lost: tick with another number.
+            TickError: the timeline has this epoch already, or its ticks are steps. Nothing is lost: tick with another number.
             StorageError: the timeline cannot be written. Nothing is lost: tick again, on every rank.
 
         Warns:
             RecordingWarning: a visualizer raised, or ranks do not fit together (then each has its own numbers); once. Training goes
                 on.
         """
+        self._end(self._position.check("epoch", epoch))
+
+    def _end(self, number: int) -> None:
         recording = self._recorders.recording(tick=self.attached and self._active(self.epoch))
-        recording, tick = self._ranks.merge(recording, self.epoch if epoch is None else epoch)
+        recording, tick = self._ranks.merge(recording, number)
         rows = self._recorders.rows(recording)
-        self.timeline.append(tick, rows)
+        self.timeline.append(tick, rows, self.clock.step)
         self._recorders.reset()
-        self.epoch = tick + 1
+        self._position.ended(tick)
         self._set_hooks()
         if rows and self._ranks.shows:
-            self._show(tick)
+            keep_charts(self.timeline, charts := self.charts)
+            self._showing.show(tick, charts)
 
-    def iter(self, iterable: Iterable[_Item]) -> Iterator[_Item]:
-        """Yields the items, each an epoch: calls `tick_epoch()` after the body of the loop, but not after a `break`."""
-        for item in iterable:
-            yield item
-            self.tick_epoch()
+    def iter(self, iterable: Iterable[_Item], *, progress: bool = False) -> Iterator[_Item]:
+        """Yields the items, each an epoch: calls `tick_epoch()` after the body of the loop, but not after a `break`.
 
-    def range(self, *args: int) -> Iterator[int]:
+        `progress=True` shows a bar with the last losses and metrics; it needs no library.
+        """
+        with self._showing.bar(iterable, progress and self._ranks.shows, lambda: self.charts) as advance:
+            for item in iterable:
+                yield item
+                self.tick_epoch()
+                advance()
+
+    def range(self, *args: int, progress: bool = False) -> Iterator[int]:
         """Like `iter(range(...))`; the numbers are those of the epochs."""
-        for epoch in builtins.range(*args):
-            self.epoch = epoch
-            self._set_hooks()
-            yield epoch
-            self.tick_epoch(epoch)
+        epochs = builtins.range(*args)
+        with self._showing.bar(epochs, progress and self._ranks.shows, lambda: self.charts) as advance:
+            for epoch in epochs:
+                self.epoch = epoch
+                self._set_hooks()
+                yield epoch
+                self.tick_epoch(epoch)
+                advance()
 
     def __enter__(self) -> Inspector:
         return self
@@ -256,36 +314,3 @@ class Inspector:
         """Puts hooks on in active epochs and takes them off in others."""
         if self.attached:
             self._recorders.switch(self._active(self.epoch))
-
-    def _show(self, tick: int) -> None:
-        charts = self.charts
-        keep_charts(self.timeline, charts)
-        for visualizer in self.visualizers:
-            self._guard(visualizer, f"at tick {tick}", visualizer.show, tick, charts)
-
-    def _guard(self, visualizer: Visualizer, when: str, work: Callable[..., None], *arguments: object) -> None:
-        """Calls a visualizer; if it raises, warns once."""
-        try:
-            work(*arguments)
-        except Exception as error:
-            if id(visualizer) not in self._failed:
-                self._failed.add(id(visualizer))
-                message = f"{type(visualizer).__name__} failed {when}: {type(error).__name__}: {error}"
-                warnings.warn(f"{message}; the timeline has its numbers, and training goes on", RecordingWarning, stacklevel=4)
-
-
-def _lenses(given: Lens | Iterable[Lens]) -> tuple[Lens, ...]:
-    """The lenses, and `LossMetrics` for losses and metrics that none of them shows."""
-    lenses = (given,) if isinstance(given, Lens) else tuple(given)
-    for lens in lenses:
-        if not isinstance(lens, Lens):
-            raise LensError(f"an inspector takes lenses, such as OutputGradientGeometry(); got {lens!r}")
-    shown = {group for lens in lenses for chart in lens.charts for group in chart.of[:1]}
-    shown |= {"loss", "metric"} if "pushed" in shown else set()
-    default = LossMetrics()
-    if missing := tuple(chart for chart in default.charts if chart.of[0] not in shown):
-        lenses = (*lenses, Lens(default.name, missing))
-    titles = [chart.title for lens in lenses for chart in lens.charts]
-    if twice := sorted({title for title in titles if titles.count(title) > 1}):
-        raise LensError(f"several charts are called {twice[0]!r}: rename one with dataclasses.replace(chart, title=...)")
-    return lenses

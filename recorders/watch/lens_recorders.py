@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -22,6 +21,7 @@ from recorders.watch.charts import Chart
 from recorders.watch.lenses.layers import is_watched, natural_key, results_by_group, value_at
 from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.spread import spread, statistics
+from recorders.watch.phases import is_of_evaluation, with_options
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -39,14 +39,22 @@ class LensRecorders:
         clock: the clock that all monitors share.
         every_step: monitors record in steps that this number divides, unless they choose their steps themselves.
         loss_names: the names of training losses and of evaluation losses.
+        earlier: the layers of charts, by title, in the part of the training that this one continues.
 
     Attributes:
         by_lens: the recorder of each lens, by its name; the second lens of one name is called "name 2".
     """
 
-    def __init__(self, lenses: tuple[Lens, ...], clock: Clock, every_step: int, loss_names: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        lenses: tuple[Lens, ...],
+        clock: Clock,
+        every_step: int,
+        loss_names: tuple[str, str],
+        earlier: Mapping[str, tuple[str, ...]],
+    ) -> None:
         self._lenses = _by_name(lenses)
-        self._clock, self._every_step, self._loss_names = clock, every_step, loss_names
+        self._clock, self._every_step, self._loss_names, self._earlier = clock, every_step, loss_names, earlier
         self.by_lens: dict[str, Recorder] = {}
         self._layers: dict[str, dict[str, list[str]]] = {chart.title: {} for lens in lenses for chart in lens.charts}
         self._pushed: dict[Kind, dict[str, CallMonitor]] = {"loss": {}, "metric": {}}
@@ -61,8 +69,8 @@ class LensRecorders:
                 self.by_lens[name] = recorder = self._record(lens, net, depth)
                 groups = results_by_group(lens, recorder.snapshot())
                 for chart in own_charts(lens):
-                    for layer in groups.get(chart.of[0], {}):
-                        self._layers[chart.title].setdefault(layer, [])
+                    if not is_of_evaluation(chart):
+                        self._know(chart, groups.get(chart.of[0], {}))
             if lens.loss_fn is not None:
                 observe = partial(_observe, push_output, lens.loss_phase, lens.loss_running)
                 self._loss_hooks.append(lens.loss_fn.register_forward_hook(Hook(observe, observe)))
@@ -79,6 +87,10 @@ class LensRecorders:
         for monitor in recorder.values():
             monitor.clock = self._clock
         return recorder
+
+    def _know(self, chart: Chart, layers: Iterable[str]) -> None:
+        for layer in layers:
+            self._layers[chart.title].setdefault(layer, [])
 
     def detach(self) -> None:
         """Takes all hooks off, also those on loss modules; results stay."""
@@ -129,8 +141,12 @@ class LensRecorders:
         for name, lens in self._lenses.items():
             results = pushed | results_by_group(lens, _from(recording, f"lens {name}"))
             for chart in own_charts(lens):
-                for layer, leaves in results.get(chart.of[0], {}).items():
-                    known = self._layers[chart.title].setdefault(layer, [])
+                layers = results.get(chart.of[0], {})
+                if is_of_evaluation(chart) and not any(layers.values()):
+                    continue  # who evaluates nothing sees no charts of it
+                self._know(chart, layers)
+                for layer, leaves in layers.items():
+                    known = self._layers[chart.title][layer]
                     for path, result in leaves.items():
                         shown = f"{layer}[{path}]" if path else layer
                         if (part := value_at(result, chart.of[1:])) is not None:
@@ -151,7 +167,10 @@ class LensRecorders:
     def layers(self, chart: Chart) -> tuple[str, ...]:
         """The layers of a chart in network order, also those that never ran; a layer with several outputs once for each."""
         titles = [across.title for across in chart.across] or [chart.title]
-        found = dict.fromkeys(name for title in titles for layer, names in self._layers[title].items() for name in names or [layer])
+        earlier = dict.fromkeys(name for title in titles for name in self._earlier.get(title, ()))
+        several = {name.rpartition("[")[0] for name in earlier if name.endswith("]")}
+        now = (name for title in titles for layer, names in self._layers[title].items() for name in names or [layer])
+        found = dict.fromkeys((*earlier, *(name for name in now if name in earlier or name not in several)))
         wanted = {*chart.only, *map(_loss, self._loss_names)} if chart.only else found
         return tuple(name for name in found if name in wanted)
 
@@ -189,10 +208,10 @@ def _loss(name: str) -> str:
 
 
 def _with_every_step(monitors: Mapping[str, Monitor], every_step: int) -> dict[str, Monitor]:
-    """The monitors with this `every_step`; monitors that choose their steps, or record at ticks, as they are."""
+    """The monitors with this `every_step`; those that choose their steps, or record at ticks or in evaluation only, as they are."""
     changed = dict(monitors)
     for group, monitor in monitors.items():
-        if every_step != 1 and not monitor.gate.chooses_steps and getattr(monitor, "when", None) != "tick":
-            recipe = monitor.constructor
-            changed[group] = replace(recipe, options=(*recipe.options, ("every_step", every_step)))(monitor.attr)
+        gate = monitor.gate
+        if every_step != 1 and gate.train_update and not gate.chooses_steps and getattr(monitor, "when", None) != "tick":
+            changed[group] = with_options(monitor, every_step=every_step)
     return changed

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
-from recorders.watch.charts import ChartView, charts_of
-from recorders.watch.fault import DEAD_SHARE, GRADIENT_DECAY, UPDATE_RANGE, Finding, Findings, fault, shown_range
+from recorders.watch.charts import ChartView, charts_of, network_order
+from recorders.watch.fault import (
+    GRADIENT_DECAY,
+    UNIT_SHARE,
+    UPDATE_LIMITS,
+    Finding,
+    Findings,
+    fault,
+    is_massive,
+    shown_outliers,
+    shown_range,
+)
 from recorders.watch.timeline import Timeline
 
 __all__ = ["findings_over_time"]
@@ -15,23 +25,41 @@ __all__ = ["findings_over_time"]
 Course: TypeAlias = Mapping[str, dict[int, float]]
 """Values by layer and by tick."""
 
+_Value = TypeVar("_Value")
+_FIRST = "First Nonfinite"
+
 
 def findings_over_time(timeline: Timeline) -> Findings:
     """The likely faults that the charts of a timeline show at its last tick, each with the tick since when; worst first.
 
-    They are known by the titles that the lenses give: of every chart the values that are not finite; "Dead Units" of the lens
-    `DeadUnits`; "Output Gradient Norm" or "RMS" of `OutputGradientGeometry`; "Weight Update Ratio" of `UpdateRatio`.
+    They are known by the titles that the lenses give: of every chart the values that are not finite; of charts of outputs the
+    layers that never ran, or no more; "Dead Units" of the lens `DeadUnits`; "Saturated Units" of `Saturation`, but for the last
+    layer, which may give probabilities; "Outlier Features" of `Outliers`, or "Output Quantiles" of `Quantiles`; "Output Gradient
+    Norm" or "RMS" of `OutputGradientGeometry`; "Weight Update Ratio" of `UpdateRatio`. Weights that never changed are a fault if
+    the lens `ParameterGradientGeometry` shows gradients of them; else they may be frozen on purpose, and `unexamined` names them.
     """
     views = {view.title: view for view in charts_of(timeline) if not view.chart.across}
+    order = network_order(view.layers for view in views.values())
     gradients = next((views[title] for title in ("Output Gradient Norm", "Output Gradient RMS") if title in views), None)
-    found = [*_nonfinite(timeline, views.values()), *_dead(views.get("Dead Units"))]
-    found += [*_gradients(gradients), *_updates(views.get("Weight Update Ratio"))]
+    outliers = next((views[title] for title in ("Outlier Features", "Output Quantiles") if title in views), None)
+    still = _still(views.get("Weight Update Ratio"))
+    moved = {layer for layer, norms in _course(views.get("Weight Gradient Norm"), "mean").items() if any(norms.values())}
+    used = moved | {layer for layer in _course(views.get("Weight Update Ratio"), "mean") if layer not in still}
+    found = [*_nonfinite(timeline, views, order), *_never_ran(timeline, views, used), *_dead(views.get("Dead Units"))]
+    found += [*_saturated(views.get("Saturated Units"), order), *_outliers(outliers), *_gradients(gradients)]
+    found += [fault("frozen", layer, "the weights never changed", since) for layer, since in still.items() if layer in moved]
+    found += _updates(views.get("Weight Update Ratio"), still)
     missing = {
         "DeadUnits": "Dead Units" in views,
+        "Saturation": "Saturated Units" in views,
+        "Outliers": outliers,
         "OutputGradientGeometry": gradients,
         "UpdateRatio": "Weight Update Ratio" in views,
     }
-    return Findings(found, (f"what the lens {lens} shows" for lens, there in missing.items() if not there))
+    unexamined = [f"what the lens {lens} shows" for lens, there in missing.items() if not there]
+    if unknown := [layer for layer in still if layer not in moved]:
+        unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(unknown)}")
+    return Findings(found, unexamined)
 
 
 def _course(view: ChartView | None, statistic: str) -> Course:
@@ -41,35 +69,93 @@ def _course(view: ChartView | None, statistic: str) -> Course:
     return {layer: values for layer, values in found.items() if values}
 
 
-def _since(ticks: Iterable[int], holds: Callable[[int], bool]) -> int | None:
+def _since(values: Mapping[int, _Value], holds: Callable[[_Value], bool]) -> int | None:
     """The first of the last ticks in a row at which something holds; None if it does not hold at the last."""
     first = None
-    for tick in sorted(ticks, reverse=True):
-        if not holds(tick):
+    for tick in sorted(values, reverse=True):
+        if not holds(values[tick]):
             break
         first = tick
     return first
 
 
-def _nonfinite(timeline: Timeline, views: Iterable[ChartView]) -> Iterator[Finding]:
-    """One finding, where it began: NaN spreads to what is computed later."""
-    known = timeline.first_above("nonfinite", 0.0)
-    begun: dict[str, int] = {}
-    for view in views:
+def _nonfinite(timeline: Timeline, views: Mapping[str, ChartView], order: Sequence[str]) -> Iterator[Finding]:
+    """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
+    known, names = timeline.first_above("nonfinite", 0.0), set(timeline.names())
+    begun: dict[str, tuple[int, int, float, int]] = {}
+    for view in views.values():
+        group = view.chart.of[0]
+        role = 1 if group in ("loss", "metric", "pushed") else 2 if group in ("gradient", "weight", "bias") else 0
         for layer in view.layers:
-            if (tick := known.get(view.chart.row(layer))) is not None:
-                begun[layer] = min(begun.get(layer, tick), tick)
+            tick, observation = known.get(view.chart.row(layer)), math.inf
+            if view.title.startswith(_FIRST) and view.chart.row(layer) in names:
+                (tick, *_), (observation, *_) = view.series(layer, "mean")
+            if tick is not None:
+                place = order.index(layer)  # gradients are computed from the last layer on
+                start = (tick, role, observation, -place if role == 2 else place)
+                begun[layer] = min(begun.get(layer, start), start)
     if begun:
         first = min(begun, key=begun.__getitem__)
-        others = f", and in {len(begun) - 1} more" if len(begun) > 1 else ""
-        yield fault("nonfinite", first, f"values are NaN or infinite{others}", begun[first])
+        tick, _, observation, _ = begun[first]
+        what = "values are NaN or infinite"
+        what += "" if math.isinf(observation) else f", for the first time in observation {observation:.0f} of the tick"
+        yield fault("nonfinite", first, what + (f", and in {len(begun) - 1} more" if len(begun) > 1 else ""), tick)
+
+
+def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Container[str]) -> Iterator[Finding]:
+    """Layers without a value in any chart of outputs, or at the last tick at which others have one."""
+    names = set(timeline.names())
+    told: set[str] = set()
+    for title, view in views.items():
+        rows = {layer: view.chart.row(layer) for layer in view.layers}
+        if view.chart.of[0] != "output" or title.startswith(_FIRST) or not names.intersection(rows.values()):
+            continue
+        last: set[str] = set()
+        for tick in reversed(timeline.ticks()):
+            if last := {layer for layer, row in rows.items() if row in (there := timeline.at(tick))}:
+                break
+        for layer in (layer for layer in view.layers if layer not in last | told):
+            if rows[layer] in names:
+                own = max(view.series(layer, timeline.statistics(rows[layer])[0])[0], default=-math.inf)
+                other = next(iter(last))
+                ticks = view.series(other, next(iter(there[rows[other]])))[0]
+                yield fault("never ran", layer, "it gives no output any more", min(tick for tick in ticks if tick > own))
+            elif layer in used or layer.rpartition(".")[2] == "out_proj":
+                continue  # the attention of PyTorch uses the weights of its out_proj without calling it
+            else:
+                yield fault("never ran", layer, "no output was recorded")
+            told.add(layer)
 
 
 def _dead(view: ChartView | None) -> Iterator[Finding]:
     for layer, shares in _course(view, "mean").items():
-        since = _since(shares, lambda tick, shares=shares: shares[tick] > DEAD_SHARE)  # type: ignore[misc]
+        since = _since(shares, lambda share: share > UNIT_SHARE)
         if since is not None:
             yield fault("dead", layer, f"{shares[max(shares)]:.0%} of the units are dead: they were never active", since)
+
+
+def _saturated(view: ChartView | None, order: Sequence[str]) -> Iterator[Finding]:
+    for layer, shares in _course(view, "mean").items():
+        since = _since(shares, lambda share: share > UNIT_SHARE)
+        if since is not None and layer != order[-1]:
+            what = f"{shares[max(shares)]:.0%} of the units are saturated: nearly all outputs lie at the ends of the curve"
+            yield fault("saturated", layer, what, since)
+
+
+def _outliers(view: ChartView | None) -> Iterator[Finding]:
+    """One finding, where they began: later layers hand them on."""
+    names = ("largest", "typical") if view is not None and view.title == "Outlier Features" else ("min", "max", "Q1", "Q3")
+    courses = [_course(view, name) for name in names]
+    hit: dict[str, tuple[int, tuple[float, float]]] = {}
+    for layer, ticks in courses[0].items():
+        values = {tick: [abs(course[layer].get(tick, math.nan)) for course in courses] for tick in ticks}
+        sizes = {tick: (max(found[: len(found) // 2]), max(found[len(found) // 2 :])) for tick, found in values.items()}
+        if (since := _since(sizes, lambda pair: is_massive(*pair))) is not None:
+            hit[layer] = since, sizes[max(sizes)]
+    if hit:
+        first = min(hit, key=lambda layer: hit[layer][0])
+        since, pair = hit[first]
+        yield fault("outliers", first, shown_outliers(*pair, len(hit) - 1), since)
 
 
 def _gradients(view: ChartView | None) -> Iterator[Finding]:
@@ -81,20 +167,11 @@ def _gradients(view: ChartView | None) -> Iterator[Finding]:
             if math.isfinite(value):
                 by_tick.setdefault(tick, {})[layer] = value
     order = list(norms)
-
-    def worst(tick: int) -> tuple[str, str]:
-        known = by_tick[tick]
-        return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-
-    def uneven(tick: int) -> bool:
-        low, high = worst(tick)
-        return by_tick[tick][low] < GRADIENT_DECAY * by_tick[tick][high]
-
-    since = _since(by_tick, uneven)
+    since = _since(by_tick, lambda known: min(known.values()) < GRADIENT_DECAY * max(known.values()))
     if since is None:
         return
     last = by_tick[max(by_tick)]
-    low, high = worst(max(by_tick))
+    low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
     if order.index(low) < order.index(high):
         what = f"gradients vanish on their way back: their norm is {last[high]:.1e} at {high} and {last[low]:.1e} here"
         yield fault("vanishing", low, what, since)
@@ -103,14 +180,24 @@ def _gradients(view: ChartView | None) -> Iterator[Finding]:
         yield fault("exploding", high, what, since)
 
 
-def _updates(view: ChartView | None) -> Iterator[Finding]:
-    least, most = UPDATE_RANGE
+def _still(view: ChartView | None) -> dict[str, int | None]:
+    """The layers whose weights never changed, with the first tick at which that was seen."""
+    courses = _course(view, "max") or _course(view, "mean")
+    silent = [layer for layer in view.layers if layer not in courses] if view is not None and courses else []
+    first = min((min(course) for course in courses.values()), default=None)
+    return {**dict.fromkeys(silent, first), **{layer: min(course) for layer, course in courses.items() if not any(course.values())}}
+
+
+def _updates(view: ChartView | None, still: Mapping[str, int | None]) -> Iterator[Finding]:
+    least, most = UPDATE_LIMITS
     largest = _course(view, "max")
     for layer, ratios in _course(view, "mean").items():
+        if layer in still:
+            continue
         mean = ratios[max(ratios)]
-        over = _since(ratios, lambda tick, ratios=ratios: ratios[tick] > most)  # type: ignore[misc]
+        over = _since(ratios, lambda ratio: ratio > most)
         highest = largest.get(layer, ratios)
-        under = _since(highest, lambda tick, highest=highest: highest[tick] < least)  # type: ignore[misc]
+        under = _since(highest, lambda ratio: ratio < least)
         if over is not None:
             yield fault("too large", layer, f"updates are too large: a step changes the weights by {shown_range(mean)}", over)
         elif under == min(highest):  # since the beginning: a training that converges makes small steps in the end

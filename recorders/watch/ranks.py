@@ -37,6 +37,15 @@ class Ranks:
         """Whether this rank shows what was recorded."""
         return self.apart or dist.get_rank() == self._master
 
+    def highest(self, *numbers: int) -> list[int]:
+        """The highest of each number over all ranks, in one exchange."""
+        if self.apart:
+            return [*numbers]
+        highest = Max("n -> n")
+        part = Subrecording(highest, {"": highest.update({}, torch.tensor(numbers))}, 1)
+        found: list[int] = sync(Recording({_EPOCH: part}))[_EPOCH].peek().tolist()
+        return found
+
     def merge(self, recording: Recording, epoch: int) -> tuple[Recording, int]:
         """What all ranks recorded, in one exchange, and the highest of their epochs; if ranks do not fit, warns once."""
         if self.apart:

@@ -9,19 +9,15 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from recorders.errors import CorruptRecordingError, SelectionError, StorageError, TickError
 from recorders.watch.timeline_file import as_storage_error, open_file, transaction
+from recorders.watch.timeline_rows import TimelineRows, numbers_of
 
-__all__ = ["Row", "Timeline", "TimelineRows"]
+__all__ = ["MEMORY", "Row", "Timeline", "TimelineRows"]
 
-TimelineRows: TypeAlias = Mapping[str, Mapping[str, "float | Tensor"]]
-
-_MEMORY = ":memory:"
+MEMORY = ":memory:"
 
 
 class Row(NamedTuple):
@@ -56,27 +52,28 @@ class Timeline:
     (([1, 2], [0.9, 0.5]), {'loss': {'mean': 0.9, 'max': 1.5}})
     """
 
-    def __init__(self, path: str | os.PathLike[str] = _MEMORY) -> None:
+    def __init__(self, path: str | os.PathLike[str] = MEMORY) -> None:
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._ids: dict[tuple[str, str], int] = {}
         self.path = os.fspath(path)
         if not isinstance(self.path, str) or not self.path:
-            raise StorageError(f"a timeline needs the path of a file, or {_MEMORY!r}; got {path!r}")
-        if self.path != _MEMORY:
+            raise StorageError(f"a timeline needs the path of a file, or {MEMORY!r}; got {path!r}")
+        if self.path != MEMORY:
             self.path = os.path.abspath(self.path)
         _timelines.add(self)
         with self._session():
             pass
 
-    def append(self, tick: int, rows: TimelineRows) -> None:
+    def append(self, tick: int, rows: TimelineRows, step: int | None = None) -> None:
         """Writes one tick in one transaction.
 
         Args:
             tick: a new whole number, such as an epoch.
             rows: numbers, or tensors of one element, by name and by statistic; also NaN and infinities. Tensors are copied to the
                 CPU in one transfer for each device and dtype.
+            step: the number of optimizer steps that ended before this tick; None if it is not known.
 
         Raises:
             TickError: the tick exists already (it is never overwritten: `forget` it first), or is not a whole number.
@@ -84,7 +81,7 @@ class Timeline:
         """
         if isinstance(tick, bool) or not isinstance(tick, int) or not -(2**63) <= tick < 2**63:
             raise TickError(f"a tick is a whole number of at most 64 bits, such as an epoch; got {tick!r}")
-        values = _numbers(rows)
+        values = numbers_of(rows)
         with self._session() as db:
             with transaction(db):
                 if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (tick,)).fetchone():
@@ -94,7 +91,7 @@ class Timeline:
                     )
                 fresh = self._new_ids(db, values)
                 ids = {**self._ids, **fresh} if fresh else self._ids
-                db.execute("INSERT INTO ticks (tick) VALUES (?)", (tick,))
+                db.execute("INSERT INTO ticks VALUES (?, ?)", (tick, step))
                 db.executemany("INSERT INTO samples VALUES (?, ?, ?)", ((tick, ids[key], value) for key, value in values.items()))
             self._ids.update(fresh)
 
@@ -107,6 +104,13 @@ class Timeline:
     def ticks(self) -> list[int]:
         """All ticks, ascending."""
         return [tick for (tick,) in self._query("SELECT tick FROM ticks ORDER BY tick")]
+
+    def steps(self) -> dict[int, int]:
+        """The number of optimizer steps that ended before each tick; ticks of which it is not known are left out."""
+        found = self._query("SELECT tick, step FROM ticks WHERE step IS NOT NULL ORDER BY tick")
+        if wrong := [step for _, step in found if not isinstance(step, int) or step < 0]:
+            raise CorruptRecordingError(f"{self.path} holds {wrong[0]!r:.40} instead of a number of steps")
+        return dict(found)
 
     def names(self) -> list[str]:
         """All names, in the order in which they were first appended."""
@@ -255,37 +259,18 @@ class Timeline:
                 raise StorageError(f"{self.path}: this timeline is closed; open it again with Timeline(path)")
             try:
                 if self._connection is None:
-                    self._connection = open_file(self.path)
+                    self._connection = self._open()
                 yield self._connection
             except (sqlite3.Error, UnicodeError) as error:
                 raise as_storage_error(error, self.path) from error
+
+    def _open(self) -> sqlite3.Connection:
+        return open_file(self.path)
 
     def _disconnect(self) -> None:
         connection, self._connection, self._ids = self._connection, None, {}
         if connection is not None:
             connection.close()
-
-
-def _numbers(rows: TimelineRows) -> dict[tuple[str, str], float]:
-    """All values as floats by (name, statistic)."""
-    values: dict[tuple[str, str], float] = {}
-    tensors: dict[tuple[torch.device, torch.dtype], dict[tuple[str, str], Tensor]] = {}
-    for name, statistics in rows.items():
-        for statistic, value in statistics.items():
-            key = (name, statistic)
-            if not isinstance(name, str) or not isinstance(statistic, str):
-                raise TypeError(f"names and statistics are strings; got {key!r}")
-            if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-                tensors.setdefault((value.device, value.dtype), {})[key] = value.detach().reshape(())
-                values[key] = math.nan  # keeps the place; replaced below
-            elif not isinstance(value, Tensor) and hasattr(value, "__float__"):
-                values[key] = float(value)
-            else:
-                what = f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
-                raise TypeError(f"{statistic!r} of {name!r} must be a number or a real tensor of one element; got {what}")
-    for group in tensors.values():
-        values.update(zip(group, torch.stack(list(group.values())).cpu().double().tolist(), strict=True))
-    return values
 
 
 def _listed(known: list[Any]) -> str:
@@ -303,7 +288,7 @@ def _before_fork() -> None:
     for timeline in list(_timelines):
         timeline._lock.acquire()
         _locked.append(timeline)
-        if timeline.path != _MEMORY:
+        if timeline.path != MEMORY:
             with contextlib.suppress(sqlite3.Error):
                 timeline._disconnect()
 

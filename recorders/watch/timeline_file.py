@@ -17,7 +17,7 @@ _PATIENCE = 30.0  # seconds to wait for another process that is writing
 
 # Keyed by tick first, so that an append touches few pages; a series is read by one look-up for each row of `ticks`.
 _TABLES = (
-    "CREATE TABLE ticks (tick INTEGER PRIMARY KEY)",
+    "CREATE TABLE ticks (tick INTEGER PRIMARY KEY, step INTEGER)",
     "CREATE TABLE series (id INTEGER PRIMARY KEY, name TEXT NOT NULL, statistic TEXT NOT NULL, UNIQUE (name, statistic))",
     "CREATE TABLE samples (tick INTEGER NOT NULL, series INTEGER NOT NULL, value REAL, PRIMARY KEY (tick, series)) WITHOUT ROWID",
     "CREATE TABLE notes (key TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID",

@@ -47,6 +47,9 @@ class Reducer(ABC):
     bounded: ClassVar[bool] = True
     """Whether the size of a state has a bound, however many observations there are."""
 
+    state_version: ClassVar[int] = 1
+    """The version of the form of the states: raise it if saved states mean something else from now on."""
+
     interpolation: ClassVar[str] = "previous"
     """The default interpolation of `History.view` between two steps."""
 

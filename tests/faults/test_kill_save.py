@@ -24,7 +24,8 @@ import torch
 
 from recorders import Recording, Subrecording
 from recorders.errors import NotARecordingError, StorageError
-from recorders.recordings.storage import load, save
+from recorders.recordings.loading import load
+from recorders.recordings.storage import save
 from reducers import Sum
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

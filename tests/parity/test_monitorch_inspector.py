@@ -13,7 +13,8 @@ from torch import nn
 from recorders import Inspector, Timeline, lenses
 from recorders.errors import TargetError
 from recorders.watch.charts import ChartView
-from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, play
+from recorders.watch.replay import replay
+from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer
 
 theirs, inspectors = pytest.importorskip("monitorch.lens"), pytest.importorskip("monitorch.inspector")
 
@@ -221,7 +222,7 @@ def test_a_recorded_training_is_played_back(seed: int, tmp_path: Path) -> None:
     kept, again = Kept(), Shown()
     visualizers.PlayerVisualizer(file, kept).playback()
     with Timeline(tmp_path / "run.db") as timeline:
-        play(timeline, again)
+        replay(timeline, again)
         same_lines(kept, Inspector([], timeline=timeline), "Output Norm")
     assert again.shown == live.shown
     assert len(again.shown) == 3

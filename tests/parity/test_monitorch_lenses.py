@@ -68,8 +68,8 @@ def same_shares(kept: Kept, our: Inspector, theirs: str, ours: str) -> None:
     [
         {},
         {"inplace": False, "activation_aggregation": "max", "death_aggregation": "std"},
-        {"dropout": False, "include": (nn.Linear,), "record_eval": True},
-        {"activation": False, "exclude": (nn.ReLU,), "evaluation_from_grad": True, "record_eval": True},
+        {"dropout": False, "include": (nn.Linear,)},
+        {"activation": False, "exclude": (nn.ReLU,), "evaluation_from_grad": True},
     ],
     ids=["default", "every value", "include", "dropout"],
 )
@@ -114,11 +114,23 @@ def test_units_of_the_last_or_the_second_axis(seed: int, last: bool) -> None:
 @pytest.mark.row("lens OutputNorm", "comparison_plot")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=IDS)
-@pytest.mark.parametrize("kinds", [{}, {"include": (nn.Linear,), "activation": False}, {"record_eval": True}])
+@pytest.mark.parametrize("kinds", [{}, {"include": (nn.Linear,), "activation": False}])
 def test_output_norm(seed: int, options: dict[str, bool], kinds: dict[str, Any]) -> None:
     kept, our = watch_both(seed, lambda _: [theirs.OutputNorm(**options, **kinds)], [lenses.OutputNorm(**options, **kinds)])
     same_numbers(kept, our, "Output Norm", options)
     same_shares(kept, our, "Mean Output Norm Comparison", f"Mean Output {size(options)} Comparison")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_evaluation_is_apart_here_and_mixed_with_training_there(seed: int) -> None:
+    kept, our = watch_both(seed, lambda _: [theirs.OutputNorm(record_eval=True)], [lenses.OutputNorm(record_eval=True)])
+    for epoch, tags in kept.lines.items():
+        rows = our.timeline.at(epoch - 1)
+        for layer, values in tags["Output Norm"].items():
+            both = [rows[f"{title}/{layer}"] for title in ("Output Norm", "Output Norm in Evaluation")]
+            count = sum(row["count"] for row in both)
+            assert sum(row["mean"] * row["count"] for row in both) / count == pytest.approx(values["mean"], rel=1e-9)
+            assert both[1]["count"] == 1
 
 
 @pytest.mark.row("lens OutputGradientGeometry")

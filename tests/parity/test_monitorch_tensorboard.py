@@ -9,7 +9,7 @@ import pytest
 from parity_monitorch import watch_both
 
 from recorders import lenses
-from recorders.watch.visualizers import play
+from recorders.watch.replay import replay
 
 theirs = pytest.importorskip("monitorch.lens")
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -49,7 +49,7 @@ def test_tensorboard_has_the_same_scalars(seed: int, tmp_path: Path) -> None:
             else:
                 board.plot_numerical_values(epoch, tag, lines, kept.bands[epoch].get(tag))
     board.writer.close()
-    play(our.timeline, f"tensorboard:{tmp_path / 'ours'}")
+    replay(our.timeline, f"tensorboard:{tmp_path / 'ours'}")
 
     wanted = {our_name(tag): values for tag, values in scalars(tmp_path / "theirs").items()}
     runs = {path.name: scalars(path) for path in (tmp_path / "theirs").iterdir() if path.is_dir()}

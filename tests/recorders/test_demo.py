@@ -20,7 +20,7 @@ from rich.console import Console
 
 from recorders import CallMonitor, NotARecordingError, Recorder, StorageError, load
 from recorders.cli import main
-from recorders.demo import demo, network, watch
+from recorders.demo import PLANTED, demo, network, watch
 from recorders.watch.findings import findings
 from recorders.watch.overview import Layer, Spread, overview
 from recorders.watch.visualizers.overview import overview_figure, overview_table
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_printed_with_its_remedy_once(tmp_path: Path, monkeypat
     _, text = run(tmp_path)
     assert "relu2: 32 of 32 units are dead: they were never active." in text
     assert "Nothing wrong" not in text
-    assert text.count("leaky activation") == 1
+    assert text.partition(PLANTED[:22])[0].count("leaky activation") == 1
 
 
 def test_interrupted_it_saves_what_was_recorded(tmp_path: Path) -> None:
@@ -159,6 +159,25 @@ def test_interrupted_it_saves_what_was_recorded(tmp_path: Path) -> None:
     assert "Interrupted after 19 steps: what was recorded until then is saved." in text
     assert "not measured yet" in text
     assert load(tmp_path / "recording").samples("loss") == 19
+
+
+def test_the_sick_net_has_what_was_planted_and_nothing_else(tmp_path: Path) -> None:
+    _, text = run(tmp_path, seed=1)
+    told = text.partition(PLANTED[:22])[2].partition("test accuracy")[0].splitlines()
+    layers = ("conv", "norm", "relu", "tanh2", "pool", "head")
+    assert [line.rstrip() for line in told if line.startswith(layers)] == [
+        "relu1: 12 of 16 units are dead: they were never active.",
+        "tanh2: 32 of 32 units are saturated: nearly all outputs lie at the ends of the",
+        "conv3: the weights never changed: no optimizer step changed its parameters.",
+    ]
+
+
+def test_interrupted_with_the_sick_net_it_says_so(tmp_path: Path) -> None:
+    with interrupted_at(28 + 1 + 5):  # steps, the test of the healthy net, steps
+        finished, text = run(tmp_path)
+    assert not finished
+    assert "Interrupted: the sick net was not trained to the end." in text
+    assert load(tmp_path / "recording").samples("loss") == 28
 
 
 def test_interrupted_before_the_first_step_it_keeps_the_older_recording(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from recorders.watch.lenses.health import DeadUnits, NonFinite, UpdateRatio
 from recorders.watch.lenses.kinds import any_module, not_activation
 from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.losses import LossMetrics
+from recorders.watch.lenses.noise import GradientNoise
 from recorders.watch.lenses.norms import OutputNorm, ParameterCond, ParameterNorm
+from recorders.watch.lenses.saturation import Saturation
 from recorders.watch.lenses.spectrum import EffectiveRank
 from recorders.watch.lenses.spread import collected, running, statistics
 
@@ -20,6 +22,7 @@ __all__ = [
     "Chart",
     "DeadUnits",
     "EffectiveRank",
+    "GradientNoise",
     "Lens",
     "LossMetrics",
     "NonFinite",
@@ -33,6 +36,7 @@ __all__ = [
     "ParameterNorm",
     "ParameterUpdateGeometry",
     "Quantiles",
+    "Saturation",
     "UpdateRatio",
     "any_module",
     "collected",

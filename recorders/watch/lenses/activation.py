@@ -39,7 +39,7 @@ def OutputActivation(
 
     Args:
         inplace: keep running statistics only; False keeps every value, so that median and quartiles are known.
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         activation: watch the activation functions of `torch.nn`.
         dropout: watch its dropout layers.

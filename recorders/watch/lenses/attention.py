@@ -43,7 +43,7 @@ def AttentionEntropy(
     the minimum is 0.
 
     Args:
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         include: classes of modules to watch.
         exclude: classes of modules to leave out, whatever `include` says.

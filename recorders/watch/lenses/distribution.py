@@ -17,7 +17,7 @@ from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked
 from recorders.watch.lenses.spread import phase_of
-from reducers import Moments, Norm, Product, Quantile, Result
+from reducers import Moments, Product, Quantile, Result, Summary
 from reducers.kernels.precision import real
 
 __all__ = ["OUTLIER", "Outliers", "Quantiles"]
@@ -50,7 +50,7 @@ def Quantiles(
     minimum and maximum are exact. NaN and infinity are left out. See `reducers.Quantile` for the definition and its source.
 
     Args:
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         include: classes of modules to watch; the default is every module.
         exclude: classes of modules to leave out, whatever `include` says.
@@ -95,10 +95,11 @@ def Outliers(
 
     For each layer, of all elements of an epoch: the largest magnitude in standard deviations (about 5 for a million normal
     numbers); the excess kurtosis (0 for normal numbers); and the share of features with an element of at least `threshold`. Beside
-    the share, the timeline gets the numbers `outliers` and `features`. NaN and infinity are left out.
+    the share, the timeline gets the numbers `outliers` and `features`, and for `findings` the `largest` magnitude and the `typical`
+    one, the median over features of their root mean squares. NaN and infinity are left out.
 
     Args:
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         include: classes of modules to watch; add blocks, with the depth of the inspector, to see a residual stream.
         exclude: classes of modules to leave out, whatever `include` says.
@@ -123,8 +124,8 @@ def Outliers(
     if warning_plot:
         worst = (Across("Outlier Features", "max"),)
         charts.append(Chart("Warning Outlier Features", (), "share of features", limits=(0.0, 1.0), across=worst))
-    largest = Norm("... d -> d" if channel_last else "b d ... -> d", p=math.inf)
-    reducer = Product(moments=Moments(order=4), largest=largest).postmap(_Outliers(threshold))
+    features = Summary("... d -> d" if channel_last else "b d ... -> d", correction=0)
+    reducer = Product(moments=Moments(order=4), features=features).postmap(_Outliers(threshold))
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad))
     return Lens("Outliers", tuple(charts), {"output": monitor}, OfKind(False, False, classes(include), classes(exclude)))
 
@@ -136,11 +137,18 @@ class _Outliers:
     threshold: float
 
     def __call__(self, result: Mapping[str, Any]) -> Result:
-        moments, largest = result["moments"], result["largest"]
+        moments, each = result["moments"], result["features"]
+        largest, typical = real(each["absmax"]).nan_to_num(), (each["var"] + each["mean"].square()).sqrt().nanmedian()
         outliers = largest >= self.threshold
         number, features = outliers.sum(), torch.tensor(outliers.numel())
         return {
             "peak": {"mean": largest.amax() / moments["std"]},
             "kurtosis": {"mean": moments["kurtosis"]},
-            "features": {"mean": real(outliers).mean(), "outliers": number, "features": features},
+            "features": {
+                "mean": real(outliers).mean(),
+                "outliers": number,
+                "features": features,
+                "largest": largest.amax(),
+                "typical": typical,
+            },
         }

@@ -11,7 +11,7 @@ from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.kinds import any_module, not_activation
 from recorders.watch.lenses.lens import Lens, checked
-from recorders.watch.lenses.spread import Moment, Names, names_of, size_of, spread
+from recorders.watch.lenses.spread import Moment, Names, names_of, phase_of, size_of, spread
 from reducers import Geometry
 
 __all__ = ["OutputGradientGeometry", "ParameterGradientGeometry", "ParameterUpdateGeometry"]
@@ -25,6 +25,8 @@ def OutputGradientGeometry(
     skip_activation: bool = True,
     line_aggregation: Aggregation = "mean",
     range_aggregation: Aggregation = ("std", "min-max"),
+    record_eval: bool = False,
+    evaluation_from_grad: bool = False,
 ) -> Lens:
     """A lens on the norm of the gradient with respect to each layer's output, and its correlation with the previous gradient.
 
@@ -39,6 +41,8 @@ def OutputGradientGeometry(
         skip_activation: leave out the activation functions of `torch.nn`.
         line_aggregation: one or several of "mean", "std", "min", "max", and with `inplace=False` "median", "Q1", "Q3".
         range_aggregation: one or several of "std", "min-max", and with `inplace=False` "Q1-Q3"; None for no ranges.
+        record_eval: also record gradients of modules in evaluation mode, such as those of adversarial tests.
+        evaluation_from_grad: count every gradient as training, for modules that are trained in evaluation mode.
 
     Raises:
         LensError: an unknown aggregation, or one that needs `inplace=False`.
@@ -49,7 +53,8 @@ def OutputGradientGeometry(
     geometry = Geometry(spread(inplace), normalize=normalize_by_size, correlation=compute_correlation)
     charts = _charts({"gradient": "Output Gradient"}, geometry, log_scale, checked(inplace, line_aggregation, range_aggregation))
     where = not_activation if skip_activation else any_module
-    return Lens("OutputGradientGeometry", charts, {"gradient": BackwardMonitor(geometry)}, where)
+    monitor = BackwardMonitor(geometry, eval_update=record_eval, phase=phase_of(evaluation_from_grad))
+    return Lens("OutputGradientGeometry", charts, {"gradient": monitor}, where)
 
 
 def ParameterGradientGeometry(

@@ -94,7 +94,7 @@ def DeadUnits(
     or tanh, have no dead units. Beside the share, the timeline gets the numbers `dead` and `units`.
 
     Args:
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         activation: watch the activation functions of `torch.nn`.
         include: further classes of modules to watch, such as `nn.Linear`.
@@ -135,7 +135,7 @@ def NonFinite(
     after those of the ranks before. A GradScaler makes gradients infinite now and then while it looks for its scale.
 
     Args:
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         outputs: watch outputs.
         gradients: watch the gradients with respect to outputs.

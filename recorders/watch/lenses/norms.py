@@ -39,7 +39,7 @@ def OutputNorm(
 
     Args:
         inplace: keep running statistics only; False keeps every value, so that median and quartiles are known.
-        record_eval: record evaluation too, not only training.
+        record_eval: record evaluation too, apart from training, in charts of its own.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         normalize_by_size: record the root mean square of each sample instead of its L2 norm, to compare layers of different sizes.
         log_scale: draw the norm on a logarithmic axis.

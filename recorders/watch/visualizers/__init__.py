@@ -1,7 +1,7 @@
 """Visualizers: objects that show charts. The library that one draws with is imported when the object is made."""
 
 from recorders.watch.charts import ChartView
-from recorders.watch.visualizers.choice import as_visualizers, play
+from recorders.watch.visualizers.choice import as_visualizers
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, html_report, write_report
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer
@@ -20,6 +20,5 @@ __all__ = [
     "WandbVisualizer",
     "as_visualizers",
     "html_report",
-    "play",
     "write_report",
 ]

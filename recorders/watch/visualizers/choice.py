@@ -1,21 +1,19 @@
-"""Choosing visualizers by name, and showing a recorded timeline."""
+"""Choosing visualizers by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from recorders.errors import LensError
-from recorders.watch.charts import ChartView, charts_of
-from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import HtmlVisualizer
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer
 from recorders.watch.visualizers.text import TextVisualizer
-from recorders.watch.visualizers.visualizer import Visualizer, finish
+from recorders.watch.visualizers.visualizer import Visualizer
 from recorders.watch.visualizers.wandb import WandbVisualizer
 
-__all__ = ["Visualizers", "as_visualizers", "play"]
+__all__ = ["TARGETS", "Visualizers", "as_visualizers"]
 
 Visualizers: TypeAlias = "str | Visualizer | Iterable[str | Visualizer] | None"
 
@@ -62,25 +60,3 @@ def _made(given: str | Visualizer) -> Visualizer:
     if isinstance(given, type) or not isinstance(given, Visualizer):
         raise LensError(f"a visualizer is an object with show(tick, charts), or one of {known}; got {given!r}")
     return given
-
-
-def play(timeline: Timeline, visualizer: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
-    """Shows a recorded timeline, tick after tick, as during the training.
-
-    Args:
-        timeline: for example `Timeline("run.db")`.
-        visualizer: one or several, as for `Inspector`.
-        charts: what to show; None for the charts that the inspector wrote into the timeline.
-
-    Raises:
-        LensError: the timeline contains no charts and none are given.
-    """
-    views = charts_of(timeline) if charts is None else list(charts)
-    if not views:
-        raise LensError(f"{timeline.path} holds no charts: give charts=[ChartView(Chart(...), timeline, layers)]")
-    shown = as_visualizers(visualizer)
-    for tick in timeline.ticks():
-        for one in shown:
-            one.show(tick, views)
-    for one in shown:
-        finish(one)

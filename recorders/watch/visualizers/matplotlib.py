@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -10,7 +12,9 @@ from typing import Any
 
 from recorders.watch.charts import Band, ChartView
 from recorders.watch.visualizers.comparison import draw_comparison
-from recorders.watch.visualizers.visualizer import require
+from recorders.watch.visualizers.notebook import Displays, kernel
+from recorders.watch.visualizers.pace import Pace
+from recorders.watch.visualizers.visualizer import require, shortened
 
 __all__ = ["MatplotlibVisualizer"]
 
@@ -28,6 +32,7 @@ _BANDS = {"min-max": ("#7A8793", 0.22), "std": ("#0072B2", 0.30), "Q1-Q3": ("#D5
 _BAND_LABELS = {"min-max": "min to max", "std": "mean \u00b1 std", "Q1-Q3": "Q1 to Q3"}
 _INK, _FAINT = "#333333", "#DDDDDD"
 _POINTS_WITH_MARKERS = 12
+_PAUSE, _SHARE, _NOTEBOOK_DPI = 1.0, 0.05, 80  # figures take longer than a table
 
 
 class MatplotlibVisualizer:
@@ -36,7 +41,8 @@ class MatplotlibVisualizer:
     A chart that compares layers is one panel: stacked shares, or the lowest and the highest values, with the layers they are of.
 
     `show` only stores the charts, so that training does not wait: figures are drawn when requested, from the timeline as it is
-    then. No display is needed.
+    then. No display is needed. In a notebook figures are shown below the cell, one for each chart, and redrawn in place: at the
+    first tick; then so seldom that drawing takes at most 5 % of the time; and at the end.
 
     Args:
         folder: where `flush` saves the figures, at the end of the training; None saves none.
@@ -59,10 +65,14 @@ class MatplotlibVisualizer:
         self._figure: Any = require("matplotlib.figure", "plot").Figure
         self._ticker: Any = require("matplotlib.ticker", "plot")
         self._views: dict[str, ChartView] = {}
+        self._displays, self._pace, self._shown = Displays(), Pace(_PAUSE, _SHARE), True
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
-        """Stores the charts, to draw them later."""
+        """Stores the charts, to draw them later; in a notebook draws them, if that is due."""
         self._views.update({view.title: view for view in charts})
+        self._shown = kernel() is None
+        if not self._shown and self._pace.due:
+            self._display()
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -82,9 +92,20 @@ class MatplotlibVisualizer:
         return list(paths.values())
 
     def flush(self) -> None:
-        """Saves the figures into the folder, if one was given."""
+        """Saves the figures into the folder, if one was given; in a notebook shows them for the last time."""
+        if not self._shown:
+            self._display()
+        self._displays = Displays()
         if self._folder is not None:
             self.save(self._folder)
+
+    def _display(self) -> None:
+        with self._pace.measured():
+            for title, figure in self.figures.items():
+                file = io.BytesIO()
+                figure.savefig(file, format="png", dpi=_NOTEBOOK_DPI)
+                self._displays.show(title, {"image/png": base64.b64encode(file.getvalue()).decode()})
+            self._shown = True
 
     def _draw(self, view: ChartView) -> Any:
         if view.chart.across:
@@ -100,7 +121,7 @@ class MatplotlibVisualizer:
         grid = figure.subplots(rows, columns, sharex=True, sharey=view.shared, squeeze=False)
         for axes, (layer, panel) in zip(grid.flat, drawn.items(), strict=False):
             panel.draw(axes)
-            self._style(axes, view, _shortened(layer, int(width * 11)))
+            self._style(axes, view, shortened(layer, int(width * 11)))
         if view.shared and (limits := _limits(view, list(drawn.values()))) is not None:
             grid.flat[0].set_ylim(*limits)
         for axes in list(grid.flat)[len(drawn) :]:
@@ -122,7 +143,7 @@ class MatplotlibVisualizer:
             axes.set_ylim(low - 0.03 * (high - low), high + 0.03 * (high - low))  # lines on the edge show
         figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         axes.set_ylabel(view.unit, fontsize=10, color=_INK)
-        axes.set_xlabel("epoch", fontsize=10, color=_INK)
+        axes.set_xlabel(view.axis, fontsize=10, color=_INK)
         return figure
 
     def _style(self, axes: Any, view: ChartView, title: str) -> None:
@@ -146,7 +167,7 @@ class MatplotlibVisualizer:
             grid.flat[position].tick_params(labelbottom=True)
         figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         figure.supylabel(view.unit + (" (log scale)" if view.log_scale else ""), fontsize=10, color=_INK)
-        figure.supxlabel("epoch" + _not_recorded(silent), fontsize=10, color=_INK)
+        figure.supxlabel(view.axis + _not_recorded(silent), fontsize=10, color=_INK)
         handles: dict[str, Any] = {}
         for axes in figure.axes:
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -214,10 +235,6 @@ def _limits(view: ChartView, panels: list[_Panel]) -> tuple[float, float] | None
     if most is not None:
         top = min(top, most + 0.05 * (most - bottom))
     return bottom, top
-
-
-def _shortened(text: str, room: int) -> str:
-    return text if len(text) <= room else "\u2026" + text[1 - room :]  # the ends of layer names differ
 
 
 def _columns(panels: int) -> int:

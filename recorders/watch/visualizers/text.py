@@ -1,13 +1,19 @@
-"""Charts as tables in the terminal, printed with rich."""
+"""Charts as tables: one that is redrawn in place in a terminal or notebook, or tables at each tick; made with rich."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
+import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
 from recorders.watch.across import Point
 from recorders.watch.charts import ChartView, ends
+from recorders.watch.visualizers.live import LiveTable
+from recorders.watch.visualizers.screen import screen_of
 from recorders.watch.visualizers.visualizer import require
 
 __all__ = ["TextVisualizer"]
@@ -17,13 +23,20 @@ _FILE_WIDTH = 160
 
 
 class TextVisualizer:
-    """Prints each chart as a table: one row per layer, one column per line or range; "\u2013" if nothing was recorded.
+    """Shows charts as text: in a terminal or a notebook one table, redrawn in place; in a file or a pipe tables at each tick.
 
-    A chart that compares layers has one row per line, with the layer that its value comes from.
+    The table in place has findings first, then a row for each layer of each chart: the last value, its course as a sparkline
+    ("\u00d7" for values that were not finite), the lowest and the highest value. If there are more rows than fit, it shows losses
+    and metrics, layers with findings, and those that changed most. It is drawn so seldom that drawing takes at most 2 % of the
+    time. What the program prints stays whole, above it.
+
+    Tables at each tick are one for each chart: one row per layer, one column per line or range; "\u2013" if nothing was recorded. A
+    chart that compares layers has one row per line, with the layer that its value comes from.
 
     Args:
         file: where to print; None for standard output.
-        width: in characters; None for the width of the terminal, or 160 in a file.
+        width: of tables at each tick, in characters; None for the width of the terminal, or 160 in a file.
+        live: redraw one table in place; None if standard output, or the file, is a terminal or belongs to a notebook.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -41,16 +54,35 @@ class TextVisualizer:
     eval      \u2013            \u2013
     """
 
-    def __init__(self, file: IO[str] | None = None, width: int | None = None) -> None:
+    def __init__(self, file: IO[str] | None = None, width: int | None = None, live: bool | None = None) -> None:
         console: Any = require("rich.console", "cli").Console
         self._console: Any = console(file=file, width=width, highlight=False)
         if width is None and not self._console.is_terminal:
             self._console = console(file=file, width=_FILE_WIDTH, highlight=False)
         self._table: Any = require("rich.table", "cli").Table
         self._text: Any = require("rich.text", "cli").Text
+        self._file, self._wanted = file, live
+        self._live: LiveTable | None = None
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
-        """Prints the charts at one tick; charts without a number at this tick are left out."""
+        """Shows the charts at one tick; charts without a number are left out."""
+        if self._live is None and self._wanted is not False:
+            screen = screen_of(sys.stdout if self._file is None else self._file, force=bool(self._wanted))
+            self._wanted = screen is not None
+            if screen is not None:
+                self._live = LiveTable(screen)
+                weakref.finalize(self, _finish, self._live, os.getpid())
+        if self._live is not None and len({view.timeline for view in charts}) == 1:
+            self._live.show(tick, charts)
+        else:
+            self._print(tick, charts)
+
+    def flush(self) -> None:
+        """Draws the table in place for the last time; what is shown later is drawn below it."""
+        if self._live is not None:
+            self._live.finish()
+
+    def _print(self, tick: int, charts: Sequence[ChartView]) -> None:
         for view in charts:
             rows, points = view.at(tick), view.points(tick)
             if rows or points:
@@ -90,3 +122,10 @@ def _number(value: float) -> str:
 
 def _range(low: float, high: float) -> str:
     return _DASH if math.isnan(low) and math.isnan(high) else f"{_number(low)} \u2026 {_number(high)}"
+
+
+def _finish(live: LiveTable, process: int) -> None:
+    """At the end of the process that made it; its timeline may be closed, and its terminal gone."""
+    if process == os.getpid():
+        with contextlib.suppress(Exception):
+            live.finish()

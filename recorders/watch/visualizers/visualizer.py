@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from recorders.errors import MissingExtraError
 from recorders.watch.charts import ChartView
 
-__all__ = ["Visualizer", "finish", "require"]
+__all__ = ["Visualizer", "finish", "require", "shortened"]
 
 
 @runtime_checkable
@@ -34,3 +34,8 @@ def require(module: str, extra: str) -> Any:
     except ImportError as error:
         library = module.partition(".")[0]
         raise MissingExtraError(f"{library} is not installed: pip install torch-recorders[{extra}]") from error
+
+
+def shortened(text: str, room: int) -> str:
+    """A name cut off at its beginning if it is too long: the ends of layer names differ."""
+    return text if len(text) <= room else "\u2026" + text[1 - room :]

@@ -25,7 +25,7 @@ from recorders import (
     Recorder,
     RecordingWarning,
 )
-from recorders.capture.batching import StackRow
+from recorders.capture.stacks import StackRow
 from reducers import Collect, Count, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
 
 BOTH = Product(norm=Norm(), summary=Summary())

@@ -23,7 +23,7 @@ from recorders import (
 )
 from recorders.watch.findings import findings
 from recorders.watch.overview import Spread, overview
-from reducers import Activity, Collect, Count, FirstNonfinite, Mean, Product, Summary
+from reducers import Activity, Collect, Count, FirstNonfinite, Mean, Moments, Norm, Product, Quantile, Summary
 
 
 def relative_change(after: Tensor, before: Tensor) -> Tensor:
@@ -89,11 +89,11 @@ def test_dead_units_are_found_where_they_die_and_not_where_they_are_handed_on(tm
 
 
 def test_far_too_large_and_far_too_small_learning_rates_are_found() -> None:
-    for rate, word in ((0.5, "too large"), (1e-7, "too small")):
+    for rate, word, layers in ((0.5, "too large", {"2"}), (1e-7, "too small", {"0", "2"})):
         net = mlp(nn.Tanh())
         recorder = watch(net)
         train(net, recorder, rate)
-        assert {layer for layer, what in found(recorder) if word in what} >= {"0", "2"}
+        assert {layer for layer, what in found(recorder) if word in what} >= layers
 
 
 def test_ratios_kept_as_a_summary_serve_as_well() -> None:
@@ -103,21 +103,55 @@ def test_ratios_kept_as_a_summary_serve_as_well() -> None:
     assert any("too large" in what for _, what in found(recorder))
 
 
-@pytest.mark.parametrize("in_optimizer", [True, False])
-def test_a_frozen_layer_is_found(in_optimizer: bool) -> None:
+@pytest.mark.parametrize("on_purpose", [True, False])
+def test_weights_that_never_change_are_a_fault_unless_on_purpose(on_purpose: bool, tmp_path: Path) -> None:
     net = mlp(nn.ReLU(), nn.ReLU())
-    net[2].requires_grad_(False)
+    net[2].requires_grad_(not on_purpose)
     recorder = watch(net)
-    if in_optimizer:
-        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-        with recorder:
-            net(torch.randn(32, 8)).mean().backward()
-            optimizer.step()
-    else:
-        train(net, recorder)
+    optimizer = torch.optim.SGD([*net[0].parameters(), *net[4].parameters()], lr=1e-2)
+    with recorder:
+        net(torch.randn(32, 8)).square().mean().backward()
+        optimizer.step()
     frozen = [(layer, what) for layer, what in found(recorder) if "never changed" in what]
-    assert [layer for layer, _ in frozen] == ["2"]
-    assert in_optimizer or "no optimizer step" in frozen[0][1]
+    assert frozen == ([] if on_purpose else [("2", "the weights never changed: no optimizer step changed its parameters")])
+    loaded = findings(load(recorder.save(tmp_path / "run")))  # which does not tell
+    assert not any("never changed" in finding.what for finding in loaded)
+    assert loaded.unexamined == ("weights that never changed, perhaps frozen on purpose: 2",)
+
+
+def test_moments_norms_and_quantiles_serve_as_well() -> None:
+    net = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(6)))
+    for layer in net:
+        nn.init.normal_(layer.weight, std=0.02)
+    with torch.no_grad():
+        net[0].weight[3] *= 1e6
+    seen: dict[str, list[tuple[str, str]]] = {}
+    for reducer in (Summary(), Moments(), Norm(), Quantile(q=(0.0, 0.25, 0.5, 0.75, 1.0))):
+        recorder = Recorder(out=ForwardMonitor(reducer), grad=BackwardMonitor(Product(size=reducer))).modules(net, leaves=True)
+        with recorder:
+            net(torch.randn(8, 16, generator=torch.Generator().manual_seed(0))).sum().backward()
+        seen[type(reducer).__name__] = found(recorder)
+        unexamined = " ".join(findings(recorder).unexamined)
+        assert ("NaN and infinity" in unexamined) == (not isinstance(reducer, Summary))
+        assert ("vanish" in unexamined) == isinstance(reducer, Quantile)
+    assert seen["Summary"] == seen["Moments"] == seen["Norm"]
+    assert "vanish" in seen["Norm"][0][1]
+    ((layer, what),) = seen["Quantile"]
+    assert layer == "0"
+    assert "outlier features" in what
+
+
+def test_outlier_features_are_named_where_they_begin() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.Identity(), nn.Linear(16, 16))
+    nn.init.constant_(net[0].bias[3:4], 5000.0)
+    with torch.no_grad():
+        net[2].weight[:, 3] = 0
+    with Recorder(ForwardMonitor(Summary("b c -> c"))).modules(net, leaves=True) as recorder:
+        net(torch.randn(64, 8))
+    ((layer, what),) = found(recorder)
+    assert layer == "0"
+    assert what.startswith("outlier features: the largest magnitude is 5e+03, ")
+    assert what.endswith(", and in 1 more layers")
 
 
 def test_the_first_layer_that_gave_nan_is_named_once() -> None:
@@ -168,12 +202,12 @@ def test_the_layer_and_the_step_of_the_first_nan_are_named_if_recorded(tmp_path:
 def test_a_few_dead_units_are_no_fault() -> None:
     net = nn.Sequential(nn.Linear(4, 20), nn.ReLU())
     recorder = Recorder(out=ForwardMonitor(Activity("b c -> c"))).modules(net, leaves=True)
-    for dead in (4, 5):
+    for dead in (10, 11):
         nn.init.constant_(net[0].bias, 0.5)
         nn.init.constant_(net[0].bias[:dead], -100.0)
         recorder.reset()
         net(torch.randn(64, 4))
-        assert bool(found(recorder)) == (dead == 5)
+        assert bool(found(recorder)) == (dead == 11)
 
 
 def test_what_was_not_recorded_is_said() -> None:
@@ -183,6 +217,7 @@ def test_what_was_not_recorded_is_said() -> None:
         "NaN and infinity",
         "dead units",
         "saturated units",
+        "outlier features",
         "gradients that vanish or explode",
         "updates that are too large or too small",
     ]
@@ -193,7 +228,7 @@ def test_what_was_not_recorded_is_said() -> None:
     assert str(findings(recorder)) == "no fault was found"
     only = Recorder(out=ForwardMonitor(Summary()), loss=CallMonitor(Summary())).modules(net, leaves=True)
     train(net, only)
-    assert len(findings(only).unexamined) == 3
+    assert len(findings(only).unexamined) == 4
 
 
 def test_saturated_units_are_found(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ALL = (
     lenses.Outliers,
     lenses.EffectiveRank,
     lenses.AttentionEntropy,
+    lenses.GradientNoise,
 )
 
 
@@ -151,7 +152,8 @@ def test_dead_units_of_the_last_axis_and_of_which_nothing_was_finite() -> None:
     net(x)
     net.eval()(torch.tensor([0.0, 0.0, 1.0, math.nan]).expand(2, 5, 4))
     inspector.tick_epoch()
-    assert inspector.timeline.at(0)["Dead Units/0"] == {"mean": 1 / 3, "dead": 1, "units": 3}
+    row = inspector.timeline.at(0)
+    assert row["Dead Units/0"] == row["Dead Units in Evaluation/0"] == {"mean": 2 / 3, "dead": 2, "units": 3}
 
 
 def test_nonfinite_elements_are_counted_and_their_first_observation_named() -> None:
@@ -228,7 +230,9 @@ def test_outliers_are_those_of_scipy_over_the_epoch() -> None:
             assert peaks[epoch][layer]["mean"] == pytest.approx(float(rows.abs().max() / rows.std()), rel=1e-5)
             assert shapes[epoch][layer]["mean"] == pytest.approx(stats.kurtosis(rows.flatten().numpy()), rel=1e-5, abs=1e-6)
             wanted = {"mean": float(outliers.double().mean()), "outliers": int(outliers.sum()), "features": rows.shape[1]}
-            assert shares[epoch][layer] == wanted
+            assert {name: shares[epoch][layer][name] for name in wanted} == wanted
+            assert shares[epoch][layer]["largest"] == pytest.approx(float(rows.abs().max()), rel=1e-6)
+            assert shares[epoch][layer]["typical"] == pytest.approx(float(rows.square().mean(dim=0).sqrt().median()), rel=1e-5)
     assert shares[0]["norm"]["mean"] > 0
 
 
@@ -244,7 +248,7 @@ def test_outlier_features_of_channels_and_of_constants() -> None:
     before, after = inspector.timeline.at(0), inspector.timeline.at(1)
     assert math.isnan(before["Output Kurtosis/0"]["mean"])
     assert before["Outlier Features/0"]["mean"] == 0
-    assert after["Outlier Features/0"] == {"mean": 1 / 3, "outliers": 1, "features": 3}
+    assert after["Outlier Features/0"] == {"mean": 1 / 3, "outliers": 1, "features": 3, "largest": 6, "typical": 0}
     with pytest.raises(LensError, match="positive magnitude"):
         lenses.Outliers(threshold=0)
 

@@ -429,7 +429,7 @@ def test_steps_by_hand_and_resumed_and_an_optimizer_given_later() -> None:
     assert (inspector.clock.step, inspector.clock.phase) == (102, "eval")
     step(net, 1)
     inspector.tick_epoch()
-    assert inspector.timeline.at(1)["Seen/3"]["mean"] == 2
+    assert inspector.timeline.at(1)["Seen in Evaluation/3"]["mean"] == 2
     inspector.detach()
     assert hooks(net) == 0
     optimizer.step()

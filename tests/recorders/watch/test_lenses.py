@@ -162,7 +162,7 @@ def test_charts_are_kept_in_the_timeline() -> None:
     other = ChartView(dataclasses.replace(first.chart, title="Other", limits=(0.0, None)), first.timeline, ("x",))
     keep_charts(first.timeline, [first])
     keep_charts(first.timeline, [other])
-    assert charts_of(first.timeline) == [first, other]
+    assert charts_of(first.timeline) == [other, first]
     assert charts_of(Timeline()) == []
 
 

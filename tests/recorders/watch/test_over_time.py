@@ -34,9 +34,9 @@ def test_nan_is_named_where_and_when_it_began() -> None:
 
 
 def test_dead_units_count_from_the_tick_that_they_stay_dead() -> None:
-    made = timeline("Dead Units", {"0": [0.5, 0.1, 0.1, 0.1], "2": [0.5, 0.1, 0.3, 0.4], "4": [0.0, 0.0, 0.0, 0.0]})
+    made = timeline("Dead Units", {"0": [0.6, 0.1, 0.1, 0.1], "2": [0.6, 0.1, 0.6, 0.7], "4": [0.0, 0.0, 0.0, 0.0]})
     assert told(made) == [("2", 2)]
-    assert findings(made)[0].what == "40% of the units are dead: they were never active"
+    assert findings(made)[0].what == "70% of the units are dead: they were never active"
 
 
 def test_gradients_that_vanish_or_explode_with_depth() -> None:
@@ -49,17 +49,60 @@ def test_gradients_that_vanish_or_explode_with_depth() -> None:
 
 
 def test_updates_that_are_too_large_now_or_too_small_all_the_time() -> None:
-    large = timeline("Weight Update Ratio", {"0": [1e-3, 0.1, 0.2], "2": [0.1, 1e-3, 1e-3]})
+    large = timeline("Weight Update Ratio", {"0": [1e-3, 0.2, 0.3], "2": [0.2, 1e-3, 1e-3]})
     assert told(large) == [("0", 1)]
-    small = timeline("Weight Update Ratio", {"0": [1e-6, 1e-6]}, **{"0": [1e-5, 2e-5]})
+    small = timeline("Weight Update Ratio", {"0": [1e-7, 1e-7]}, **{"0": [1e-6, 2e-6]})
     assert told(small) == [("0", 0)]
     assert told(timeline("Weight Update Ratio", {"0": [1e-3, 1e-6]})) == []  # as a training that converges
 
 
+def test_of_layers_that_begin_at_one_tick_the_first_observation_counts_then_order() -> None:
+    nan = {"nonfinite": 1.0}
+    made = Timeline()
+    made.append(0, {f"Output Norm/{layer}": nan for layer in ("4", "2")})
+    keep_charts(made, [ChartView(Chart("Output Norm", ("output",)), made, LAYERS)])
+    assert told(made) == [("2", 0), ("0", None)]  # which gave no output
+    made = Timeline()
+    made.append(3, {f"First Nonfinite Output/{layer}": {"mean": at} for layer, at in (("0", 8.0), ("2", 7.0), ("4", 7.0))})
+    keep_charts(made, [ChartView(Chart("First Nonfinite Output", ("output", "first")), made, LAYERS)])
+    assert told(made) == [("2", 3)]
+    assert "in observation 7 of the tick, and in 2 more" in findings(made)[0].what
+
+
+def test_layers_that_stopped_are_found_with_the_tick_and_attention_is_none_of_them() -> None:
+    made = Timeline()
+    for tick in range(4):
+        made.append(tick, {f"Output Norm/{layer}": {"mean": 1.0} for layer in (("0", "2") if tick < 2 else ("0",))})
+    made.append(4, {"Loss/train": {"mean": 1.0}})  # an epoch in which lenses did not record
+    layers = ("0", "2", "attention.out_proj")
+    keep_charts(made, [ChartView(Chart("Output Norm", ("output",)), made, layers)])
+    assert told(made) == [("2", 2)]
+    assert findings(made)[0].what == "it gives no output any more"
+
+
+def test_saturation_but_not_of_the_last_layer_and_outliers_by_either_lens() -> None:
+    assert told(timeline("Saturated Units", {"0": [0.1, 0.9, 0.8], "2": [0.9, 0.9, 0.1], "4": [1.0, 1.0, 1.0]})) == [("0", 1)]
+    for title, large, small in (
+        ("Outlier Features", {"largest": 2000.0, "typical": 0.5}, {"largest": 20.0, "typical": 1e-3}),
+        (
+            "Output Quantiles",
+            {"min": -2000.0, "max": 1.0, "Q1": -0.5, "Q3": 0.2},
+            {"min": 0.0, "max": 2000.0, "Q1": 0.0, "Q3": 0.0},
+        ),
+    ):
+        made = Timeline()
+        for tick in range(3):
+            sick = {"2": small if tick == 0 else large, "4": large if tick == 2 else small}
+            made.append(tick, {f"{title}/{layer}": row for layer, row in {"0": small, **sick}.items()})
+        keep_charts(made, [ChartView(Chart(title, ("output",)), made, LAYERS)])
+        assert told(made) == [("2", 1)]
+        assert findings(made)[0].what.endswith("2e+03, 4,000 times the typical 0.5, and in 1 more layers")
+
+
 def test_what_no_lens_shows_is_said() -> None:
     empty = findings(Timeline())
-    assert (list(empty), len(empty.unexamined)) == ([], 3)
-    assert findings(timeline("Dead Units", {"0": [0.0]})).unexamined[0] == "what the lens OutputGradientGeometry shows"
+    assert (list(empty), len(empty.unexamined)) == ([], 5)
+    assert findings(timeline("Dead Units", {"0": [0.0]})).unexamined[0] == "what the lens Saturation shows"
 
 
 def test_a_sick_training_that_an_inspector_watched() -> None:
@@ -70,12 +113,12 @@ def test_a_sick_training_that_an_inspector_watched() -> None:
     with Inspector(chosen, net=net, optimizer=optimizer) as inspector:
         for epoch in inspector.range(4):
             if epoch == 2:
-                nn.init.constant_(net[2].bias[:8], -100.0)
+                nn.init.constant_(net[2].bias[:12], -100.0)
             for _ in range(5):
                 optimizer.zero_grad()
                 net(torch.randn(32, 8)).square().mean().backward()
                 optimizer.step()
     found = findings(inspector.timeline)
-    assert found.unexamined == ()
+    assert found.unexamined == ("what the lens Saturation shows", "what the lens Outliers shows")
     assert [(finding.layer, finding.since) for finding in found] == [("3", 2)]
     assert "dead" in found[0].what

@@ -18,8 +18,9 @@ from paths import ROOT
 from recorders.errors import LensError, MissingExtraError
 from recorders.watch.across import Across
 from recorders.watch.charts import Chart, ChartView, keep_charts
+from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
-from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, Visualizer, as_visualizers, play
+from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, Visualizer, as_visualizers
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -190,7 +191,7 @@ def test_a_recorded_file_is_played_back(tmp_path: Path) -> None:
         keep_charts(timeline, [recorded])
     seen, file, figures = Seen(), io.StringIO(), MatplotlibVisualizer()
     with Timeline(tmp_path / "run.db") as timeline:
-        play(timeline, [seen, TextVisualizer(file), figures])
+        replay(timeline, [seen, TextVisualizer(file), figures])
         (figure,) = figures.figures.values()
     assert seen.shown == [(tick, ["Norm"]) for tick in range(4)]
     assert file.getvalue() == "".join(printed(tick, recorded) for tick in range(4))
@@ -200,9 +201,9 @@ def test_a_recorded_file_is_played_back(tmp_path: Path) -> None:
 def test_charts_may_be_given_for_playing_and_must_be_known() -> None:
     charts = view()
     with pytest.raises(LensError, match="holds no charts"):
-        play(charts.timeline, Seen())
+        replay(charts.timeline, Seen())
     seen = Seen()
-    play(charts.timeline, seen, [charts])
+    replay(charts.timeline, seen, [charts])
     assert len(seen.shown) == 4
 
 

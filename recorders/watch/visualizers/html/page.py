@@ -20,11 +20,11 @@ from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.recordings.whole import written_whole
-from recorders.watch.charts import ChartView
+from recorders.watch.charts import ChartView, network_order
 from recorders.watch.fault import Finding
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
-from recorders.watch.visualizers.html.runs import Run, network_order
+from recorders.watch.visualizers.html.runs import Run
 
 __all__ = ["html_report", "keys_of", "page", "write_report", "write_whole"]
 

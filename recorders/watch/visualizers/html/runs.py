@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recorders.errors import LensError, RecordingNotFoundError
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage import load
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
 from recorders.watch.fault import Finding
@@ -142,23 +142,3 @@ def _quartiles(values: Tensor | None) -> dict[str, float]:
         return {"mean": math.nan, "median": math.nan, **lost}
     shares: Any = finite.quantile(finite.new_tensor([0.0, 0.25, 0.5, 0.75, 1.0])).tolist()
     return {"mean": finite.mean().item(), **dict(zip(("min", "Q1", "median", "Q3", "max"), shares, strict=True)), **lost}
-
-
-def network_order(lists: Iterable[Sequence[str]]) -> list[str]:
-    """All names once: each after the name before it in its own list, if it is new.
-
-    >>> network_order([["a", "c"], ["a", "b"], ["d"]])
-    ['a', 'b', 'c', 'd']
-    """
-    after: list[str] = []
-    known: set[str] = set()
-    for names in lists:
-        place = -1
-        for name in names:
-            if name in known:
-                place = after.index(name)
-            else:
-                place = len(after) if place < 0 else place + 1
-                after.insert(place, name)
-                known.add(name)
-    return after

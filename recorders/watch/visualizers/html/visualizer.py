@@ -29,8 +29,8 @@ class HtmlVisualizer:
     """Writes the charts into one HTML page, which opens without a network and draws itself again while the training goes on.
 
     Each tick is read once. The page is written whole, and renamed into place: at the first tick; then after 5 seconds at the
-    earliest, and so seldom that writing takes at most 2 % of the time; and at the end, by `flush`, which `Inspector.detach`, `play`
-    and the end of the process call. If the process is killed, `write_report` makes the page from the timeline.
+    earliest, and so seldom that writing takes at most 2 % of the time; and at the end, by `flush`, which `Inspector.detach`,
+    `replay` and the end of the process call. If the process is killed, `write_report` makes the page from the timeline.
 
     Args:
         path: the file; its folder is created if necessary.

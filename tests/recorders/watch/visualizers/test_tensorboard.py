@@ -20,7 +20,8 @@ from recorders import Inspector, Timeline, lenses
 from recorders.errors import RecordingWarning
 from recorders.watch.across import Across
 from recorders.watch.charts import Chart, charts_of
-from recorders.watch.visualizers import TensorBoardVisualizer, play
+from recorders.watch.replay import replay
+from recorders.watch.visualizers import TensorBoardVisualizer
 from recorders.watch.visualizers.numbers import numbers
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -100,7 +101,7 @@ def test_a_replay_writes_the_same_and_often_is_once(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module.time, "sleep", sleep)
     timeline = watched(tmp_path / "live", 3).timeline
     for _ in range(12):  # the names of the last files would be in the wrong order
-        play(timeline, f"tensorboard:{tmp_path / 'again'}")
+        replay(timeline, f"tensorboard:{tmp_path / 'again'}")
     assert scalars(tmp_path / "again") == scalars(tmp_path / "live")
     events = read(tmp_path / "again")
     assert all(len(events.Scalars(tag)) <= 3 for tag in events.Tags()["scalars"])
@@ -109,7 +110,7 @@ def test_a_replay_writes_the_same_and_often_is_once(tmp_path: Path, monkeypatch:
 def test_values_that_are_not_finite_are_written_as_they_are(tmp_path: Path) -> None:
     values = [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-300]
     rows = {f"Norm/{i}": {0: {"mean": value, "nonfinite": float(i)}} for i, value in enumerate(values)}
-    play(charted([Chart("Norm", ("x",), ranges=None)], rows), f"tensorboard:{tmp_path}")
+    replay(charted([Chart("Norm", ("x",), ranges=None)], rows), f"tensorboard:{tmp_path}")
     found = scalars(tmp_path)
     largest = torch.finfo(torch.float32).max
     for i, wanted in enumerate([math.nan, math.inf, -math.inf, largest, -largest, 0.0]):
@@ -154,7 +155,7 @@ def test_the_layout_names_tags_that_exist_and_has_every_layer(tmp_path: Path) ->
         Chart("Share", (), across=(Across("Norm", "share"),)),
         Chart("Loss", ("loss",), ranges=None),
     ]
-    play(charted(charts, values), f"tensorboard:{tmp_path}")
+    replay(charted(charts, values), f"tensorboard:{tmp_path}")
     tags, sections = set(scalars(tmp_path)), layout(tmp_path).category
     assert [(section.title, section.closed) for section in sections] == [
         ("Loss", False),

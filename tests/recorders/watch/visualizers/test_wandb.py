@@ -19,7 +19,8 @@ from torch import nn
 from recorders import Inspector, lenses
 from recorders.errors import RecordingWarning
 from recorders.watch.charts import Chart, charts_of
-from recorders.watch.visualizers import WandbVisualizer, as_visualizers, play
+from recorders.watch.replay import replay
+from recorders.watch.visualizers import WandbVisualizer, as_visualizers
 from recorders.watch.visualizers.numbers import numbers
 
 wandb = pytest.importorskip("wandb")
@@ -98,7 +99,7 @@ def test_every_number_of_a_training_is_read_back(folder: Path) -> None:
 def test_values_that_are_not_finite_are_written_as_they_are(folder: Path) -> None:
     values = [math.nan, math.inf, -math.inf, 1e300]
     timeline = charted([Chart("Norm*", ("x",), ranges=None)], {f"Norm*/{i}": {7: {"mean": each}} for i, each in enumerate(values)})
-    play(timeline, WandbVisualizer(name="one"))
+    replay(timeline, WandbVisualizer(name="one"))
     ((row,),) = map(history, runs(folder))
     assert row["_step"] == 7
     found = [float(row[f"Norm*/{i}/mean"]) for i in range(4)]
@@ -136,7 +137,7 @@ def test_a_run_that_follows_has_its_own_numbers(folder: Path) -> None:
         with wandb.init(project="program"):
             for tick in range(2):
                 visualizer.show(tick, charts_of(timeline))
-    play(timeline, visualizer)
+    replay(timeline, visualizer)
     found = runs(folder)
     assert [[row["tick"] for row in history(run)] for run in found] == [[0, 1]] * 3
     assert [len([1 for record in run if record.metric.glob_name == "Norm/*"]) > 0 for run in found] == [True] * 3
@@ -190,13 +191,13 @@ def test_without_a_server_the_run_is_offline(server: Server, asked: list[str], w
     visualizer, timeline = WandbVisualizer("project"), filled(ticks=3)
     visualizer._wandb = server
     if why is None:
-        play(timeline, visualizer)
+        replay(timeline, visualizer)
     else:
         with pytest.warns(RecordingWarning, match=rf"{why}.*offline"):
-            play(timeline, visualizer)
+            replay(timeline, visualizer)
     assert server.asked == asked
     assert server.logged == [(0, True), (1, True), (2, True)]
-    play(timeline, visualizer)
+    replay(timeline, visualizer)
     assert server.asked[len(asked) :] == (asked if why is None else ["offline", "finish"])
 
 

@@ -221,4 +221,4 @@ def test_findings_of_a_timeline_tell_since_when() -> None:
     timeline = charted(
         [Chart("Dead Units", ("x",), ranges=None)], {"Dead Units/layer": {tick: {"mean": tick / 4} for tick in range(4)}}
     )
-    assert "75% of the units are dead: they were never active, since tick 1" in html_report(timeline)
+    assert "75% of the units are dead: they were never active, since tick 3" in html_report(timeline)

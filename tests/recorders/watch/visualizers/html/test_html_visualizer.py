@@ -15,7 +15,8 @@ from torch import nn
 from recorders import Inspector, RecordingWarning, Timeline, lenses
 from recorders.errors import LensError
 from recorders.watch.charts import charts_of
-from recorders.watch.visualizers import HtmlVisualizer, MatplotlibVisualizer, as_visualizers, html_report, play
+from recorders.watch.replay import replay
+from recorders.watch.visualizers import HtmlVisualizer, MatplotlibVisualizer, as_visualizers, html_report
 from recorders.watch.visualizers.html import visualizer as module
 
 
@@ -78,7 +79,7 @@ def test_writing_takes_a_small_share_of_the_time(tmp_path: Path, clock: Clock, m
 
 def test_the_last_page_is_that_of_the_timeline(tmp_path: Path) -> None:
     timeline = filled(ticks=7)
-    play(timeline, f"html:{tmp_path / 'report.html'}")
+    replay(timeline, f"html:{tmp_path / 'report.html'}")
     live, whole = held((tmp_path / "report.html").read_text()), held(html_report(timeline))
     assert {**live, "made": ""} == {**whole, "made": ""}
 
@@ -165,6 +166,6 @@ def test_names_may_have_targets(tmp_path: Path) -> None:
 
 def test_figures_are_saved_in_the_target_when_the_replay_ends(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    play(filled(), f"matplotlib:{tmp_path / 'figures'}")
+    replay(filled(), f"matplotlib:{tmp_path / 'figures'}")
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["loss.png", "norm.png"]
     MatplotlibVisualizer().flush()

@@ -1,0 +1,111 @@
+"""What a monitor has recorded, taken out of it, and put into another one that goes on bit for bit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from recorders.capture.batching import LOCK
+from recorders.capture.buffers import MonitorState, Pending, PendingBuffer, PendingLifts
+from recorders.capture.stacks import StackRow, kinds, restack
+from recorders.errors import MergeError
+from recorders.monitors.attachment import Attachment
+from recorders.monitors.record import Recording, report_failures
+from recorders.recordings.progress import PendingRows, Progress
+from recorders.recordings.recording import Subrecording
+from reducers import Reducer
+
+__all__ = ["Recorded", "resume", "snapshot"]
+
+MOST_PENDING = 1 << 20
+"""The largest capacity that is believed of a file."""
+
+
+class Recorded(Recording, Protocol):
+    """What a snapshot needs of a monitor."""
+
+    reducer: Reducer
+    attr: Any
+    hooks: Attachment
+
+
+def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...], *, progress: bool) -> Subrecording:
+    """What was recorded so far. Observations that wait stay as they are, so looking changes no later result.
+
+    Args:
+        functions: those given to `apply`.
+        progress: whether what is needed to go on bit for bit comes along.
+    """
+    buffer = monitor.buffer
+    with buffer.lock:
+        if any(isinstance(waiting, StackRow) for waiting in buffer.stored.pending.values()):
+            buffer.flush()  # which changes nothing: rows are in the states, or will be, as they are
+        stored = buffer.read()
+        states, samples = dict(stored.states), stored.samples
+        told = _progress(monitor) if progress else None
+    report_failures(monitor)
+    attr = monitor.attr if monitor.attr is None or isinstance(monitor.attr, str) else ", ".join(monitor.attr)
+    kind, module = type(monitor).__name__, monitor.hooks.module_class
+    return Subrecording(monitor.reducer, states, samples, None, kind, attr, module, functions, progress=told)
+
+
+def _progress(monitor: Recorded) -> Progress:
+    stored = monitor.buffer.stored
+    pending: list[PendingRows] = []
+    stacked: list[str] = []
+    for key, waiting in stored.pending.items():
+        if isinstance(waiting, PendingBuffer):
+            start = stored.reduced.get(key, 0)
+            pending.append(PendingRows(waiting.paths, waiting.layout, waiting.rows(start), start, waiting.capacity))
+        elif isinstance(waiting, StackRow) and not waiting.base:
+            stacked += waiting.paths
+    before = dict(stored.states) if stored.has_pending else {}
+    eligible = {stream: count for stream, count in monitor.gate.eligible.items() if isinstance(stream, str)}
+    return Progress(before, dict(stored.counts), stored.merged, eligible, tuple(pending), tuple(stacked))
+
+
+def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
+    """Puts what was saved in place of what monitors hold. That their reducers and states fit must be known.
+
+    Raises:
+        MergeError: what waits does not fit together; nothing is changed then.
+    """
+    found = [(monitor, part.progress or Progress(merged=part.samples), part) for monitor, part in monitors]
+    stored = [_stored(told, part) for _, told, part in found]
+    stacks = defaultdict[Any, list[tuple[int, str]]](list)
+    for number, (monitor, told, part) in enumerate(found):
+        for path in told.stacked:
+            if part.states.get(path) and told.counts.get(path):
+                rows = {key: value.unsqueeze(0) for key, value in part.states[path].items()}
+                stacks[repr((monitor.reducer, kinds(rows)))].append((number, path))
+    for leaves in stacks.values():
+        together = [(path, stored[number].states[path], stored[number].counts[path]) for number, path in leaves]
+        for (number, path), row in zip(leaves, restack(together), strict=True):
+            kept = stored[number]
+            reduced = {**kept.reduced, (path,): row.count}
+            stored[number] = kept._replace(pending={**kept.pending, (path,): row}, reduced=reduced)
+    with LOCK:
+        for (monitor, told, _), state in zip(found, stored, strict=True):
+            with monitor.buffer.lock:
+                monitor.buffer.replace({}, more=0)
+                monitor.buffer.stored = state
+                monitor.gate.eligible = dict[object, int](told.eligible.items())
+
+
+def _stored(told: Progress, part: Subrecording) -> MonitorState:
+    pending: dict[tuple[str, ...], Pending] = {}
+    reduced: dict[tuple[str, ...], int] = {}
+    for waiting in told.pending:
+        if not waiting.rows or not 0 <= waiting.start + len(waiting.rows[0]) <= waiting.capacity <= MOST_PENDING:
+            raise MergeError(f"what waits for {waiting.paths!r:.100} does not fit together")
+        firsts = [row.new_empty(row.shape[1:]) for row in waiting.rows]
+        if waiting.layout is None:
+            restored = PendingBuffer(waiting.paths, firsts, sum(first.nbytes for first in firsts))
+        else:
+            restored = PendingLifts(waiting.layout, firsts, waiting.paths)
+        restored.fill(waiting.rows, waiting.start, waiting.capacity)
+        pending[restored.key], reduced[restored.key] = restored, waiting.start
+    states = told.before if any(len(waiting.rows[0]) for waiting in told.pending) else part.states
+    kept = {path: state for path, state in states.items() if state}
+    return MonitorState(kept, dict(told.counts), pending, reduced, told.merged)

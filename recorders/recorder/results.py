@@ -1,0 +1,140 @@
+"""Results: what a recorder has recorded, as results, files and states."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recorders.errors import RecordingNotFoundError
+from recorders.monitors.base import Monitor
+from recorders.recorder.subrecorders import Subrecorders
+from recorders.recordings.loading import load
+from recorders.recordings.recording import Missing, Recording, Subrecording
+from recorders.recordings.state_dict import from_state_dict, to_state_dict
+from recorders.recordings.storage import Layout, save, save_in_background
+from recorders.recordings.sync import sync
+from recorders.schedule.clock import Clock
+from reducers import Result
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from typing_extensions import Self
+
+__all__ = ["Results"]
+
+
+class Results(Mapping[str, Monitor]):
+    """The part of a `Recorder` that deals with what was recorded."""
+
+    @abstractmethod
+    def __getitem__(self, name: str | int) -> Monitor: ...
+
+    _subrecorders: Subrecorders
+    _clock: Clock
+
+    def samples(self, name: str | int) -> int:
+        """The number of observations that one subrecorder recorded."""
+        return self[name].samples
+
+    def iter_samples(self) -> Iterator[int]:
+        """The number of observations that each subrecorder recorded, in order."""
+        return (monitor.samples for monitor in self.values())
+
+    def apply(self, function: Callable[[Any], Any]) -> Self:
+        """From now on shows and saves every result as `function(result)`; states stay mergeable. Returns the recorder."""
+        return self.apply_sample(lambda result, samples: function(result))
+
+    def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:
+        """Like `apply`, with the number of observations as the second argument of `function`."""
+        for monitor in self.values():
+            monitor.apply(function)
+        return self
+
+    def compute(self) -> dict[str, Result]:
+        """Results by name; subrecorders that recorded nothing are left out (`report()` says why)."""
+        return self.snapshot().compute()
+
+    def reset(self) -> Self:
+        """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
+        self._subrecorders.reset()
+        return self
+
+    clear = reset
+
+    def snapshot(self) -> Recording:
+        """A copy of what was recorded so far, without hooks."""
+        parts = {name: monitor.snapshot() for name, monitor in self.items()}
+        return Recording(parts, dict(self._subrecorders.aliases), self._clock.step)
+
+    def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> Self:
+        """Adds what another recorder or a recording holds; returns the recorder. To go on with a saved one, see `resume`.
+
+        Raises:
+            MergeError: the names differ (both sides are listed), or two states do not fit together. Nothing is changed then.
+        """
+        self._subrecorders.merge(other)
+        return self
+
+    def sync(self, group: ProcessGroup | None = None, *, missing: Missing = "error") -> Recording:
+        """The recordings of all ranks merged in rank order; this recorder is not changed. See `recorders.recordings.sync.sync`."""
+        return sync(self.snapshot(), group, missing=missing)
+
+    def save(self, path: str | Path, *, layout: Layout = "folder") -> Path:
+        """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
+        return save(self.snapshot(), path, layout=layout)
+
+    def save_in_background(self, path: str | Path, *, layout: Layout = "folder") -> Future[Path]:
+        """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
+
+        Returns:
+            a future; its `result()` waits for the end and raises what `save` raises.
+        """
+        return save_in_background(self.snapshot(), path, layout=layout)
+
+    def resume(self, path: str | Path | Recording) -> Self:
+        """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.
+
+        States, observations that wait to be reduced, the counts of `every` and the step of the clock are restored. If there is
+        nothing at `path`, nothing is changed: so a script calls it at every start.
+
+        Raises:
+            MergeError: the names differ (both sides are listed), or a reducer or state does not fit. Nothing is changed then.
+            StorageError: the recording cannot be read, see `load`.
+
+        >>> import tempfile, torch
+        >>> from recorders import ForwardMonitor, Recorder
+        >>> from reducers import Mean
+        >>> net = torch.nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for start in range(2):
+        ...         recorder = Recorder(ForwardMonitor(Mean(), every=2)).modules(net).resume(folder + "/run")
+        ...         with recorder:
+        ...             for _ in range(3):
+        ...                 _ = net(torch.ones(1, 2))
+        ...         _ = recorder.save(folder + "/run")
+        >>> recorder[0].samples
+        3
+        """
+        try:
+            recording = path if isinstance(path, Recording) else load(path)
+        except RecordingNotFoundError:
+            return self
+        self._subrecorders.resume(recording)
+        if recording.step is not None:
+            self._clock.step = recording.step
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was recorded as plain tensors, numbers and texts, for `torch.save` and `torch.distributed.checkpoint`."""
+        return to_state_dict(self.snapshot())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken, bit for bit, in place of what was recorded.
+
+        Raises:
+            MergeError: the names differ (both sides are listed), or a reducer or state does not fit. Nothing is changed then.
+        """
+        self.resume(from_state_dict(state_dict))

@@ -1,0 +1,223 @@
+"""A subrecording as tensors with names, and back: what a file of a recording contains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recorders.errors import StorageError
+from recorders.recordings.checking import Checked
+from recorders.recordings.entry import MAX_DEPTH, Entry, Tree
+from recorders.recordings.progress import PendingRows, Progress
+from recorders.recordings.recording import Subrecording
+from recorders.recordings.tensorfile import stored_as
+from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
+from reducers.core.reducer import registry
+
+__all__ = ["Contents", "Recipes", "rebuilt"]
+
+
+class Contents:
+    """What is written of a subrecording.
+
+    Attributes:
+        tensors: all its tensors, by readable names of which none is used twice.
+        states, values: the names in place of the tensors.
+        progress: the same of its progress; None if it has none.
+        left_out: why a result is not in it; "" if all are.
+
+    Raises:
+        StorageError: a state is no tensor.
+    """
+
+    def __init__(self, part: Subrecording, results: bool = True) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.left_out = ""
+        self.states = {leaf: self._put_state(("state", leaf), state) for leaf, state in part.states.items()}
+        self.values = self._put_values(part) if results else {}
+        self.progress = None if part.progress is None else self._put_progress(part.progress)
+
+    def _put_state(self, path: tuple[str, ...], state: State) -> dict[str, str]:
+        return {key: self._put((*path, key), tensor) for key, tensor in state.items()}
+
+    def _put_values(self, part: Subrecording) -> dict[str, Tree]:
+        """The results by leaf; one that cannot be computed or stored is left out, with all others of the subrecording."""
+        before = dict(self.tensors)
+        try:
+            results = part.leaves()
+        except Exception as error:
+            self.left_out = f"its result cannot be computed: {type(error).__name__}: {error}"
+            return {}
+        try:
+            return {leaf: self._flatten(("value", leaf), result) for leaf, result in results.items()}
+        except StorageError as error:
+            self.left_out, self.tensors = str(error), before
+            return {}
+
+    def _put_progress(self, progress: Progress) -> dict[str, Any]:
+        pending = [
+            {
+                "paths": list(rows.paths),
+                "layout": rows.layout,
+                "start": rows.start,
+                "count": rows.start + (len(rows.rows[0]) if rows.rows else 0),
+                "capacity": rows.capacity,
+                "tensors": [self._put(("pending", str(number)), tensor) for number, tensor in enumerate(rows.rows)],
+            }
+            for rows in progress.pending
+        ]
+        before = {leaf: self._put_state(("before", leaf), state) for leaf, state in progress.before.items()}
+        counts = {"counts": dict(progress.counts), "merged": progress.merged, "eligible": dict(progress.eligible)}
+        return {**counts, "before": before, "pending": pending, "stacked": list(progress.stacked)}
+
+    def _flatten(self, path: tuple[str, ...], result: Any) -> Tree:
+        """Adds the tensors of a result; returns the result with names in place of tensors."""
+        if isinstance(result, Tensor):
+            return self._put(path, result)
+        if isinstance(result, Mapping):
+            if len(path) > MAX_DEPTH:
+                raise StorageError(f"its result is nested deeper than {MAX_DEPTH}")
+            if wrong := [key for key in result if not isinstance(key, str)]:
+                raise StorageError(f"its result {_readable(path)!r} has the key {wrong[0]!r:.100}; keys must be texts to be stored")
+            return {key: self._flatten((*path, key), node) for key, node in result.items()}
+        if isinstance(result, (bool, int, float, complex)):
+            try:
+                wide = torch.float64 if isinstance(result, float) else torch.complex128 if isinstance(result, complex) else None
+                return self._put(path, torch.tensor(result, dtype=wide))
+            except (OverflowError, RuntimeError, ValueError) as error:
+                raise StorageError(f"its result {_readable(path)!r} does not fit a tensor: {error}") from error
+        raise StorageError(
+            f"its result {_readable(path)!r} is a {type(result).__name__}; only tensors, numbers and mappings of these can be "
+            "stored: let the function given to postmap or apply return one"
+        )
+
+    def _put(self, path: tuple[str, ...], tensor: Tensor) -> str:
+        wanted = name = _readable(path)
+        stored_as(tensor, name)
+        number = 1
+        while name in self.tensors:
+            number += 1
+            name = f"{wanted}#{number}"
+        self.tensors[name] = tensor
+        return name
+
+
+def _readable(path: tuple[str, ...]) -> str:
+    # Empty leaves and keys are left out; lone surrogates cannot be encoded.
+    return "/".join(str(part) for part in path if part != "").encode(errors="backslashreplace").decode()
+
+
+class Recipes:
+    """Recipes of reducers, and the reducers of recipes: thousands of subrecorders share a few."""
+
+    def __init__(self) -> None:
+        self._recipes: dict[int, tuple[Reducer, Mapping[str, Any] | str, Mapping[str, int]]] = {}
+        self._reducers: dict[str, Reducer | str] = {}
+        self.unknown: dict[str, list[str]] = {}
+        self.checked = Checked()
+
+    def of(self, part: Subrecording) -> tuple[Mapping[str, Any] | str | None, Mapping[str, int]]:
+        """The recipe of its reducer, with the versions of states."""
+        if part.reducer is None:
+            return part.recipe, {}
+        if id(part.reducer) not in self._recipes:
+            try:
+                recipe = to_recipe(part.reducer)
+                self._recipes[id(part.reducer)] = (part.reducer, recipe, _versions(recipe))
+            except RecipeError:
+                self._recipes[id(part.reducer)] = (part.reducer, repr(part.reducer)[:1000], {})
+        return self._recipes[id(part.reducer)][1:]
+
+    def reducer(self, entry: Entry) -> Reducer | None:
+        """The reducer of an entry; None if it holds a function, or is not known here, of which `unknown` says the reason."""
+        recipe = entry.reducer
+        if not isinstance(recipe, Mapping):
+            return None
+        text = json.dumps([recipe, dict(entry.versions)])
+        if text not in self._reducers:
+            self._reducers[text] = _build(recipe, entry.versions)
+        reducer = self._reducers[text]
+        if isinstance(reducer, str):
+            self.unknown.setdefault(reducer, []).append(entry.name)
+            return None
+        return reducer
+
+
+def _build(recipe: Mapping[str, Any], versions: Mapping[str, int]) -> Reducer | str:
+    """The reducer of a recipe, or why there is none."""
+    here = _versions(recipe)
+    if differing := {kind for kind in {*here, *versions} if here.get(kind, 1) != versions.get(kind, 1)}:
+        kind = min(differing)
+        saved, read = versions.get(kind, 1), here.get(kind, 1)
+        return f"the states of {kind!r:.100} were saved in version {saved}, and this version of the library reads {read}"
+    try:
+        return from_recipe(recipe)
+    # A registered class is constructed from untrusted values, and may raise anything.
+    except Exception as error:
+        return str(error)
+
+
+def _versions(recipe: Mapping[str, Any]) -> dict[str, int]:
+    """The versions of the states of all reducers in a recipe, by type; those of version 1 are left out."""
+    known = {kind: registry[kind].state_version for kind in _types(recipe, 0) if kind in registry}
+    return {kind: version for kind, version in known.items() if version != 1}
+
+
+def _types(recipe: Any, depth: int) -> Iterator[str]:
+    if depth < 2 * MAX_DEPTH:
+        if isinstance(recipe, Mapping) and isinstance(recipe.get("type"), str):
+            yield recipe["type"]
+        for item in recipe.values() if isinstance(recipe, Mapping) else recipe if isinstance(recipe, list) else ():
+            yield from _types(item, depth + 1)
+
+
+def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], where: str) -> Subrecording:
+    """The subrecording of an entry.
+
+    Args:
+        tensor: returns the tensor of a name.
+        where: the file, for errors.
+
+    Raises:
+        CorruptRecordingError: a state cannot come from the reducer.
+    """
+    where = f"{where} (subrecorder {entry.name!r})"
+    reducer = recipes.reducer(entry)
+
+    def state(names: Mapping[str, str]) -> State:
+        return {key: tensor(name) for key, name in names.items()}
+
+    states = {leaf: state(names) for leaf, names in entry.states.items()}
+    values = {leaf: _unflatten(tree, tensor) for leaf, tree in entry.values.items()}
+    progress = None
+    if entry.progress is not None:
+        told = entry.progress
+        before = {leaf: state(names) for leaf, names in told["before"].items()}
+        pending = tuple(map(_rows(tensor), told["pending"]))
+        progress = Progress(before, told["counts"], told["merged"], told["eligible"], pending, tuple(told["stacked"]))
+    recipe = entry.reducer if reducer is None else None
+    facts = (entry.samples, values, entry.monitor, entry.attr, entry.module)
+    part = Subrecording(reducer, states, *facts, recipe=recipe, progress=progress)
+    recipes.checked.require(where, part)
+    return part
+
+
+def _rows(tensor: Callable[[str], Tensor]) -> Callable[[Mapping[str, Any]], PendingRows]:
+    def build(told: Mapping[str, Any]) -> PendingRows:
+        rows = tuple(map(tensor, told["tensors"]))
+        if (len(rows) != len(told["paths"]) and told["layout"] is None) or any(
+            len(row) != told["count"] - told["start"] for row in rows
+        ):
+            raise StorageError(f"what waits for {told['paths']!r:.100} has other lengths than it says")
+        return PendingRows(tuple(told["paths"]), told["layout"], rows, told["start"], told["capacity"])
+
+    return build
+
+
+def _unflatten(tree: Tree, tensor: Callable[[str], Tensor]) -> Any:
+    """The result whose tensors have these names."""
+    return tensor(tree) if isinstance(tree, str) else {key: _unflatten(node, tensor) for key, node in tree.items()}

@@ -1,0 +1,150 @@
+"""One subrecorder in a manifest: what it says, and whether it may be believed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, Union
+
+from recorders.errors import StorageError
+
+__all__ = ["MAX_DEPTH", "Entry", "Tree", "check_entry", "is_count", "is_text", "is_text_or_none", "mapping", "matches"]
+
+MAX_DEPTH = 32
+"""How deep results may be nested."""
+
+_FILE = re.compile(r"[0-9]{1,20}(-[0-9a-z-]{1,60})?\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Tree: TypeAlias = Union[str, Mapping[str, "Tree"]]
+"""The name of a tensor, or trees by key."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One subrecorder.
+
+    Attributes:
+        name: any string.
+        file: its file in the generation folder, `bytes` long, with checksum `sha256`; several may share one.
+        reducer: the recipe; the repr if the reducer holds a function; None if unknown.
+        states: names of tensors by leaf and key.
+        values: trees of names of tensors by leaf.
+        dtypes: the true dtypes of tensors that are stored as another dtype, by name.
+        versions: the versions of the states of reducers, by type of the recipe; those of version 1 are left out.
+        progress: what a monitor needs to go on bit for bit, see `recorders.recordings.progress`; None if nothing.
+    """
+
+    name: str
+    monitor: str
+    attr: str | None
+    module: str
+    samples: int
+    reducer: Mapping[str, Any] | str | None
+    file: str
+    bytes: int
+    sha256: str
+    states: Mapping[str, Mapping[str, str]]
+    values: Mapping[str, Tree]
+    dtypes: Mapping[str, str]
+    versions: Mapping[str, int] = field(default_factory=dict)
+    progress: Mapping[str, Any] | None = None
+
+    def tensors(self) -> list[str]:
+        """The names of all tensors in the file that are its own."""
+        names = [name for state in self.states.values() for name in state.values()] + list(_leaves(self.values))
+        if self.progress:
+            names += [name for state in self.progress["before"].values() for name in state.values()]
+            names += [name for pending in self.progress["pending"] for name in pending["tensors"]]
+        return names
+
+
+def _leaves(tree: Tree) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    else:
+        for node in tree.values():
+            yield from _leaves(node)
+
+
+def matches(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def mapping(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(isinstance(key, str) and item(part) for key, part in value.items())
+
+
+def _is_tree(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, dict) and depth < MAX_DEPTH:
+        return all(isinstance(key, str) and _is_tree(node, depth + 1) for key, node in value.items())
+    return isinstance(value, str)
+
+
+def _is_progress(value: Any) -> bool:
+    """Whether this may be what `recorders.recordings.progress` wrote."""
+    counts, names = mapping(is_count), mapping(mapping(is_text))
+    fields = {
+        "counts": counts,
+        "eligible": counts,
+        "merged": is_count,
+        "before": names,
+        "pending": _is_pending,
+        "stacked": _is_texts,
+    }
+    return isinstance(value, dict) and value.keys() == fields.keys() and all(fits(value[key]) for key, fits in fields.items())
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_pending(value: Any) -> bool:
+    fields: dict[str, Callable[[Any], bool]] = {"paths": _is_texts, "layout": is_text_or_none, "tensors": _is_texts}
+    fields |= dict.fromkeys(("start", "count", "capacity"), is_count)
+    return isinstance(value, list) and all(
+        isinstance(item, dict) and item.keys() == fields.keys() and all(fits(item[key]) for key, fits in fields.items())
+        for item in value
+    )
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (is_text, "a text"),
+    "monitor": (is_text, "a text"),
+    "attr": (is_text_or_none, "a text or null"),
+    "module": (is_text, "a text"),
+    "samples": (is_count, "a count"),
+    "reducer": (lambda value: value is None or isinstance(value, (str, dict)), "a recipe, a text or null"),
+    "file": (matches(_FILE), "the name of a file in the generation folder"),
+    "bytes": (is_count, "a count"),
+    "sha256": (matches(_SHA256), "a checksum"),
+    "states": (mapping(mapping(is_text)), "tensor names by leaf and key, all texts"),
+    "values": (mapping(_is_tree), f"trees of tensor names by leaf, with texts as keys, nested at most {MAX_DEPTH} deep"),
+    "dtypes": (mapping(is_text), "dtypes by tensor name"),
+    "versions": (mapping(is_count), "versions by type of reducer"),
+    "progress": (lambda value: value is None or _is_progress(value), "counts, texts and tensor names of what waits"),
+}
+
+
+def check_entry(entry: Entry, error: type[StorageError], where: str) -> None:
+    """Raises `error` if anything in the entry is invalid."""
+    for key, (fits, meaning) in _CHECKS.items():
+        if not fits(getattr(entry, key)):
+            problem = f"{key!r} must be {meaning} and is {getattr(entry, key)!r:.200}"
+            raise error(f"{where} is malformed: subrecorder {entry.name!r:.200}: {problem}")
+    tensors = entry.tensors()
+    if len(set(tensors)) != len(tensors) or not entry.dtypes.keys() <= set(tensors):
+        raise error(f"{where} is malformed: subrecorder {entry.name!r:.200} names a tensor twice, or an unknown one")

@@ -1,0 +1,64 @@
+"""Position: where an inspector is in a training, by epochs or by steps, and how it goes on after a timeline."""
+
+from __future__ import annotations
+
+from recorders.errors import TickError
+from recorders.schedule.clock import Clock
+from recorders.watch.charts import axis_of, keep_axis
+from recorders.watch.ranks import Ranks
+from recorders.watch.timeline import Timeline
+
+__all__ = ["Position"]
+
+
+class Position:
+    """Where an inspector is in a training.
+
+    Args:
+        timeline: what was recorded so far; on other ranks than the one that writes the file, an empty one.
+        clock: counts steps.
+        ranks: in `go_back`, all learn the position from the one that writes the file.
+
+    Attributes:
+        axis: what the ticks of the timeline are, "epoch" or "step"; "" if there are none yet.
+        epoch: the number of the present epoch; in a timeline of steps, the step of the last tick.
+    """
+
+    def __init__(self, timeline: Timeline, clock: Clock, ranks: Ranks) -> None:
+        self._timeline, self._clock, self._ranks = timeline, clock, ranks
+        self.axis, self.epoch = "", 0
+
+    def go_on(self, ranks: bool = False) -> None:
+        """Goes on after the last tick of the timeline; with `ranks`, a collective, after that of the one that writes the file."""
+        ticks = self._timeline.ticks()
+        last = max(ticks, default=-1)
+        found = [last, self._timeline.steps().get(last, 0), bool(ticks) and axis_of(self._timeline) == "step"]
+        last, step, by_step = self._ranks.highest(*found) if ranks else found
+        self.axis = "" if last < 0 else "step" if by_step else "epoch"
+        self.epoch = last + (self.axis != "step")
+        self._clock.step = step
+
+    def go_back(self, start: int) -> None:
+        """Deletes the ticks after the beginning of an epoch, or after that many steps, and goes on there; a collective."""
+        by_step = bool(self._ranks.highest("step" in (self.axis, axis_of(self._timeline)))[0])
+        self._timeline.forget(start + (by_step and start > 0))
+        self.go_on(ranks=True)
+        self.epoch = start
+        if by_step:
+            self._clock.step = start
+
+    def check(self, axis: str, number: int | None) -> int:
+        """The number of a new tick; if it cannot be, raises `TickError`."""
+        if self.axis not in ("", axis):
+            usual = {"epoch": "tick_epoch", "step": "tick"}[self.axis]
+            raise TickError(f"the ticks of {self._timeline.path} are {self.axis}s, and cannot be {axis}s too: call {usual}() only")
+        if number is None and axis == self.axis == "step" and self._clock.step == self.epoch:
+            raise TickError(f"no step has ended since the last tick, {self.epoch}: give the optimizer, call step(), or tick(n)")
+        if axis != self.axis:
+            keep_axis(self._timeline, axis)
+        self.axis = axis
+        return number if number is not None else self.epoch if axis == "epoch" else self._clock.step
+
+    def ended(self, tick: int) -> None:
+        """Goes on after a tick."""
+        self.epoch = tick + (self.axis == "epoch")

@@ -1,0 +1,84 @@
+"""Replay: shows a recorded timeline as during the training."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+
+from recorders.errors import LensError, RecordingNotFoundError
+from recorders.watch.charts import ChartView, charts_of
+from recorders.watch.timeline import MEMORY, Timeline
+from recorders.watch.visualizers.choice import Visualizers, as_visualizers
+from recorders.watch.visualizers.visualizer import finish
+
+__all__ = ["replay"]
+
+
+def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
+    """Shows a recorded timeline, tick after tick, as during the training.
+
+    At each tick, a visualizer gets the numbers of this tick and of all before it. The charts have the layers that they had at the
+    end. Ticks without numbers are passed by.
+
+    Args:
+        timeline: for example "run.db".
+        visualizer: one or several, as for `Inspector`.
+        charts: what to show; None for the charts that the inspector wrote into the timeline.
+
+    Raises:
+        RecordingNotFoundError: there is no file at the path.
+        LensError: the timeline contains no charts and none are given, or a visualizer is unknown.
+
+    >>> import sys
+    >>> from recorders import Inspector
+    >>> from recorders.watch.visualizers import TextVisualizer
+    >>> inspector = Inspector([])
+    >>> for epoch in inspector.range(2):
+    ...     inspector.push_loss(1 / (1 + epoch))
+    >>> replay(inspector.timeline, TextVisualizer(sys.stdout, width=60))  # doctest: +ELLIPSIS
+    Loss, tick 0
+    ...
+    Loss, tick 1
+    ...
+    """
+    if not isinstance(timeline, Timeline) and not os.path.exists(timeline):
+        raise RecordingNotFoundError(f"there is no timeline at {os.fspath(timeline)!r}")
+    source = timeline if isinstance(timeline, Timeline) else Timeline(timeline)
+    if not (views := charts_of(source) if charts is None else list(charts)):
+        raise LensError(f"{source.path} holds no charts: give charts=[ChartView(Chart(...), timeline, layers)]")
+    shown, past = as_visualizers(visualizer), _Past(source)
+    views = [replace(view, timeline=past) for view in views]
+    for tick in source.ticks():
+        past.until(tick)
+        if past.at(tick):
+            for one in shown:
+                one.show(tick, views)
+    for one in shown:
+        finish(one)
+
+
+class _Past(Timeline):
+    """A timeline up to one of its ticks, by views of SQLite that hide the rest; nothing can be appended to it."""
+
+    def __init__(self, source: Timeline) -> None:
+        self._source, self._last = source, -(2**63)
+        super().__init__(source.path)
+
+    def until(self, tick: int) -> None:
+        """Shows the ticks up to this one."""
+        with self._session() as db:
+            db.execute("UPDATE last SET tick = ?", (tick,))
+        self._last = tick
+
+    def _open(self) -> sqlite3.Connection:
+        db = super()._open()
+        if self.path == MEMORY:
+            with self._source._session() as theirs:
+                theirs.backup(db)
+        db.execute("CREATE TEMP TABLE last (tick INTEGER)")
+        db.execute("INSERT INTO last VALUES (?)", (self._last,))
+        for name in ("ticks", "samples"):
+            db.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE tick <= (SELECT tick FROM last)")
+        return db

@@ -1,0 +1,165 @@
+"""A run that is saved, killed and resumed ends bit for bit as one that was never interrupted; saving midway changes nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, Case
+from torch import Tensor, nn
+
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    ForwardMonitor,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+    load,
+)
+from recorders.errors import MergeError, RecordingWarning
+from reducers import EMA, Mean, Moments, Norm, Product, Quantile, Summary
+
+STEPS, AT = 23, 9
+
+
+class Run:
+    """A deterministic training with a recorder."""
+
+    def __init__(self, make: Callable[[], Recorder]) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.recorder = make().modules(self.net, types=nn.Linear).attach(self.optimizer)
+
+    def train(self, begin: int, end: int) -> Run:
+        for step in range(begin, end):
+            batch = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)) * 100 + 1e3
+            self.optimizer.zero_grad()
+            self.net(batch).square().mean().mul(1e-8).backward()
+            self.optimizer.step()
+        return self
+
+
+def bits(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (
+            value.dtype,
+            tuple(value.shape),
+            value.contiguous().view(-1).view(torch.uint8).tolist() if value.dim() else value.item(),
+        )
+    return {key: bits(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def facts(recorder: Recorder) -> Any:
+    snapshot = recorder.snapshot()
+    return [
+        (name, part.samples, bits({path: dict(state) for path, state in part.states.items()})) for name, part in snapshot.items()
+    ]
+
+
+KINDS: dict[str, Callable[[Any], Recorder]] = {
+    "forward": lambda reducer: Recorder(ForwardMonitor(reducer)),
+    "every third": lambda reducer: Recorder(ForwardMonitor(reducer, every=3)),
+    "every fourth step": lambda reducer: Recorder(ForwardMonitor(reducer, every_step=4)),
+    "gradients": lambda reducer: Recorder(BackwardMonitor(reducer)),
+    "parameters": lambda reducer: Recorder(ParameterMonitor(reducer)),
+    "parameter gradients": lambda reducer: Recorder(ParameterGradientMonitor(reducer)),
+    "updates, every third": lambda reducer: Recorder(ParameterUpdateMonitor(reducer, every=3)),
+}
+REDUCERS = [Mean(), Moments(), Summary(), Quantile(), Norm(), EMA(alpha=0.1), Product(mean=Mean(), moments=Moments("... c -> c"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reducer", REDUCERS, ids=lambda reducer: type(reducer).__name__)
+@pytest.mark.parametrize("layout", ["folder", "packed", "state_dict"])
+def test_resumed_is_uninterrupted(tmp_path: Path, kind: str, reducer: Any, layout: Any) -> None:
+    def make() -> Recorder:
+        return KINDS[kind](reducer)
+
+    whole = Run(make).train(0, STEPS)
+    first = Run(make).train(0, AT)
+    second = Run(make)
+    if layout == "state_dict":
+        torch.save(first.recorder.state_dict(), tmp_path / "recorder.pt")
+        second.recorder.load_state_dict(torch.load(tmp_path / "recorder.pt", weights_only=True))
+    else:
+        first.recorder.save(tmp_path / "run", layout=layout)
+        second.recorder.resume(tmp_path / "run")
+    second.net.load_state_dict(first.net.state_dict())
+    second.train(AT, STEPS)
+    assert facts(second.recorder) == facts(whole.recorder)
+    assert second.recorder.clock.step == whole.recorder.clock.step == STEPS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_looking_and_saving_midway_change_nothing(tmp_path: Path, kind: str) -> None:
+    def make() -> Recorder:
+        return KINDS[kind](Product(moments=Moments(), summary=Summary(), quantile=Quantile()))
+
+    whole, looked = Run(make).train(0, STEPS), Run(make)
+    for step in range(STEPS):
+        looked.train(step, step + 1)
+        looked.recorder.save(tmp_path / "run")
+        looked.recorder.compute()
+        repr(looked.recorder[0].peek())
+    assert facts(looked.recorder) == facts(whole.recorder)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
+def test_every_reducer_goes_on_bit_for_bit(tmp_path: Path, case: Case) -> None:
+    def push(recorder: Recorder, begin: int, end: int) -> Recorder:
+        for index in range(begin, end):
+            generator = torch.Generator().manual_seed(index)
+            values = (
+                torch.randn(6, *case.trailing, generator=generator) * 10
+                if case.takes_floats
+                else torch.randint(0, 2, (6, *case.trailing), generator=generator)
+            )
+            recorder.push("x", values.to(case.dtypes[0]))
+        return recorder
+
+    def new() -> Recorder:
+        return Recorder(x=CallMonitor(case.reducer))
+
+    whole = push(new(), 0, 11)
+    push(new(), 0, 5).save(tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)  # of results that a file cannot hold
+        again = push(new().resume(load(tmp_path / "run", reducers=case.reducer)), 5, 11)
+    assert facts(again) == facts(whole)
+
+
+def test_nothing_there_is_a_fresh_start(tmp_path: Path) -> None:
+    recorder = Run(lambda: KINDS["forward"](Mean())).recorder
+    assert recorder.resume(tmp_path / "none") is recorder
+    assert recorder.clock.step == 0
+
+
+def test_other_names_change_nothing(tmp_path: Path) -> None:
+    run = Run(lambda: KINDS["forward"](Mean())).train(0, 3)
+    other = Recorder(ForwardMonitor(Mean())).modules(nn.Sequential(nn.Linear(5, 7)))
+    other.save(tmp_path / "run")
+    before = facts(run.recorder)
+    with pytest.raises(MergeError, match="names differ"):
+        run.recorder.resume(tmp_path / "run")
+    with pytest.raises(MergeError, match="reducers differ"):
+        Run(lambda: KINDS["forward"](Norm())).train(0, 2).recorder.resume(run.recorder.snapshot())
+    assert facts(run.recorder) == before
+
+
+def test_what_waits_and_does_not_fit_is_refused() -> None:
+    run = Run(lambda: KINDS["forward"](Mean())).train(0, 5)
+    told = run.recorder.state_dict()
+    name = next(iter(told["subrecorders"]))
+    pending = told["subrecorders"][name]["progress"]["pending"]
+    pending[0]["capacity"] = 10**12
+    with pytest.raises(MergeError, match="does not fit"):
+        run.recorder.load_state_dict(told)
+    with pytest.raises(MergeError, match="no state dict"):
+        run.recorder.load_state_dict({"a": 1})

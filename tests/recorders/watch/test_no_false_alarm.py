@@ -1,0 +1,226 @@
+"""Findings of healthy trainings of several kinds on real data: none; and of the same with one fault planted: that one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("sklearn")
+
+from sklearn.datasets import load_digits
+
+from recorders import (
+    BackwardMonitor,
+    CallMonitor,
+    ForwardMonitor,
+    Inspector,
+    ParameterGradientMonitor,
+    ParameterUpdateMonitor,
+    Recorder,
+    lenses,
+)
+from recorders.watch.findings import Findings, findings
+from recorders.watch.lenses.health import update_ratio
+from reducers import Activity, Collect, FirstNonfinite, Product, Summary
+
+EPOCHS, BATCH, RATE = 3, 100, 3e-3
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    bunch = load_digits()
+    images, labels = torch.as_tensor(bunch.images, dtype=torch.float32) / 16, torch.as_tensor(bunch.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:1400]
+    return images[order], labels[order]
+
+
+def mlp(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers are 1, 3, 5 and 7."""
+    hidden = [layer for _ in range(3) for layer in (nn.Linear(64, 64), activation())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, 10))
+
+
+def convolutions() -> nn.Sequential:
+    def block(channels: int, features: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, features, 3, padding=1, bias=False), nn.BatchNorm2d(features), nn.ReLU(), nn.MaxPool2d(2)]
+
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), *block(1, 16), *block(16, 32), nn.Flatten(), nn.Linear(128, 10))
+
+
+class Transformer(nn.Module):
+    """Rows of pixels are tokens; attention with dropout, layer norms before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(8, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True, norm_first=True, activation=nn.GELU())
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.encoder(self.embedding(x))).mean(1))
+        return out
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(8, 48, batch_first=True), nn.Linear(48, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.cells(x)[0][:, -1])
+        return out
+
+
+def sigmoid_output() -> nn.Sequential:
+    return nn.Sequential(*mlp(), nn.Sigmoid())
+
+
+def fine_tuned() -> nn.Sequential:
+    """Its first two layers are frozen on purpose."""
+    net = mlp()
+    net[1].requires_grad_(False)
+    net[3].requires_grad_(False)
+    return net
+
+
+HEALTHY: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "tanh": lambda: mlp(nn.Tanh),
+    "convolutions with batch norm": convolutions,
+    "transformer with layer norm and dropout": Transformer,
+    "lstm": Recurrent,
+    "sigmoid at the end": sigmoid_output,
+    "fine-tuning": fine_tuned,
+}
+
+
+def train(
+    net: nn.Module, rate: float = RATE, epochs: int = EPOCHS, one: tuple[str, float] = ("no layer", 0)
+) -> tuple[Findings, Findings, float]:
+    """Trains for real; returns what is found in a recording and in a timeline of it, and the loss at the end.
+
+    `one` is a layer with a rate of its own, and much weight decay; at 0 the optimizer does not have it.
+    """
+    kinds = {type(module) for module in net.modules()}
+    last = "b ... c -> c" if kinds & {Transformer, Recurrent} else "b c ... -> c"
+    recorder = Recorder(
+        output=ForwardMonitor(Product(stats=Summary(last), activity=Activity(last), first=FirstNonfinite())),
+        gradient=BackwardMonitor(Summary()),
+        weights=ParameterGradientMonitor(Summary(), when="accumulate"),
+        update=ParameterUpdateMonitor(Product(ratio=Collect()), op_=update_ratio),
+        loss=CallMonitor(Summary()),
+    ).modules(net, leaves=True)
+    chosen = [lenses.NonFinite(), lenses.Outliers(), lenses.UpdateRatio()]
+    chosen += [lenses.OutputGradientGeometry(skip_activation=False), lenses.ParameterGradientGeometry(when="accumulate")]
+    chosen += [lenses.Saturation()] if kinds & {nn.Tanh, nn.Sigmoid} else []
+    chosen += [lenses.DeadUnits()] if kinds & {nn.ReLU, nn.GELU} else []
+    layer, its_rate = one
+    mine = [parameter for name, parameter in net.named_parameters() if name.startswith(layer)]
+    others = [parameter for name, parameter in net.named_parameters() if not name.startswith(layer)]
+    alone = [{"params": mine, "lr": its_rate, "weight_decay": 1.0}] if its_rate else []
+    optimizer = torch.optim.AdamW([{"params": others}, *alone], lr=rate)
+    images, labels = digits()
+    with recorder, Inspector(chosen, net=net, optimizer=optimizer) as inspector:
+        for _ in inspector.range(epochs):
+            for batch in torch.randperm(len(labels)).split(BATCH):
+                output, wanted = net(images[batch]), labels[batch]
+                if isinstance(net, nn.Sequential) and isinstance(net[-1], nn.Sigmoid):
+                    loss = nn.functional.binary_cross_entropy(output, nn.functional.one_hot(wanted, 10).float())
+                else:
+                    loss = nn.functional.cross_entropy(output, wanted)
+                net.zero_grad()
+                loss.backward()
+                optimizer.step()
+                recorder.push("loss", loss)
+                inspector.push_loss(loss)
+    return findings(recorder), findings(inspector.timeline), loss.item()
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_training_has_no_findings(name: str) -> None:
+    torch.manual_seed(0)
+    once, over_time, loss = train(HEALTHY[name]())
+    assert (list(once), list(over_time)) == ([], [])
+    assert loss < 2.2  # it learns; a guess has 2.3
+    assert once.unexamined == ()
+    lens = {"lstm": {"DeadUnits", "Saturation"}, "tanh": {"DeadUnits"}, "sigmoid at the end": set()}.get(name, {"Saturation"})
+    frozen = {"weights that never changed, perhaps frozen on purpose: 1, 3"} if name == "fine-tuning" else set()
+    assert {*over_time.unexamined} == {f"what the lens {each} shows" for each in lens} | frozen
+
+
+def bias_of_most(net: nn.Sequential) -> None:
+    nn.init.constant_(net[3].bias[:40], -100.0)
+
+
+def large_biases(net: nn.Sequential) -> None:
+    nn.init.constant_(net[3].bias, 3.5)
+
+
+def tiny_weights(net: nn.Sequential) -> None:
+    for layer in (3, 5, 7):
+        net[layer].weight.mul_(0.01)
+
+
+def huge_weights(net: nn.Sequential) -> None:
+    for layer in (3, 5, 7):
+        net[layer].weight.mul_(100)
+
+
+def one_huge_feature(net: nn.Sequential) -> None:
+    nn.init.constant_(net[3].bias[7:8], 1000.0)
+    net[5].weight[:, 7] = 0
+
+
+def division_by_zero(net: nn.Sequential) -> None:
+    calls = []
+
+    def divide(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        calls.append(None)
+        return output / 0 if len(calls) == 20 else output
+
+    net[3].register_forward_hook(divide)
+
+
+def unused_layer(net: nn.Sequential) -> None:
+    net[0].unused = nn.Linear(2, 2)
+
+
+def nothing(net: nn.Sequential) -> None:
+    pass
+
+
+SICK: dict[str, tuple[type[nn.Module], Callable[[nn.Sequential], None], dict[str, Any], dict[str, str]]] = {
+    "dead": (nn.ReLU, bias_of_most, {}, {"4": "dead"}),
+    "saturated": (nn.Tanh, large_biases, {}, {"4": "saturated"}),
+    "vanishing": (nn.Tanh, tiny_weights, {"rate": 1e-4}, {"1": "vanish"}),
+    "exploding": (nn.ReLU, huge_weights, {"rate": 1e-4}, {"2": "explode"}),
+    "outliers": (nn.ReLU, one_huge_feature, {"rate": 1e-5}, {"3": "outlier features"}),
+    "nonfinite": (nn.ReLU, division_by_zero, {}, {"3": "NaN or infinite"}),
+    "never ran": (nn.ReLU, unused_layer, {}, {"0.unused": "no output was recorded"}),
+    "forgotten": (nn.ReLU, nothing, {"one": ("3", 0)}, {"3": "never changed"}),
+    "too large": (nn.GELU, nothing, {"one": ("7", 0.3)}, {"7": "too large"}),
+    "too small": (nn.ReLU, nothing, {"rate": 1e-8}, dict.fromkeys("1357", "too small")),
+}
+
+
+@pytest.mark.parametrize("fault", SICK)
+def test_a_planted_fault_is_found_where_it_is_and_nothing_else(fault: str) -> None:
+    torch.manual_seed(0)
+    activation, plant, options, wanted = SICK[fault]
+    net = mlp(activation)
+    with torch.no_grad():
+        plant(net)
+    once, over_time, _ = train(net, epochs=2, **options)
+    for found in (once, over_time):
+        told = {finding.layer: finding.what for finding in found}
+        assert len(found) == len(told)
+        assert told.keys() == wanted.keys(), str(found)
+        assert all(wanted[layer] in what for layer, what in told.items())
+    since = {"nonfinite": 1, "never ran": None}.get(fault, 0)
+    assert [finding.since for finding in over_time] == [since] * len(wanted)
