@@ -22,6 +22,7 @@ from reducers.errors import (
     RecipeError,
     ReducerError,
     ReducerTypeError,
+    StateError,
     StateMismatchError,
 )
 from reducers.exemplars.collect import Collect, First, Fold, Last
@@ -118,6 +119,7 @@ __all__ = [
     "Scan",
     "Sparsity",
     "State",
+    "StateError",
     "StateMismatchError",
     "Statistic",
     "Sum",

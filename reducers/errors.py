@@ -12,6 +12,7 @@ __all__ = [
     "RecipeError",
     "ReducerError",
     "ReducerTypeError",
+    "StateError",
     "StateMismatchError",
 ]
 
@@ -42,6 +43,10 @@ class EmptyStateError(ReducerError, ValueError):
 
 class NoHistoryError(ReducerError, TypeError):
     """A past result was requested from a reducer without a history."""
+
+
+class StateError(ReducerError, ValueError):
+    """A state, such as one from a file, cannot come from this reducer; the message names the key, and what it must have."""
 
 
 class StateMismatchError(ReducerError, ValueError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import hashlib
 import os
 import re
@@ -184,8 +185,9 @@ def _named_in(raw: bytes, names: set[str]) -> set[str]:
 class _Handle:
     """An open file that is closed when it is forgotten, too: an interrupt may come before any block that closes it."""
 
+    number = -1
+
     def __init__(self, path: Path, flags: int) -> None:
-        self.number = -1
         self.number = os.open(path, flags, 0o666)
 
     def close(self) -> None:
@@ -216,11 +218,15 @@ def _exclusive(handle: int, root: Path) -> bool:
     if sys.platform == "win32":
         return False
     deadline = time.monotonic() + LOCK_SECONDS
+    first = True
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
+            if first:
+                gc.collect()  # a save of this process that was interrupted may hold the lock until it is collected
+                first = False
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"cannot save to {root}: another process has been saving there for {LOCK_SECONDS:.0f} s, and may be stopped; "

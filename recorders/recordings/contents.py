@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import StorageError
+from recorders.recordings.checking import Checked
 from recorders.recordings.entry import MAX_DEPTH, Entry, Tree
 from recorders.recordings.progress import PendingRows, Progress
 from recorders.recordings.recording import Subrecording
@@ -117,6 +118,7 @@ class Recipes:
         self._recipes: dict[int, tuple[Reducer, Mapping[str, Any] | str, Mapping[str, int]]] = {}
         self._reducers: dict[str, Reducer | str] = {}
         self.unknown: dict[str, list[str]] = {}
+        self.checked = Checked()
 
     def of(self, part: Subrecording) -> tuple[Mapping[str, Any] | str | None, Mapping[str, int]]:
         """The recipe of its reducer, with the versions of states."""
@@ -173,13 +175,18 @@ def _types(recipe: Any, depth: int) -> Iterator[str]:
             yield from _types(item, depth + 1)
 
 
-def rebuilt(entry: Entry, reducer: Reducer | None, tensor: Callable[[str], Tensor]) -> Subrecording:
+def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], where: str) -> Subrecording:
     """The subrecording of an entry.
 
     Args:
-        reducer: its reducer; None if it is unknown.
         tensor: returns the tensor of a name.
+        where: the file, for errors.
+
+    Raises:
+        CorruptRecordingError: a state cannot come from the reducer.
     """
+    where = f"{where} (subrecorder {entry.name!r})"
+    reducer = recipes.reducer(entry)
 
     def state(names: Mapping[str, str]) -> State:
         return {key: tensor(name) for key, name in names.items()}
@@ -194,7 +201,9 @@ def rebuilt(entry: Entry, reducer: Reducer | None, tensor: Callable[[str], Tenso
         progress = Progress(before, told["counts"], told["merged"], told["eligible"], pending, tuple(told["stacked"]))
     recipe = entry.reducer if reducer is None else None
     facts = (entry.samples, values, entry.monitor, entry.attr, entry.module)
-    return Subrecording(reducer, states, *facts, recipe=recipe, progress=progress)
+    part = Subrecording(reducer, states, *facts, recipe=recipe, progress=progress)
+    recipes.checked.require(where, part)
+    return part
 
 
 def _rows(tensor: Callable[[str], Tensor]) -> Callable[[Mapping[str, Any]], PendingRows]:

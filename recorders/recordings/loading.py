@@ -14,6 +14,7 @@ import torch
 
 from recorders._torch import without_modes
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, RecordingWarning, StorageError
+from recorders.recordings.checking import Checked
 from recorders.recordings.contents import Recipes, rebuilt
 from recorders.recordings.entry import Entry
 from recorders.recordings.manifest import Manifest, read_manifest
@@ -62,7 +63,10 @@ def load(
         recording: Recording
         recording, unknown = without_modes(read, root)
     if reducers is not None:
-        recording = recording.with_reducers(reducers)
+        without = [name for name, part in recording.items() if part.reducer is None]
+        recording, checked = recording.with_reducers(reducers), Checked()
+        for name in without:
+            outside_modes(checked.require, f"{root} (subrecorder {name!r}), with the reducer that was given,", recording[name])
     _warn(recording, unknown, root)
     return recording
 
@@ -194,7 +198,7 @@ def _read_one(folder: str, entry: Entry, recipes: Recipes) -> Subrecording:
     if tensors.keys() != set(named):
         found, told = sorted(tensors)[:20], sorted(named)[:20]
         raise CorruptRecordingError(f"{where} (subrecorder {entry.name!r}) holds tensors {found}, and the manifest names {told}")
-    return rebuilt(entry, recipes.reducer(entry), tensors.__getitem__)
+    return rebuilt(entry, recipes, tensors.__getitem__, where)
 
 
 def _warn(recording: Recording, unknown: Mapping[str, list[str]], root: str) -> None:

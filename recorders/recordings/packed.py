@@ -74,7 +74,7 @@ class PackedParts(Mapping[str, Subrecording]):
                     raise CorruptRecordingError(f"{self._where} (subrecorder {name!r}) holds no tensor {short!r:.200}")
                 return true_dtype(self._tensor(place), dtypes.get(short), self._where)
 
-            self._made[name] = rebuilt(entry, self._recipes.reducer(entry), tensor)
+            self._made[name] = rebuilt(entry, self._recipes, tensor, self._where)
         return self._made[name]
 
     def _tensor(self, place: Place) -> Tensor:

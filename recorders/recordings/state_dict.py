@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recorders.errors import MergeError
+from recorders.errors import CorruptRecordingError, MergeError
 from recorders.recordings.contents import Contents, Recipes, rebuilt
 from recorders.recordings.entry import Entry
 from recorders.recordings.recording import Recording
@@ -62,7 +62,7 @@ def from_state_dict(state_dict: Mapping[str, Any]) -> Recording:
             facts = {key: value for key, value in told.items() if key != "tensors"}
             tensors: Mapping[str, Tensor] = told["tensors"]
             entry = Entry(name=name, file="", bytes=0, sha256="", dtypes={}, **facts)
-            parts[name] = rebuilt(entry, recipes.reducer(entry), tensors.__getitem__)
+            parts[name] = rebuilt(entry, recipes, tensors.__getitem__, "this state dict")
         return Recording(parts, state_dict["aliases"], state_dict["step"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, CorruptRecordingError) as error:
         raise MergeError(f"this is no state dict of a recorder: {type(error).__name__}: {error}") from error

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_cost, check_shape
 from reducers.core.inputs import observation_with
-from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.reducer import Reducer, check_reducer, check_size
 from reducers.core.states import check_states, require_state, to_device, tree_map
 from reducers.errors import ReducerTypeError
 from reducers.kernels.merging import stack
 from reducers.state import Result, State
-from reducers.temporal.ring import check_length
 
 __all__ = ["GroupBy"]
 
@@ -54,7 +54,7 @@ class GroupBy(Reducer):
     def __post_init__(self) -> None:
         check_reducer(self.reducer, "GroupBy")
         if self.groups is not None:
-            check_length(self, "groups")
+            check_size(self, "groups")
 
     @property
     def ordered(self) -> bool:  # type: ignore[override]
@@ -84,6 +84,14 @@ class GroupBy(Reducer):
         check_states(self, a, b)
         b = to_device(b, next(iter(a.values())).device)
         return stack([self.reducer.merge(_group_state(a, group), _group_state(b, group)) for group in range(_group_count(a))])
+
+    def _check(self, state: State) -> None:
+        groups = self.groups or max(_group_count(state), 1)
+        for key, value in state.items():
+            check_shape(self, state, key, (groups, *value.shape[1:]))
+        first = _group_state(state, 0)
+        self.reducer.check(first)
+        check_cost(self.reducer, first, times=groups)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

@@ -14,6 +14,7 @@ from reducers.combinators.mapped import Postmap
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import require_state
 from reducers.core.statistic import Statistic, lift_each
+from reducers.errors import StateError
 from reducers.state import Result, State
 
 __all__ = ["PerObservation"]
@@ -105,6 +106,14 @@ class PerObservation(Reducer):
     def merge(self, a: State, b: State) -> State:
         first, second = _by_name(a), _by_name(b)
         return _joined({name: self.over.merge(first.get(name, {}), second.get(name, {})) for name in {**first, **second}})
+
+    def _check(self, state: State) -> None:
+        parts = _by_name(state)
+        for name, part in parts.items():
+            self.over.check(part)
+            inside = [other for other in parts if other.startswith(f"{name}/")] if name else []
+            if inside:
+                raise StateError(f"{self!r:.200} has no such state: {name!r:.100} is a result, so {inside[0]!r:.100} cannot be one")
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

@@ -102,6 +102,11 @@ class Product(Reducer):
         left, right = self._split(a), self._split(b)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.merge(left[name], right[name]).items()}
 
+    def _check(self, state: State) -> None:
+        split = self._split(state)
+        for name, part in self.parts:
+            part.check(split[name])
+
     def compute(self, state: State) -> Result:
         require_state(self, state)
         split = self._split(state)

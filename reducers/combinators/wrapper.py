@@ -52,6 +52,9 @@ class Wrapper(Reducer):
     def merge_stacked(self, state: State, stacked: State) -> State:
         return self.reducer.merge_stacked(state, stacked)
 
+    def _check(self, state: State) -> None:
+        self.reducer.check(state)
+
     def compute(self, state: State) -> Result:
         return self.reducer.compute(state)
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from reducers.errors import PatternError
 
-__all__ = ["arrange", "arrange_all", "rows", "validate", "validate_features"]
+__all__ = ["arrange", "arrange_all", "kept_axes", "rows", "validate", "validate_features"]
 
+_MAX_LENGTH = 1000
 _ELLIPSIS = "\u2026"  # the einops parser replaces "..." by this
 
 
@@ -49,7 +50,15 @@ def validate(pattern: str) -> None:
     """Raise `PatternError` if `pattern` is not an einops pattern of the form `"axes -> axes to keep"`."""
     if not isinstance(pattern, str):
         raise PatternError(f"a pattern is a string such as 'b c h w -> c'; got {type(pattern).__name__} {pattern!r}")
+    if len(pattern) > _MAX_LENGTH:
+        raise PatternError(f"a pattern has at most {_MAX_LENGTH} characters; got {len(pattern)}")
     _parse(pattern)
+
+
+def kept_axes(pattern: str) -> int | None:
+    """Return the number of axes that a pattern keeps; None if it keeps any number of them."""
+    kept = _parse(pattern)[1].composition
+    return None if _ELLIPSIS in kept else len(kept)
 
 
 def validate_features(*patterns: str) -> None:

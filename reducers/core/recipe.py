@@ -12,6 +12,7 @@ from reducers.errors import RecipeError, ReducerError
 __all__ = ["from_recipe", "to_recipe"]
 
 _MAX_DEPTH = 64
+_MAX_BITS = 1000  # longer integers do not fit a float
 _PLAIN_TYPES = (str, int, float, bool, type(None))
 
 
@@ -81,6 +82,8 @@ def _decode(value: Any, depth: int) -> Any:
         if set(value) == {"complex"}:
             return complex(*_decode(value["complex"], depth + 1))
         return float(value["float"]) if set(value) == {"float"} else _build(value, depth)
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise RecipeError(f"a recipe has an integer of {value.bit_length()} bits; at most {_MAX_BITS} are allowed")
     if isinstance(value, list):
         return tuple(_decode(item, depth + 1) for item in value)
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -9,10 +10,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from reducers.errors import ReducerTypeError
+from reducers.core.checks import check_cost, check_layout
+from reducers.errors import ArgumentError, ReducerTypeError, StateError
 from reducers.state import Result, State
 
-__all__ = ["Reducer", "check_reducer", "register_combinator", "registry"]
+__all__ = ["MAX_SIZE", "Reducer", "check_reducer", "check_size", "register_combinator", "registry"]
+
+MAX_SIZE = 2**31 - 1
+"""The largest number of bins, slots or groups that a field may ask for."""
 
 registry: dict[str, type[Reducer]] = {}
 """Reducer classes by their name in recipes."""
@@ -88,6 +93,32 @@ class Reducer(ABC):
             EmptyStateError: `state` is empty.
         """
 
+    def check(self, state: State) -> None:
+        """Check the layout of a state from an untrusted source, at a cost that does not depend on its size; numbers are not read.
+
+        A state that passes can be computed, merged and updated without other errors than those of `reducers`, and its result takes
+        at most 64 times its bytes, and 1 MiB.
+
+        Raises:
+            StateError: the keys, dtypes or shapes are not those of a state of this reducer; a tensor has more than 64 axes; or
+                the result would be too big.
+        """
+        if not state:
+            return
+        check_layout(self, state)
+        try:
+            self._check(state)
+        except StateError:
+            raise
+        except Exception as error:
+            shapes = {key: (tuple(value.shape), value.dtype) for key, value in state.items()}
+            why = f"{type(error).__name__}: {error}"
+            raise StateError(f"{self!r:.200} has no such state: {why:.500}; its tensors are {shapes!r:.500}") from error
+
+    def _check(self, state: State) -> None:
+        """Raise any exception if a non-empty state is not sound; by default, if its result cannot be computed."""
+        check_cost(self, state)
+
     def update_all(self, state: State, xs: Tensor) -> State:
         """Return the state after several observations, stacked along a new first axis in order."""
         return reduce(self.update, xs.unbind(), state)
@@ -133,3 +164,12 @@ def check_reducer(reducer: object, owner: str) -> Reducer:
         name = reducer.__name__
         raise ReducerTypeError(f"{owner} needs a reducer instance and got the class: write {name}(), not {name}")
     raise ReducerTypeError(f"{owner} needs a reducer such as Mean() and got {type(reducer).__name__}: {reducer!r}")
+
+
+def check_size(reducer: object, name: str, least: int = 1, most: int = MAX_SIZE) -> None:
+    """Raise `ArgumentError` if the field `name` of `reducer` is not an integer from `least` to `most`."""
+    value = getattr(reducer, name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ArgumentError(
+            f"{type(reducer).__name__} takes {name}, an integer from {least} to {most}, and got {reprlib.repr(value)}"
+        )

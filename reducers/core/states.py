@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,17 @@ from torch import Tensor
 from reducers.errors import EmptyStateError, StateMismatchError
 from reducers.state import Result, State
 
-__all__ = ["check_states", "copy_aliased", "prefixed", "require_state", "substate", "to_device", "tree_map", "without_values"]
+__all__ = [
+    "check_states",
+    "concatenated",
+    "copy_aliased",
+    "prefixed",
+    "require_state",
+    "substate",
+    "to_device",
+    "tree_map",
+    "without_values",
+]
 
 
 def prefixed(name: str, state: State) -> State:
@@ -34,6 +44,14 @@ def to_device(state: State, device: torch.device) -> State:
         if value.device != device:
             return {key: value.to(device) for key, value in state.items()}
     return state
+
+
+def concatenated(reducer: object, parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return the parts of a state concatenated; raise `StateMismatchError` if they do not fit, such as float8 beside float32."""
+    try:
+        return torch.cat(list(parts), dim=axis)
+    except RuntimeError as error:
+        raise StateMismatchError(f"{reducer!r} cannot join what it keeps: {error}") from error
 
 
 def copy_aliased(result: Result, state: State) -> Result:

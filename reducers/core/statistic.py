@@ -11,8 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation
-from reducers.core.patterns import arrange, arrange_all, validate
+from reducers.core.patterns import arrange, arrange_all, kept_axes, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
@@ -124,6 +125,15 @@ class Statistic(Reducer):
         if not self.stackable_join or not stacked:
             return super().merge_stacked(state, stacked)
         return self.merge(state, join_stacked(self.join, stacked))
+
+    def specimen(self, kept: tuple[int, ...], dtype: torch.dtype, device: str) -> State:
+        """Return the state of an observation of zeros whose kept axes have these sizes."""
+        return self.lift(torch.zeros((2, *kept), dtype=dtype, device=device), (0,))
+
+    def _check(self, state: State) -> None:
+        if type(self).update is not Statistic.update:  # then states need not be lifts
+            return super()._check(state)
+        return check_specimen(self, state, kept_axes(self.pattern), self.fixed_shape)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

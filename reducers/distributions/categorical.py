@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import check_size
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.binning import bin_counts, kept_shape, unit_count, unit_index
@@ -44,8 +45,7 @@ class CountByValue(Statistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.values, int) or self.values < 1:
-            raise ArgumentError(f"CountByValue takes values, a positive integer, and got {self.values!r}")
+        check_size(self, "values")
 
     @property
     def divisible(self) -> bool:
@@ -101,8 +101,7 @@ class DistinctCount(Statistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.bits, int) or not 4 <= self.bits <= 18:
-            raise ArgumentError(f"DistinctCount takes from 4 to 18 bits and got {self.bits!r}")
+        check_size(self, "bits", 4, 18)
 
     @property
     def divisible(self) -> bool:
@@ -184,12 +183,11 @@ class HeavyHitters(Statistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.width, int) or self.width < 16 or self.width & (self.width - 1):
+        check_size(self, "width", 16)
+        if self.width & (self.width - 1):
             raise ArgumentError(f"HeavyHitters takes width, a power of two from 16 up, and got {self.width!r}")
         for name, most in (("k", self.width), ("depth", 64), ("bits", 62)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise ArgumentError(f"HeavyHitters takes {name} from 1 to {most} and got {value!r}")
+            check_size(self, name, 1, most)
 
     @property
     def divisible(self) -> bool:

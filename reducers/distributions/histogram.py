@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import check_size
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import bin_counts
@@ -62,23 +63,34 @@ class Histogram(Statistic):
                 raise ArgumentError(f"Histogram takes a tuple of at least two finite edges and got {self.edges!r}")
             if not all(low < high for low, high in pairwise(self.edges)):
                 raise ArgumentError(f"Histogram takes strictly increasing edges and got {self.edges!r}")
-        elif not (isinstance(self.bins, int) and self.bins > 0 and _is_finite_number(self.low) and _is_finite_number(self.high)):
+        elif self.bins is None or not (_is_finite_number(self.low) and _is_finite_number(self.high)):
             raise ArgumentError(
                 "Histogram takes either edges, or a positive number of bins with finite low and high, "
                 f"and got bins={self.bins!r}, low={self.low!r}, high={self.high!r}"
             )
-        elif not all(low < high for low, high in pairwise(self._edges)):
-            raise ArgumentError(f"Histogram cannot fit {self.bins} distinct bins between low={self.low!r} and high={self.high!r}")
+        else:
+            check_size(self, "bins")
+            low, high, step = self._range
+            # rounding moves an edge by less than 4 units in the last place, so these edges differ
+            if not 8 * math.ulp(max(abs(low), abs(high))) < step < math.inf:
+                raise ArgumentError(f"Histogram cannot fit {self.bins} distinct bins between low={low!r} and high={high!r}")
 
     @property
-    def _edges(self) -> tuple[float, ...]:
-        if self.edges is not None:
-            return tuple(map(float, self.edges))
+    def _range(self) -> tuple[float, float, float]:
+        """The first edge, the last edge, and the width of the bins between them, if all have one width."""
         assert self.bins is not None
         assert self.low is not None
         assert self.high is not None
-        step = (self.high - self.low) / self.bins
-        return (*(i * step + self.low for i in range(self.bins)), float(self.high))
+        return self.low, self.high, (self.high - self.low) / self.bins
+
+    def _edges(self, device: torch.device) -> Tensor:
+        """Return the edges in float64, on the CPU, which every device may lack; on the meta device they take no memory."""
+        device = device if device.type == "meta" else torch.device("cpu")
+        if self.edges is not None:
+            return torch.tensor(self.edges, dtype=torch.float64, device=device)
+        low, high, step = self._range
+        first = torch.arange(self.bins or 0, dtype=torch.float64, device=device) * step + low
+        return torch.cat((first, torch.full((1,), float(high), dtype=torch.float64, device=device)))
 
     @property
     def divisible(self) -> bool:
@@ -94,11 +106,10 @@ class Histogram(Statistic):
         if mask is not None:  # NaN goes into the bin of inf, and is subtracted below
             is_nan = x.isnan()
             x = torch.where(is_nan, torch.inf, x)
-        edges = self._edges
         narrow = x.dtype.itemsize <= 4 if x.is_floating_point() else x.dtype.itemsize <= 2
-        bounds = _bounds(edges, narrow or x.device.type == "mps").to(x.device, non_blocking=True)
-        computable = self.edges is None and _is_index_computable(edges, torch.finfo(bounds.dtype).eps)
-        counts = bin_counts(x, axes, len(edges) + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, computable))
+        bounds = _bounds(self._edges(x.device), narrow or x.device.type == "mps").to(x.device, non_blocking=True)
+        computable = self.edges is None and _is_index_computable(*self._range, torch.finfo(bounds.dtype).eps)
+        counts = bin_counts(x, axes, bounds.shape[0] + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, computable))
         nan = torch.zeros_like(counts[..., 0]) if mask is None else is_nan.sum(dim=axes)
         counts[..., -1] -= nan
         return {"counts": torch.cat((counts, nan.unsqueeze(-1)), dim=-1)}
@@ -127,7 +138,7 @@ class Histogram(Statistic):
         counts = state["counts"]
         return {
             "counts": counts[..., 1:-2].clone(),
-            "edges": torch.tensor(self._edges, dtype=torch.float64).to(real(counts[:0]).dtype).to(counts.device),
+            "edges": self._edges(counts.device).to(real(counts[:0]).dtype).to(counts.device),
             "under": counts[..., 0].clone(),
             "over": counts[..., -2].clone(),
             "nan": counts[..., -1].clone(),
@@ -138,14 +149,15 @@ def _is_finite_number(value: float | None) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _is_index_computable(edges: tuple[float, ...], eps: float) -> bool:
+def _is_index_computable(low: float, high: float, step: float, eps: float) -> bool:
     """Return whether bins are so much wider than rounding errors that an index computed by division is off by at most one."""
-    return (edges[-1] - edges[0]) / (len(edges) - 1) > 16 * eps * max(abs(edges[0]), abs(edges[-1]))
+    return step > 16 * eps * max(abs(low), abs(high))
 
 
-def _bounds(edges: tuple[float, ...], narrow: bool) -> Tensor:
+def _bounds(edges: Tensor, narrow: bool) -> Tensor:
     """Return the edges, rounded up to float32 if `narrow`, so that comparisons are exact; the last is the next number above it."""
-    exact = torch.tensor((*edges[:-1], math.nextafter(edges[-1], math.inf)), dtype=torch.float64)
+    last = edges[-1:]
+    exact = torch.cat((edges[:-1], torch.nextafter(last, torch.full_like(last, torch.inf))))
     if not narrow:
         return exact
     nearest = exact.float()

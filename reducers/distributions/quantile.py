@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import check_size
 from reducers.core.states import require_state
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
@@ -71,8 +72,7 @@ class Quantile(Statistic):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_shares(self.q)
-        if not isinstance(self.bits, int) or not 1 <= self.bits <= _MAX_BITS:
-            raise ArgumentError(f"Quantile takes from 1 to {_MAX_BITS} bits and got {self.bits!r}")
+        check_size(self, "bits", 1, _MAX_BITS)
         for name in ("low", "high"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 2.0**-1022 <= value < math.inf):

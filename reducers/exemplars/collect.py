@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer
-from reducers.core.states import check_states, require_state, to_device
+from reducers.core.states import check_states, concatenated, require_state, to_device
 from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.state import State
 
@@ -163,7 +163,7 @@ class Collect(Reducer):
 
     def compute(self, state: State) -> Tensor:
         require_state(self, state)
-        return torch.cat(_blocks(state))
+        return concatenated(self, _blocks(state))
 
     def _append(self, blocks: list[Tensor], block: Tensor) -> list[Tensor]:
         if blocks and blocks[-1].shape[1:] != block.shape[1:]:
@@ -176,7 +176,7 @@ class Collect(Reducer):
             start -= 1
             rows += len(blocks[start])
         carried = [*(earlier.to(block.device) for earlier in blocks[start:]), block]
-        return [*blocks[:start], torch.cat(carried) if len(carried) > 1 else keep(block)]
+        return [*blocks[:start], concatenated(self, carried) if len(carried) > 1 else keep(block)]
 
 
 def _blocks(state: State) -> list[Tensor]:

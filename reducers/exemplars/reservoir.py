@@ -8,11 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import Reducer
+from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state, to_device
-from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
-from reducers.exemplars.slots import apply_indexing, merge_slots, pad_slots, sample_inputs
+from reducers.exemplars.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import bits_of, mix
 from reducers.state import Result, State
@@ -70,10 +69,8 @@ class Reservoir(Reducer):
     ordered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or self.k < 1:
-            raise ArgumentError(f"Reservoir takes k, a positive integer, and got {self.k!r}")
-        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
-            raise ArgumentError(f"Reservoir takes seed, a signed 64-bit integer, and got {self.seed!r}")
+        check_size(self, "k")
+        check_size(self, "seed", -(2**63), 2**63 - 1)
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, ids, payload = sample_inputs(self, xs)
@@ -83,6 +80,9 @@ class Reservoir(Reducer):
 
     def merge(self, a: State, b: State) -> State:
         return merge_slots(self, a, b, by="lot", descending=False, k=self.k)
+
+    def _check(self, state: State) -> None:
+        check_slots(self, state, "lot", self.k)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

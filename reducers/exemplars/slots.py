@@ -8,14 +8,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_keys, check_shape
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer
-from reducers.core.states import check_states, to_device
+from reducers.core.states import check_states, concatenated, to_device
 from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.state import State
 
-__all__ = ["apply_indexing", "merge_slots", "pad_slots", "sample_inputs"]
+__all__ = ["apply_indexing", "check_slots", "merge_slots", "pad_slots", "sample_inputs"]
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_ORDERED = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_INTEGERS)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -62,11 +65,22 @@ def merge_slots(reducer: Reducer, a: State, b: State, by: str, descending: bool,
     b = to_device(b, a["observations"].device)
     later = {**b, "step": torch.where(b["step"] < 0, -1, b["step"] + a["observations"])}
     axis = a["step"].ndim - 1
-    slots = {key: torch.cat((value, later[key]), dim=axis) for key, value in a.items() if key != "observations"}
+    slots = {key: concatenated(reducer, (value, later[key]), axis) for key, value in a.items() if key != "observations"}
     order = slots[by].sort(dim=-1, descending=descending, stable=True).indices
     empty = (slots["step"] < 0).gather(-1, order).to(torch.uint8)
     best = _gather_slots(slots, order.gather(-1, empty.sort(dim=-1, stable=True).indices[..., :k]))
     return {**best, "observations": a["observations"] + b["observations"]}
+
+
+def check_slots(reducer: Reducer, state: State, by: str, k: int) -> None:
+    """Raise `StateError` if this is no state of k slots, of which those with the best `by` are kept."""
+    check_keys(reducer, state, {by, "value", "step", "position", "id", "observations"}, {"payload"})
+    check_shape(reducer, state, "observations", (), torch.int64)
+    kept = state["step"].shape[:-1]
+    for key in {by, "step", "position", "id"}:
+        check_shape(reducer, state, key, (*kept, k), *(_ORDERED if key == "value" else (torch.int64,)))
+    for key in {"value", "payload"} & state.keys():
+        check_shape(reducer, state, key, (*kept, k, *state[key].shape[len(kept) + 1 :]))
 
 
 def pad_slots(slots: State, k: int, fills: Mapping[str, float]) -> State:

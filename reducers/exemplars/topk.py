@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from reducers.core.patterns import arrange, validate
-from reducers.core.reducer import Reducer
+from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state, to_device
-from reducers.errors import ArgumentError
-from reducers.exemplars.slots import apply_indexing, merge_slots, pad_slots, sample_inputs
+from reducers.exemplars.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.precision import comparable, infinite_to_nan, nan_capable
@@ -34,8 +33,7 @@ class _ExtremeElements(Reducer):
 
     def __post_init__(self) -> None:
         validate(self.pattern)
-        if not isinstance(self.k, int) or self.k < 1:
-            raise ArgumentError(f"{type(self).__name__} takes k, a positive integer, and got {self.k!r}")
+        check_size(self, "k")
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, ids, payload = sample_inputs(self, xs)
@@ -49,6 +47,9 @@ class _ExtremeElements(Reducer):
 
     def merge(self, a: State, b: State) -> State:
         return merge_slots(self, a, b, by="value", descending=self.largest, k=self.k)
+
+    def _check(self, state: State) -> None:
+        check_slots(self, state, "value", self.k)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

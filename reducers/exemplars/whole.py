@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from reducers.core.inputs import observation
-from reducers.core.reducer import Reducer
+from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state
-from reducers.errors import ArgumentError
+from reducers.errors import StateError
 from reducers.exemplars.collect import keep
 from reducers.state import Result, State
 
@@ -49,8 +49,8 @@ class Whole(Reducer):
     ordered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.last is not None and (not isinstance(self.last, int) or isinstance(self.last, bool) or self.last < 1):
-            raise ArgumentError(f"Whole takes last, a positive integer or None for all observations, and got {self.last!r}")
+        if self.last is not None:
+            check_size(self, "last")
 
     @property
     def bounded(self) -> bool:  # type: ignore[override]
@@ -63,6 +63,11 @@ class Whole(Reducer):
     def merge(self, a: State, b: State) -> State:
         start = self._count(a)
         return self._newest({**a, **{str(start + int(key)): keep(b[key]) for key in sorted(b, key=int)}})
+
+    def _check(self, state: State) -> None:
+        for key in state:
+            if not key.isdecimal() or key != str(int(key)):
+                raise StateError(f"{self!r} has no such state: its keys are the numbers of observations, and one is {key!r:.100}")
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation
 from reducers.core.patterns import arrange, rows, validate_features
 from reducers.core.reducer import Reducer
@@ -208,6 +209,14 @@ class PairStatistic(Reducer):
             return a or b
         check_states(self, a, b)
         return self.join(a, to_device(b, next(iter(a.values())).device))
+
+    def specimen(self, kept: tuple[int, ...], dtype: torch.dtype, device: str) -> State:
+        """Return the state of two observations of zeros with so many features each."""
+        x, y = (torch.zeros(4, size, dtype=dtype, device=device) for size in kept)
+        return self.lift(x, y)
+
+    def _check(self, state: State) -> None:
+        check_specimen(self, state, 2)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

@@ -30,7 +30,7 @@ __all__ = ["Moments", "Summary", "check_correction", "join_moments", "lift_momen
 
 def check_correction(correction: float, caller: str) -> None:
     """Raise `ArgumentError` if `correction` is not a finite number from 0 up."""
-    if not isinstance(correction, (int, float)) or not 0 <= correction < math.inf:
+    if not isinstance(correction, (int, float)) or isinstance(correction, bool) or not 0 <= correction < math.inf:
         raise ArgumentError(f"{caller} takes a finite correction from 0 up and got {correction!r}")
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation_with
-from reducers.core.patterns import arrange, validate
+from reducers.core.patterns import arrange, kept_axes, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
 from reducers.kernels.chunks import paired_pieces
@@ -56,6 +57,14 @@ class _Weighted(Reducer):
             return a or b
         check_states(self, a, b)
         return self.join(a, to_device(b, a["weight"].device))
+
+    def specimen(self, kept: tuple[int, ...], dtype: torch.dtype, device: str) -> State:
+        """Return the state of an observation of zeros whose kept axes have these sizes."""
+        x = wide_float(torch.zeros((2, *kept), dtype=dtype, device=device))
+        return self.lift(x, real(x.real), (0,))
+
+    def _check(self, state: State) -> None:
+        check_specimen(self, state, kept_axes(self.pattern))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_keys, check_shape
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
 from reducers.state import State
 
 __all__ = ["Affine", "apply", "compose"]
+
+_REAL = (torch.float64, torch.float32)
 
 
 def compose(a: State, b: State) -> State:
@@ -52,6 +55,13 @@ class Affine(Reducer):
             return a or b
         check_states(self, a, b)
         return compose(a, to_device(b, a["gain"].device))
+
+    def _check(self, state: State) -> None:
+        check_keys(self, state, ("decay", "gain"))
+        decay, gain = state["decay"], state["gain"]
+        check_shape(self, state, "decay", decay.shape, *_REAL)
+        check_shape(self, state, "gain", gain.shape, *_REAL, torch.complex64, torch.complex128)
+        decay.expand(gain.shape)  # raises if it does not broadcast
 
     def compute(self, state: State) -> Tensor:
         require_state(self, state)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_keys
 from reducers.core.constants import numbers
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
@@ -199,6 +200,11 @@ class Difference(Reducer):
         if not a or not b:
             return a or b
         return self._append(a, to_device(b, a["last"].device))
+
+    def _check(self, state: State) -> None:
+        inner = substate(state, "difference")
+        check_keys(self, state, ("first", "last"), prefixed("difference", inner))
+        self.reducer.check(inner)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

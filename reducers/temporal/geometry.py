@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_keys
 from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
@@ -128,14 +129,21 @@ class Geometry(Reducer):
             merged["first"], merged["last"] = a["first"], b["last"]
         return merged
 
+    def _check(self, state: State) -> None:
+        parts = {name: substate(state, name) for name in ("norm", "correlation")[: 1 + self.correlation]}
+        inner = [key for name, part in parts.items() for key in prefixed(name, part)]
+        check_keys(self, state, ("first", "last") if self.correlation else (), inner)
+        for part in parts.values():
+            self.reducer.check(part)
+
     def compute(self, state: State) -> Result:
         require_state(self, state)
         parts = {name: substate(state, name) for name in ("norm", "correlation")}
         return {name: self.reducer.compute(part) for name, part in parts.items() if part}
 
     def _correlate(self, inner: State, previous: Tensor, x: Tensor, norm: Tensor) -> State:
-        """Return `inner` updated with the correlation, if both shapes are equal; `norm` is that of `x`."""
-        if previous.shape != x.shape:
+        """Return `inner` updated with the correlation, if both have one shape, and are real or complex; `norm` is that of `x`."""
+        if previous.shape != x.shape or previous.is_complex() != x.is_complex():
             return inner
         denominator = _norm(previous).clamp(min=self.eps) * norm.clamp(min=self.eps)
         return self.reducer.update(inner, (_dot(previous, x) / denominator).clamp(-1.0, 1.0))

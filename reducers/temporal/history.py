@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.reducer import MAX_SIZE, Reducer, check_reducer
 from reducers.core.states import require_state, to_device, tree_map
 from reducers.errors import ArgumentError, NoHistoryError
 from reducers.state import Result, State
@@ -69,6 +69,10 @@ class History(Reducer):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not low <= value < math.inf:
                 raise ArgumentError(f"History takes a finite {name} {'from 0 up' if not low else 'above 0'} and got {value!r}")
+        if not self.duration / self.step_time < MAX_SIZE:
+            raise ArgumentError(
+                f"History keeps at most {MAX_SIZE} results: duration={self.duration!r} is too long for step_time={self.step_time!r}"
+            )
         inner = getattr(self.reducer, "step_time", self.step_time)
         if inner != self.step_time:
             raise ArgumentError(f"History has step_time={self.step_time!r}, and its reducer has {inner!r}: give both the same")
@@ -98,6 +102,9 @@ class History(Reducer):
         newest = ring.slot(a, 0)
         later = [self.reducer.merge(newest, ring.slot(b, index)) for index in range(self.slots)]
         return ring.join(self, a, ring.stack(self, later, b["observed"]), self.slots)
+
+    def _check(self, state: State) -> None:
+        ring.check_ring(self, self.reducer, state, self.slots)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
@@ -202,7 +209,7 @@ class History(Reducer):
         return self.reducer.compute(ring.slot(state, index))
 
     def _kept(self, state: State) -> int:
-        return min(int(state["observed"]), self.slots)
+        return max(min(int(state["observed"]), self.slots), 1)  # a forged count may be anything
 
 
 def history_of(reducer: Reducer) -> History:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from reducers.core.checks import check_cost, check_keys, check_shape
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states
-from reducers.errors import ArgumentError, StateMismatchError
+from reducers.errors import StateError, StateMismatchError
 from reducers.state import State
 
-__all__ = ["check_length", "choose", "join", "push", "select", "slot", "stack"]
+__all__ = ["check_ring", "choose", "join", "push", "select", "slot", "stack"]
 
 _PREFIX = "ring/"
 _BIG = 1 << 18  # the least bytes of slots for which a buffer costs less than copying them
@@ -30,11 +31,18 @@ _BIG = 1 << 18  # the least bytes of slots for which a buffer costs less than co
 _free_rows: MutableMapping[Tensor, tuple[Tensor, int]] = WeakTensorKeyDictionary()
 
 
-def check_length(reducer: Reducer, name: str) -> None:
-    """Raise `ArgumentError` if the field `name` of `reducer` is not an integer above 0."""
-    value = getattr(reducer, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ArgumentError(f"{type(reducer).__name__} takes {name}, an integer from 1 up, and got {value!r}")
+def check_ring(owner: Reducer, inner: Reducer, ring: State, size: int) -> None:
+    """Raise `StateError` if this is no ring of `size` states of the reducer `inner`."""
+    check_keys(owner, ring, ("observed",), [key for key in ring if key.startswith(_PREFIX)])
+    check_shape(owner, ring, "observed", (), torch.int64)
+    for key, value in ring.items():
+        if key != "observed":
+            check_shape(owner, ring, key, (size, *value.shape[1:]))
+    newest = slot(ring, 0)
+    if not newest:
+        raise StateError(f"{owner!r:.200} has no such state: it has no slots")
+    inner.check(newest)
+    check_cost(inner, newest, times=size)
 
 
 def push(owner: Reducer, ring: State, state: State, size: int) -> State:
@@ -69,8 +77,8 @@ def _push_row(rows: Tensor, row: Tensor) -> Tensor:
 
 def join(owner: Reducer, a: State, b: State, size: int) -> State:
     """Return a ring with the newest slots of two rings; `b` is the later one."""
-    check_states(owner, a, b)
-    newer = b["observed"].clamp(max=size)
+    check(owner, a, b)
+    newer = b["observed"].clamp(0, size)  # a forged count may be negative
     index = torch.arange(size, device=newer.device)
     index = torch.where(index < newer, index, size + index - newer)
     joined = {key: torch.cat((b[key], a[key])).index_select(0, index) for key in a if key != "observed"}
@@ -108,6 +116,9 @@ def check(owner: Reducer, a: State, b: State) -> None:
     """Raise `StateMismatchError` if two states cannot be slots of one ring."""
     try:
         check_states(owner, a, b)
+        for key, value in a.items():
+            if value.dtype != b[key].dtype and any(x.is_floating_point() and x.dtype.itemsize == 1 for x in (value, b[key])):
+                raise StateMismatchError(f"{owner!r} keeps {value.dtype} for {key!r} so far and now met {b[key].dtype}")
     except StateMismatchError as error:
         name = type(owner).__name__
         raise StateMismatchError(f"{error} ({name} needs states of one shape; a reducer that grows has none)") from None

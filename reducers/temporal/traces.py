@@ -57,12 +57,16 @@ class _Trace(Affine):
     def __post_init__(self) -> None:
         object.__setattr__(self, "time_constant", as_constant(self.time_constant))
         check_positive(self, "time_constant", per_element=True)
+        try:
+            constant_tensor(self.time_constant)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{type(self).__name__} takes time constants in the shape of a tensor: {error}") from None
         check_positive(self, "step_time")
         self._check_finite("amplitude")
 
     def _check_finite(self, name: str) -> None:
         value = getattr(self, name)
-        if not isinstance(value, (int, float, complex)) or not cmath.isfinite(value):
+        if not isinstance(value, (int, float, complex)) or isinstance(value, bool) or not cmath.isfinite(value):
             raise ArgumentError(f"{type(self).__name__} takes a finite {name} and got {value!r}")
 
     def _decay(self, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.reducer import Reducer, check_reducer, check_size
 from reducers.core.states import require_state, to_device
 from reducers.state import Result, State
 from reducers.temporal import ring
@@ -24,11 +24,14 @@ class _RingReducer(Reducer):
 
     def __post_init__(self) -> None:
         check_reducer(self.reducer, type(self).__name__)
-        ring.check_length(self, "n")
+        check_size(self, "n")
 
     @property
     def liftable(self) -> bool:
         return False  # the lift of an observation has all slots
+
+    def _check(self, state: State) -> None:
+        ring.check_ring(self, self.reducer, state, self.n)
 
 
 @dataclass(frozen=True)

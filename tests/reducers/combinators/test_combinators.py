@@ -341,7 +341,7 @@ def test_inputs_are_checked() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "told"),
     [
-        (lambda: Window(Mean(), 0), ArgumentError, "Window takes n, an integer from 1 up"),
+        (lambda: Window(Mean(), 0), ArgumentError, "Window takes n, an integer from 1 to"),
         (lambda: EveryNth(Mean(), 1.5), ArgumentError, "EveryNth takes n"),
         (lambda: GroupBy(Mean(), True), ArgumentError, "GroupBy takes groups"),
         (lambda: WeightedMoments(correction=-1), ArgumentError, "correction from 0 up"),

@@ -102,7 +102,7 @@ def test_units_and_big_tensors() -> None:
     [
         ({}, "either edges, or"),
         ({"bins": 4}, "either edges, or"),
-        ({"bins": 0, "low": 0.0, "high": 1.0}, "positive number of bins"),
+        ({"bins": 0, "low": 0.0, "high": 1.0}, "bins, an integer from 1"),
         ({"bins": 4, "low": 1.0, "high": 0.0}, "cannot fit"),
         ({"bins": 4, "low": 0.0, "high": float("inf")}, "finite low and high"),
         ({"bins": 4, "low": 1.0, "high": 1.0 + 2**-52}, "cannot fit"),

@@ -145,7 +145,7 @@ def test_what_does_not_fit() -> None:
         top.merge(top.update({}, x), TopK(k=3).update({}, x))
     with pytest.raises(DTypeError, match="no order"):
         top.update({}, x.cfloat())
-    with pytest.raises(ArgumentError, match="positive integer"):
+    with pytest.raises(ArgumentError, match="k, an integer from 1 to"):
         TopK(k=0)
     with pytest.raises(PatternError):
         BottomK("b c", k=3)
