@@ -182,36 +182,21 @@ def _named_in(raw: bytes, names: set[str]) -> set[str]:
     return {name for name in names if name.encode() in raw}
 
 
-class _Handle:
-    """An open file that is closed when it is forgotten, too: an interrupt may come before any block that closes it."""
-
-    number = -1
-
-    def __init__(self, path: Path, flags: int) -> None:
-        self.number = os.open(path, flags, 0o666)
-
-    def close(self) -> None:
-        number, self.number = self.number, -1
-        if number >= 0:
-            os.close(number)
-
-    __del__ = close
-
-
 @contextlib.contextmanager
 def _lock(root: Path) -> Iterator[bool]:
     """Waits until no other process or thread saves here; yields False if the system has no such locks."""
-    handle = _Handle(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
+    # A file object closes itself when it is forgotten: an interrupt may come before any block that closes it.
+    file = os.fdopen(os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "r+b", buffering=0)
     try:
-        yield _exclusive(handle.number, root)
+        yield _exclusive(file.fileno(), root)
     finally:
         try:
             # Closing is not enough: a process forked meanwhile, such as a data loader's worker, would keep the lock.
             if sys.platform != "win32":
                 with contextlib.suppress(OSError):
-                    fcntl.flock(handle.number, fcntl.LOCK_UN)
+                    fcntl.flock(file.fileno(), fcntl.LOCK_UN)
         finally:
-            handle.close()
+            file.close()
 
 
 def _exclusive(handle: int, root: Path) -> bool:

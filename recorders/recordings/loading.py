@@ -66,7 +66,7 @@ def load(
         without = [name for name, part in recording.items() if part.reducer is None]
         recording, checked = recording.with_reducers(reducers), Checked()
         for name in without:
-            outside_modes(checked.require, f"{root} (subrecorder {name!r}), with the reducer that was given,", recording[name])
+            without_modes(checked.require, f"{root} (subrecorder {name!r}), with the reducer that was given,", recording[name])
     _warn(recording, unknown, root)
     return recording
 

@@ -296,7 +296,10 @@ def true_dtype(tensor: Tensor, dtype: str | None, where: str) -> Tensor:
     stored = _COMPLEX.get(dtype) or _STAND_INS.get(dtype)
     if stored != tensor.dtype or (dtype in _COMPLEX and tensor.shape[-1:] != (2,)):
         raise CorruptRecordingError(f"{where}: a tensor of {tensor.dtype} and shape {list(tensor.shape)} is no {dtype:.50}")
-    return torch.view_as_complex(tensor) if dtype in _COMPLEX else tensor.view(getattr(torch, dtype))
+    if dtype in _COMPLEX:
+        # PyTorch reads complex numbers as aligned pairs, and crashes if they are not.
+        return torch.view_as_complex(tensor.clone() if tensor.data_ptr() % 16 else tensor)
+    return tensor.view(getattr(torch, dtype))
 
 
 def fill(file: BinaryIO, memory: memoryview, digest: hashlib._Hash, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -240,6 +241,7 @@ class TestWaiting:
             load(tmp_path)
 
     @posix
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the file that closes itself
     def test_interrupted_at_any_line_the_next_save_works(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(commit, "LOCK_SECONDS", 1.0)
         save(recording(1), tmp_path)
@@ -250,6 +252,7 @@ class TestWaiting:
             if line % 5 == 0 or done:
                 save(recording(1, float(line)), tmp_path)
                 assert results(load(tmp_path)) == {"layer.0": 3.0 * line}
+        gc.collect()
         assert line > 100
         assert len(list(tmp_path.glob("generation-*"))) == 1
 
