@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -30,7 +30,7 @@ from recorders.recordings.manifest import Head, encode
 from recorders.recordings.packed import name_prefix
 from recorders.recordings.recording import Recording, Subrecording, register_writer
 from recorders.recordings.tensorfile import chunks, describe
-from recorders.recordings.unchanged import forget, last_saved, remember, unchanged
+from recorders.recordings.unchanged import Saved, forget, last_saved, remember, unchanged
 from recorders.recordings.whole import as_path
 
 __all__ = ["Layout", "save", "save_in_background"]
@@ -105,7 +105,9 @@ def _save(recording: Recording, root: Path, layout: Layout) -> None:
     left_out: list[str] = []
     key = os.path.abspath(root)
     with Commit(root) as commit:
-        before = last_saved(key, commit.live) if layout == "folder" else {}
+        last, before = last_saved(key, commit.live) if layout == "folder" else (None, {})
+        if last is not None and _is_saved(recording, root, last, before):
+            return
         write = _write_packed if layout == "packed" else _write_folder
         entries = write(recording, commit, before, left_out)
         known = {entry.name for entry in entries}
@@ -116,7 +118,7 @@ def _save(recording: Recording, root: Path, layout: Layout) -> None:
         commit.publish(encode(head, entries))
         if layout == "folder" and isinstance(recording.subrecordings, dict):
             by_name = {entry.name: entry for entry in entries}
-            remember(key, commit.generation, {name: recording[name] for name in by_name}, by_name)
+            remember(key, head, {name: recording[name] for name in by_name}, by_name)
         else:
             forget(key)
     if left_out:
@@ -124,7 +126,18 @@ def _save(recording: Recording, root: Path, layout: Layout) -> None:
         warnings.warn(f"saved {root}, but not everything of it: {shown}", RecordingWarning, stacklevel=6)
 
 
-def _write_folder(recording: Recording, commit: Commit, before: Mapping[str, Any], left_out: list[str]) -> list[Entry]:
+def _is_saved(recording: Recording, root: Path, last: Head, before: Mapping[str, Saved]) -> bool:
+    """Whether the folder holds just this already."""
+    if list(recording) != list(before) or dict(recording.aliases) != last.aliases or recording.step != last.step:
+        return False
+    folder = os.path.join(root, last.generation)
+    return all(
+        unchanged(part, before[name]) and os.path.exists(os.path.join(folder, before[name].entry.file))
+        for name, part in recording.subrecordings.items()
+    )
+
+
+def _write_folder(recording: Recording, commit: Commit, before: Mapping[str, Saved], left_out: list[str]) -> list[Entry]:
     width = max(5, len(str(len(recording))))
     recipes, entries = Recipes(), []
     for index, (name, part) in enumerate(recording.subrecordings.items()):
@@ -147,7 +160,7 @@ def _write_folder(recording: Recording, commit: Commit, before: Mapping[str, Any
     return entries
 
 
-def _write_packed(recording: Recording, commit: Commit, before: Mapping[str, Any], left_out: list[str]) -> list[Entry]:
+def _write_packed(recording: Recording, commit: Commit, before: Mapping[str, Saved], left_out: list[str]) -> list[Entry]:
     recipes = Recipes()
     kept: list[tuple[str, Subrecording, Contents]] = []
     together = {}

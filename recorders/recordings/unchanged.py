@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from recorders.recordings.entry import Entry
+from recorders.recordings.manifest import Head
 from recorders.recordings.recording import Subrecording
 
 __all__ = ["Saved", "forget", "last_saved", "remember", "unchanged"]
@@ -20,7 +21,7 @@ _FOLDERS = 4
 """Of how many folders this is known."""
 
 _lock = threading.Lock()
-_saves: OrderedDict[str, tuple[str, Mapping[str, Saved]]] = OrderedDict()
+_saves: OrderedDict[str, tuple[Head, Mapping[str, Saved]]] = OrderedDict()
 
 
 class Saved(NamedTuple):
@@ -32,14 +33,14 @@ class Saved(NamedTuple):
     tensors: tuple[weakref.ref[Tensor], ...]
 
 
-def remember(root: str, generation: str, parts: Mapping[str, Subrecording], entries: Mapping[str, Entry]) -> None:
+def remember(root: str, head: Head, parts: Mapping[str, Subrecording], entries: Mapping[str, Entry]) -> None:
     """Notes what a generation of the folder contains."""
     found = {
         name: Saved(entries[name], _objects(part), _facts(part), tuple(map(weakref.ref, _tensors(part))))
         for name, part in parts.items()
     }
     with _lock:
-        _saves[root] = (generation, found)
+        _saves[root] = (head, found)
         _saves.move_to_end(root)
         while len(_saves) > _FOLDERS:
             _saves.popitem(last=False)
@@ -51,11 +52,11 @@ def forget(root: str) -> None:
         _saves.pop(root, None)
 
 
-def last_saved(root: str, generation: str | None) -> Mapping[str, Saved]:
+def last_saved(root: str, generation: str) -> tuple[Head | None, Mapping[str, Saved]]:
     """What this process saved into the folder last, if `generation` is still the current one."""
     with _lock:
-        known, found = _saves.get(root, ("", {}))
-    return found if generation == known else {}
+        head, found = _saves.get(root, (None, {}))
+    return (head, found) if head is not None and generation == head.generation else (None, {})
 
 
 def unchanged(part: Subrecording, saved: Saved | None) -> bool:

@@ -179,6 +179,19 @@ class TestUnchanged:
         assert results(load(tmp_path)) == results(fewer)
         assert verify(tmp_path) == {}
 
+    def test_nothing_is_written_if_nothing_changed(self, tmp_path: Path) -> None:
+        first = recording(5)
+        save(first, tmp_path)
+        raw = (tmp_path / "manifest.json").read_bytes()
+        save(first, tmp_path)
+        assert (tmp_path / "manifest.json").read_bytes() == raw
+        save(Recording(first.subrecordings, {"alias": "layer.1"}, 8), tmp_path)
+        assert load(tmp_path).step == 8
+        assert len(files(tmp_path)) == 5
+        files(tmp_path)[2].unlink()
+        save(Recording(first.subrecordings, {"alias": "layer.1"}, 8), tmp_path)
+        assert results(load(tmp_path)) == results(first)
+
     def test_other_functions_and_other_processes_write_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = self.written(monkeypatch)
         net = nn.Linear(2, 1)
