@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import torch
 from measure import write
 
 from recorders import Recording, Subrecording, load
-from reducers import Summary
+from recorders.recordings.unchanged import forget
+from reducers import Mean, Summary
 
 SUBRECORDERS = 10_000
 ROUNDS = 3
@@ -33,6 +35,27 @@ def recording() -> Recording:
         for i, state in enumerate(states)
     }
     return Recording(parts)
+
+
+def means() -> Recording:
+    """The smallest state that is of use: 0.56 MB of states in all."""
+    mean = Mean()
+    generator = torch.Generator().manual_seed(0)
+    states = [mean.update({}, torch.randn(32, generator=generator)) for _ in range(SUBRECORDERS)]
+    return Recording({f"out/encoder.layers.{i}": Subrecording(mean, {"": state}, samples=1) for i, state in enumerate(states)})
+
+
+def changed(whole: Recording) -> Recording:
+    """The same, with one more observation in every tenth subrecorder."""
+    parts = dict(whole.subrecordings)
+    for name in list(parts)[::10]:
+        parts[name] = parts[name].merge(parts[name])
+    return Recording(parts)
+
+
+def look(path: Path) -> None:
+    for _ in load(path).values():
+        pass
 
 
 def write_files(folder: Path, sizes: list[int]) -> None:
@@ -65,7 +88,7 @@ class Clock:
 
 def main() -> None:
     torch.set_num_threads(1)
-    whole, clock = recording(), Clock()
+    whole, small, clock = recording(), means(), Clock()
     for turn in range(ROUNDS):
         with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as where:
             # For half a minute after many files were removed, ext4 is slow to create files: it passes over the freed inodes.
@@ -77,8 +100,16 @@ def main() -> None:
             clock("load", load, root)
             clock("floor: create and write such files", write_files, plain, sizes)
             clock("floor: read such files", read_files, plain)
+            clock("save it again, unchanged", whole.save, root)
+            clock("save over it, one in ten changed", changed(whole).save, root)
+            forget(os.path.abspath(root))
             clock("save over it, remove the old", whole.save, root)
-            clock("save over it again at once", whole.save, root)
+            for name, kept in {"": whole, " one mean each": small}.items():
+                packed = Path(where) / f"packed{name}"
+                clock(f"packed{name}: save", partial(kept.save, layout="packed"), packed)
+                clock(f"packed{name}: load", load, packed)
+                clock(f"packed{name}: load, mapped", partial(load, mmap=True), packed)
+                clock(f"packed{name}: load, and look at every subrecorder", look, packed)
             clock("floor: create and write such files at once after removing", write_files, Path(where) / "after", sizes)
         print(f"round {turn + 1} of {ROUNDS}")
     rows = []

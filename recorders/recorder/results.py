@@ -128,7 +128,10 @@ class Results(Mapping[str, Monitor]):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """What was recorded as plain tensors, numbers and texts, for `torch.save` and `torch.distributed.checkpoint`."""
+        """What was recorded, for `torch.save` and `torch.distributed.checkpoint`: one entry of bytes.
+
+        In a distributed checkpoint, equal keys of several ranks are one: put the rank into the key, or `sync` first.
+        """
         return to_state_dict(self.snapshot())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

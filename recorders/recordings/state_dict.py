@@ -1,10 +1,13 @@
-"""A recording as one flat dict of tensors and plain data, and back, for checkpoints that others write."""
+"""A recording as a state dict, and back, for checkpoints that others write."""
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, MergeError
@@ -18,9 +21,11 @@ FORMAT = 1
 
 
 def to_state_dict(recording: Recording) -> dict[str, Any]:
-    """The recording as `{"format", "step", "aliases", "subrecorders": {name: {"tensors": {...}, ...}}}`: tensors and plain data.
+    """The recording as `{"recording": bytes}`, for `torch.save` and `torch.distributed.checkpoint`.
 
-    Results are not in it, because they are computed from the states.
+    It is one entry, whatever was recorded, because a distributed checkpoint loads the keys and shapes that the program has already,
+    and a fresh recorder has none. The bytes are those of `torch.save`, of tensors and plain data, and are read with
+    `weights_only=True`. Results are not in them, because they are computed from the states.
 
     >>> import torch
     >>> from recorders import Subrecording
@@ -45,7 +50,10 @@ def to_state_dict(recording: Recording) -> dict[str, Any]:
             "progress": contents.progress,
             "tensors": contents.tensors,
         }
-    return {"format": FORMAT, "step": recording.step, "aliases": dict(recording.aliases), "subrecorders": parts}
+    whole = {"format": FORMAT, "step": recording.step, "aliases": dict(recording.aliases), "subrecorders": parts}
+    file = io.BytesIO()
+    torch.save(whole, file)
+    return {"recording": file.getvalue()}
 
 
 def from_state_dict(state_dict: Mapping[str, Any]) -> Recording:
@@ -56,13 +64,14 @@ def from_state_dict(state_dict: Mapping[str, Any]) -> Recording:
     """
     recipes, parts = Recipes(), {}
     try:
-        if state_dict["format"] != FORMAT:
-            raise MergeError(f"a state dict of format {state_dict['format']!r:.50}; this version reads {FORMAT}")
-        for name, told in state_dict["subrecorders"].items():
+        whole = torch.load(io.BytesIO(state_dict["recording"]), weights_only=True, map_location="cpu")
+        if whole["format"] != FORMAT:
+            raise MergeError(f"a state dict of format {whole['format']!r:.50}; this version reads {FORMAT}")
+        for name, told in whole["subrecorders"].items():
             facts = {key: value for key, value in told.items() if key != "tensors"}
             tensors: Mapping[str, Tensor] = told["tensors"]
             entry = Entry(name=name, file="", bytes=0, sha256="", dtypes={}, **facts)
             parts[name] = rebuilt(entry, recipes, tensors.__getitem__, "this state dict")
-        return Recording(parts, state_dict["aliases"], state_dict["step"])
-    except (KeyError, TypeError, AttributeError, CorruptRecordingError) as error:
+        return Recording(parts, whole["aliases"], whole["step"])
+    except (KeyError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError, CorruptRecordingError) as error:
         raise MergeError(f"this is no state dict of a recorder: {type(error).__name__}: {error}") from error

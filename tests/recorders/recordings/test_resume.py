@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from cases import CASES, Case
 from torch import Tensor, nn
 
@@ -155,11 +157,32 @@ def test_other_names_change_nothing(tmp_path: Path) -> None:
 
 def test_what_waits_and_does_not_fit_is_refused() -> None:
     run = Run(lambda: KINDS["forward"](Mean())).train(0, 5)
-    told = run.recorder.state_dict()
-    name = next(iter(told["subrecorders"]))
-    pending = told["subrecorders"][name]["progress"]["pending"]
-    pending[0]["capacity"] = 10**12
+    saved = run.recorder.snapshot()
+    name = next(iter(saved))
+    progress = saved[name].progress
+    assert progress is not None
+    [rows] = progress.pending
+    wrong = replace(saved[name], progress=replace(progress, pending=(replace(rows, capacity=10**12),)))
+    before = facts(run.recorder)
     with pytest.raises(MergeError, match="does not fit"):
-        run.recorder.load_state_dict(told)
-    with pytest.raises(MergeError, match="no state dict"):
-        run.recorder.load_state_dict({"a": 1})
+        run.recorder.resume(replace(saved, subrecordings={**saved.subrecordings, name: wrong}))
+    assert facts(run.recorder) == before
+
+
+@pytest.mark.parametrize("forged", [{}, {"a": 1}, {"recording": 3}, {"recording": b""}, {"recording": b"no file of torch.save"}])
+def test_what_is_no_state_dict_is_refused(forged: dict[str, Any]) -> None:
+    run = Run(lambda: KINDS["forward"](Mean())).train(0, 5)
+    with pytest.raises(MergeError, match="no state dict of a recorder"):
+        run.recorder.load_state_dict(forged)
+    assert run.recorder[0].samples == 5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_holds_it(tmp_path: Path) -> None:
+    whole, first = Run(lambda: KINDS["forward"](Moments())).train(0, STEPS), Run(lambda: KINDS["forward"](Moments())).train(0, AT)
+    dcp.save({"net": first.net.state_dict(), "recorder": first.recorder.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    second = Run(lambda: KINDS["forward"](Moments()))
+    states = {"net": second.net.state_dict(), "recorder": second.recorder.state_dict()}
+    dcp.load(states, checkpoint_id=tmp_path, no_dist=True)
+    second.recorder.load_state_dict(states["recorder"])
+    assert facts(second.train(AT, STEPS).recorder) == facts(whole.recorder)
