@@ -10,7 +10,7 @@ import typer
 from rich.progress import track
 
 from recorders.cli.sources import AsJson, console, open_source, print_json
-from recorders.errors import RecorderError
+from recorders.errors import CorruptRecordingError, RecorderError
 from recorders.watch.timeline import Timeline
 
 __all__ = ["verify"]
@@ -38,5 +38,10 @@ def verify(
 def _checked(path: Path) -> str:
     source = open_source(path)
     if isinstance(source, Timeline):
+        if lost := source.verify():
+            some = "; ".join(
+                f"{'tick ' if isinstance(part, int) else ''}{part}: {reason}" for part, reason in list(lost.items())[:20]
+            )
+            raise CorruptRecordingError(f"{len(lost)} parts are damaged, the others are whole: {some}")
         return f"whole: {len(source.ticks())} ticks of {len(source.names())} names"
     return f"whole: {len(source)} subrecorders, {sum(part.samples for part in source.values()):,} observations"
