@@ -100,7 +100,11 @@ def attack(path: Path, skip: bool) -> tuple[int, int]:
                     try:
                         assert reading()
                         right += 1
-                    except StorageError if not skip else (StorageError, SelectionError):  # what is left out is not there
+                    except StorageError:
+                        refused += 1
+                    except SelectionError:  # what is left out is not there
+                        if not skip:
+                            raise
                         refused += 1
         except StorageError:
             refused += 1

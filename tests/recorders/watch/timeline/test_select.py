@@ -82,7 +82,7 @@ def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> No
         timeline.append(0, {"loss": {"mean": 1.0}}, tensors=kept)
         timeline.append(1, {"loss": {"mean": 2.0}})
     with Timeline(tmp_path / "run.db", read_only=True) as timeline:
-        assert timeline.tensors() == dict.fromkeys(kept, [0])
+        assert timeline.tensors() == {name: [0] for name in kept}
         for name, tensor in kept.items():
             found = timeline.tensor(name, 0)
             assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
