@@ -396,7 +396,7 @@ def test_only_the_rank_asked_for_gathers_and_merges(world: World) -> None:
     whole = alike([bitwise for bitwise, _ in returned(world.run(gathered, "all"))])
     answers = returned(world.run(gathered, 1))
     assert [bitwise for bitwise, _ in answers] == [None, whole, None]
-    assert [calls for _, calls in answers] == [["all_gather", "gather"]] * 3
+    assert [calls for _, calls in answers] == [["all_gather", "all_gather", "gather"]] * 3  # what they collected differs
     assert [bitwise is None for bitwise, _ in returned(world.run(gathered, 2, ranks=(1, 2)))] == [True, False]
 
 
