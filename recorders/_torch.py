@@ -36,6 +36,7 @@ __all__ = [
     "compile_always",
     "comptime",
     "graph_task",
+    "group_timeout",
     "has_compiled",
     "has_dispatch_modes",
     "has_global_hooks",
@@ -80,6 +81,15 @@ def without_modes(call: Callable[..., Any], *args: Any) -> Any:
     """Call `call(*args)` with all modes off, also those of PyTorch, such as `FakeTensorMode`, and return what it returns."""
     with no_modes():
         return outside_modes(call, *args)
+
+
+def group_timeout(group: Any, device: torch.device) -> float | None:
+    """The seconds that collectives of a process group wait for a rank; None if it cannot be told. For errors only."""
+    try:
+        seconds: float = group._get_backend(device).options._timeout.total_seconds()
+    except Exception:
+        return None
+    return seconds
 
 
 def is_fake(tensor: object) -> bool:

@@ -78,7 +78,7 @@ class SchemaError(StorageError):
 
 
 class SyncError(RecorderError, RuntimeError):
-    """The ranks of a process group do not record the same things; the message lists what differs."""
+    """The ranks of a process group do not record the same things, or do not answer; the message lists what differs, or who."""
 
 
 class TickError(RecorderError, ValueError):

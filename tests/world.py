@@ -81,7 +81,10 @@ class World:
             if not self.pipes[rank].poll(SECONDS):
                 self.kill()
                 pytest.fail(f"rank {rank} did not answer within {SECONDS} s")
-            answers.append(pickle.loads(self.pipes[rank].recv_bytes()))
+            try:
+                answers.append(pickle.loads(self.pipes[rank].recv_bytes()))
+            except EOFError:  # the scenario ended its process
+                answers.append(None)
         return answers
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from recorders.errors import RecordingNotFoundError
 from recorders.monitors.base import Monitor
@@ -78,9 +78,18 @@ class Results(Mapping[str, Monitor]):
         self._subrecorders.merge(other)
         return self
 
-    def sync(self, group: ProcessGroup | None = None, *, missing: Missing = "error") -> Recording:
-        """The recordings of all ranks merged in rank order; this recorder is not changed. See `recorders.recordings.sync.sync`."""
-        return sync(self.snapshot(), group, missing=missing)
+    @overload
+    def sync(self, group: ProcessGroup | None = None, *, to: Literal["all"] = "all", missing: Missing = "error") -> Recording: ...
+    @overload
+    def sync(self, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error") -> Recording | None: ...
+    def sync(
+        self, group: ProcessGroup | None = None, *, to: int | Literal["all"] = "all", missing: Missing = "error"
+    ) -> Recording | None:
+        """The recordings of all ranks merged in rank order, on all ranks or on rank `to`; this recorder is not changed.
+
+        See `recorders.recordings.sync.sync`.
+        """
+        return sync(self.snapshot(), group, to=to, missing=missing)
 
     def save(self, path: str | Path, *, layout: Layout = "folder") -> Path:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""

@@ -382,6 +382,49 @@ def test_collectives_do_not_grow_with_the_number_of_subrecorders(world: World, u
     assert len(few) == collectives
 
 
+def gathered(place: Place, to: Any) -> Any:
+    rank, group = place
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in COLLECTIVES:
+            patch.setattr(dist, name, noting(calls, name, getattr(dist, name)))
+        merged = recorded([rank]).sync(group, to=to)
+    return merged and bits(merged), calls
+
+
+def test_only_the_rank_asked_for_gathers_and_merges(world: World) -> None:
+    whole = alike([bitwise for bitwise, _ in returned(world.run(gathered, "all"))])
+    answers = returned(world.run(gathered, 1))
+    assert [bitwise for bitwise, _ in answers] == [None, whole, None]
+    assert [calls for _, calls in answers] == [["all_gather", "all_gather", "gather"]] * 3  # what they collected differs
+    assert [bitwise is None for bitwise, _ in returned(world.run(gathered, 2, ranks=(1, 2)))] == [True, False]
+
+
+def sent(place: Place, to: int) -> list[str]:
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in COLLECTIVES:
+            patch.setattr(dist, name, noting(calls, name, getattr(dist, name)))
+        sync(recording_of([str(index) for index in range(to * 200)], Moments()), place[1], to=to)
+    return calls
+
+
+def test_collectives_to_one_rank_do_not_grow_with_the_subrecorders(world: World) -> None:
+    assert alike(world.run(sent, 1)) == alike(world.run(sent, 2)) == ["all_gather", "gather"]
+
+
+def to_several(place: Place, receivers: list[Any]) -> Any:
+    rank, group = place
+    return sync(recording_of(["a"], Mean()), group, to=receivers[rank])
+
+
+def test_ranks_that_ask_for_other_receivers_are_refused(world: World) -> None:
+    text = refused(world.run(to_several, ["all", 1, "all"]))
+    assert "rank 2 calls sync(to='all', missing='error'); rank 1 calls sync(to=1, missing='error')" in text
+    text = refused(world.run(to_several, [7, 1, 1]))
+    assert "rank 0 cannot send what it recorded: SyncError: to=7 is neither 'all' nor a rank of the group" in text
+
+
 def inferred(place: Place) -> Any:
     rank, group = place
     with torch.inference_mode():

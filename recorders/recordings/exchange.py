@@ -1,0 +1,156 @@
+"""Exchange: the collectives of `sync`, with one kind of error on all living ranks, which says who did not answer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recorders._torch import group_timeout
+from recorders.errors import SyncError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["MAX_MANIFEST", "Exchange"]
+
+T = TypeVar("T")
+
+MAX_MANIFEST = 32 * 2**20
+"""The longest manifest that is sent or read: Python's objects take up to 30 times the bytes of their JSON."""
+
+_HEADER = struct.Struct("<qqq32s")
+"""Length of the manifest, length of the payload, bytes of memory that are free, SHA-256 of the manifest."""
+
+_ROLL_CALL = 5.0
+"""Seconds in which a living rank says that its collective failed too."""
+
+
+class Exchange:
+    """The collectives of one `sync`.
+
+    Args:
+        group: the ranks; its CPU backend is used if it has one, because every rank has a CPU.
+    """
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self.group: Any = group or dist.group.WORLD
+        self.ranks: list[int] = dist.get_process_group_ranks(self.group)
+        types = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
+        self.device = torch.device("cpu" if "cpu" in types else types[0])
+
+    def manifests(self, manifest: bytes, payload: Tensor) -> tuple[list[bytes], tuple[int, ...]]:
+        """The manifests of all ranks, and the sizes of their payloads; raises `SyncError` also if a header is malformed."""
+        header = _HEADER.pack(len(manifest), payload.numel(), _free(), hashlib.sha256(manifest).digest())
+        rows = self._try("lengths", lambda: self._gather(_tensor(header, self.device), _HEADER.size, None))
+        lengths, sizes, self._memory, digests = zip(*(_HEADER.unpack(_bytes(row)) for row in rows), strict=True)
+        for rank, length, size, free in zip(self.ranks, lengths, sizes, self._memory, strict=True):
+            if not 0 < length <= MAX_MANIFEST or size < 0 or free < 0:
+                raise SyncError(
+                    f"nothing was merged, because rank {rank} sends a malformed header: a manifest of {length} bytes, of at most "
+                    f"{MAX_MANIFEST}, and states of {size}, with {free} free"
+                )
+        if len(set(zip(lengths, digests, strict=True))) == 1:
+            return [manifest] * len(sizes), sizes
+        width = max(lengths)
+        rows = self._try("manifests", lambda: self._gather(_tensor(manifest, self.device), width, None))
+        return [_bytes(row[:length]) for row, length in zip(rows, lengths, strict=True)], sizes
+
+    def too_big(self, sizes: Sequence[int], to: int | None) -> Iterator[str]:
+        """The ranks that have no memory for the payloads: rows have one width, and each rank makes its own as wide."""
+        longest = max(sizes)
+        for rank, free in zip(self.ranks, self._memory, strict=True):
+            needed = longest * (len(sizes) + 1 if to in (None, rank) else 1)
+            if needed > free:
+                culprit = self.ranks[sizes.index(longest)]
+                yield f"rank {culprit} sends {longest} bytes of states: rank {rank} needs {needed} for it, and {free} are free"
+
+    def payloads(self, payload: Tensor, width: int, to: int | None) -> Tensor:
+        """The bytes of each rank as a row, padded with zeros to `width`; no rows on ranks that are not `to`."""
+        return self._try("states", lambda: self._gather(payload, width, to))
+
+    def _gather(self, mine: Tensor, width: int, to: int | None) -> Tensor:
+        receives = to is None or to == dist.get_rank()
+        rows = torch.empty(len(self.ranks) if receives else 0, width, dtype=torch.uint8, device=mine.device)
+        if width:
+            padding = width - mine.numel()
+            padded = nn.functional.pad(mine, (0, padding)) if padding else mine
+            if to is None:
+                dist.all_gather(list(rows.unbind()), padded, group=self.group)
+            else:
+                dist.gather(padded, list(rows.unbind()) if receives else None, dst=to, group=self.group)
+        return rows.cpu()
+
+    def _try(self, what: str, collective: Callable[[], T]) -> T:
+        try:
+            return collective()
+        except Exception as error:
+            timeout = group_timeout(self.group, self.device)
+            raise SyncError(
+                f"nothing was merged: the exchange of {what} among {len(self.ranks)} ranks failed on rank {dist.get_rank()}"
+                f"{f', with a timeout of {timeout:g} s' if timeout else ''}. {self._roll_call(timeout or _ROLL_CALL)} What this "
+                "process recorded is as it was: save it, recorder.save(path), and merge the folders of all ranks later, "
+                f"recorders.merge(paths). Make a new group before you sync again. The backend says {type(error).__name__}: "
+                f"{error!s:.300}"
+            ) from error
+
+    def _roll_call(self, timeout: float) -> str:
+        """Which ranks are not here, asked of the store by which the ranks found each other: the group itself may be broken."""
+        seconds = min(timeout, _ROLL_CALL)
+        absent: list[list[int] | None] = []
+        store = self.group.get_group_store()
+        # In a thread, because a store whose host is gone may keep a caller waiting for minutes.
+        asking = threading.Thread(target=lambda: absent.append(_absent(store, self.ranks, seconds)), daemon=True)
+        asking.start()
+        asking.join(2 * seconds + 1)
+        if not absent or absent[0] is None:
+            return (
+                "Who did not answer is unknown, because the store of the group does not answer: the rank that hosts it may be gone."
+            )
+        if not absent[0]:
+            return "All ranks are alive and failed alike."
+        return f"Ranks {absent[0]} did not answer within {seconds:g} s: they died, never called sync, or still wait for others."
+
+
+def _absent(store: Any, ranks: list[int], seconds: float) -> list[int] | None:
+    """The ranks that do not say in time that their collective failed too; None if the store does not answer."""
+    with suppress(Exception):
+        mine = f"recorders.sync/{dist.get_rank()}"
+        time = store.add(mine, 1)  # how often it failed, which is the same on all ranks
+        store.set(f"{mine}/{time}", "failed")
+        keys = {rank: f"recorders.sync/{rank}/{time}" for rank in ranks}
+        with suppress(RuntimeError):
+            store.wait(list(keys.values()), timedelta(seconds=seconds))
+        return [rank for rank, key in keys.items() if not store.check([key])]
+    return None
+
+
+def _free() -> int:
+    """The bytes of memory that are free on this machine, if that is known."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    with suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2**62
+
+
+def _tensor(raw: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
+
+
+def _bytes(row: Tensor) -> bytes:
+    data = bytearray(row.numel())
+    if data:
+        torch.frombuffer(data, dtype=torch.uint8).copy_(row)
+    return bytes(data)

@@ -1,0 +1,223 @@
+"""Message: what a rank sends in `sync`, packed, and read again as something that may be malformed.
+
+The manifest is JSON: names, monitors, reducers, and the dtype and shape of each tensor. The payload is the sample counts as int64,
+and the bytes of all tensors, in the order of the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recorders.errors import SyncError
+from recorders.recordings.entry import is_text, is_text_or_none, mapping
+from recorders.recordings.exchange import MAX_MANIFEST
+from recorders.recordings.recording import Missing, Recording, Subrecording
+from recorders.recordings.tensorfile import as_bytes
+from reducers import RecipeError, Reducer, from_recipe, to_recipe
+
+__all__ = ["misfits", "pack", "pack_error", "parse", "payload_size", "unpack"]
+
+_SPEC = re.compile(r"[a-z0-9_]{1,30}( [0-9]{1,19}){0,64}")
+_MOST = 2**62
+"""More bytes than any machine has, and few enough to count in an int64."""
+
+
+def pack(recording: Recording, device: torch.device, missing: Missing, call: str) -> tuple[bytes, Tensor]:
+    """The manifest and the payload. `call` says how `sync` was called, which must be alike on all ranks.
+
+    Raises:
+        SyncError: a reducer is unknown, a state is no dense tensor with data, or the manifest is too long.
+    """
+    tensors: list[Tensor] = []
+    entries: dict[str, Any] = {}
+    texts: dict[int, str] = {}
+    for name, part in recording.items():
+        if part.reducer is None:
+            raise SyncError(f"subrecorder {name!r} has no reducer, as it held a function: pass it, recording.with_reducers(...)")
+        if id(part.reducer) not in texts:  # thousands of subrecorders may share a few reducers
+            texts[id(part.reducer)] = _text(part.reducer)
+        states: dict[str, dict[str, str]] = {}
+        for leaf, state in part.states.items():
+            states[leaf] = {}
+            for key, value in state.items():
+                tensors.append(_sendable(value, f"state {key!r} of subrecorder {name!r}{f', leaf {leaf!r}' if leaf else ''}"))
+                states[leaf][key] = _spec(value.dtype, value.shape)
+        entries[name] = {
+            "is": f"{part.monitor or 'Monitor'}({texts[id(part.reducer)]}{f', {part.attr!r}' if part.attr else ''})"
+            + "".join(f".apply({_text(function)})" for function in part.functions),
+            "states": states,
+        }
+        if missing == "keep":
+            entries[name]["part"] = [_recipe(part.reducer), part.monitor, part.attr, part.module]
+    manifest = json.dumps({"call": call, "subrecorders": entries, "aliases": dict(recording.aliases)}).encode()
+    if len(manifest) > MAX_MANIFEST:
+        raise SyncError(f"the names and states take {len(manifest)} bytes, and at most {MAX_MANIFEST} are sent: sync fewer at once")
+    devices = {tensor.device for tensor in tensors}
+    home = devices.pop() if len(devices) == 1 else device  # then there is one transfer, not one for each tensor
+    samples = as_bytes(torch.tensor([part.samples for part in recording.values()], dtype=torch.int64, device=home))
+    return manifest, torch.cat([samples, *(tensor.to(home) for tensor in tensors)]).to(device)
+
+
+def pack_error(error: Exception, device: torch.device) -> tuple[bytes, Tensor]:
+    """What a rank sends that cannot send its recording: the others wait."""
+    return json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode(), torch.empty(
+        0, dtype=torch.uint8, device=device
+    )
+
+
+def _recipe(reducer: Reducer) -> dict[str, Any] | None:
+    try:
+        return to_recipe(reducer)
+    except RecipeError:  # it holds a function, which only ranks that have it can call
+        return None
+
+
+def _sendable(tensor: Tensor, what: str) -> Tensor:
+    """The bytes of a tensor, as uint8."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        raise SyncError(f"{what} is a {type(tensor).__name__}; only plain tensors can be sent")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else f"{tensor.layout} {tensor.dtype}"
+        raise SyncError(f"{what} is a {kind} tensor; only dense tensors with data can be sent: convert it where it is recorded")
+    return as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def _spec(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """Dtype and shape, such as `float32 64 3`; thousands of lists would start the garbage collector."""
+    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
+
+
+@lru_cache(maxsize=1024)
+def _layout(spec: str) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """Dtype, shape and size in bytes, from the text of `_spec`; raises `ValueError` if there is no such tensor."""
+    if not _SPEC.fullmatch(spec):
+        raise ValueError(f"{spec!r:.100} is no dtype with a shape of at most 64 sizes")
+    name, *sizes = spec.split(" ")
+    dtype, shape = getattr(torch, name, None), tuple(map(int, sizes))
+    if not isinstance(dtype, torch.dtype) or name.startswith("q"):  # quantized tensors are refused by all who send
+        raise ValueError(f"there is no dtype {name!r}")
+    if dtype.itemsize * math.prod(size or 1 for size in shape) > _MOST:
+        raise ValueError(f"no tensor is as big as {spec!r:.100}")
+    return dtype, shape, dtype.itemsize * math.prod(shape)
+
+
+def _text(value: Any) -> str:
+    """Like repr, but equal in all processes: functions and other objects whose repr has an address are given by name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = ", ".join(f"{field.name}={_text(getattr(value, field.name))}" for field in fields(value))
+        return f"{type(value).__qualname__}({inside})"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_text, value))})"
+    if value is None or isinstance(value, (str, int, float, complex, torch.dtype)):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """The manifest that a rank sent, of the right types throughout; raises `ValueError` if it is malformed."""
+    try:
+        data = json.loads(raw.decode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"it is a {type(data).__name__}")
+    if data.keys() == {"error"} and is_text(data["error"]):
+        return data
+    if (
+        data.keys() != {"call", "subrecorders", "aliases"}
+        or not is_text(data["call"])
+        or not isinstance(data["subrecorders"], dict)
+    ):
+        raise ValueError(f"its fields are {list(data)!r:.200}")
+    entries, aliases, keep = data["subrecorders"], data["aliases"], data["call"].endswith("missing='keep')")
+    if not mapping(is_text)(aliases) or not entries.keys() >= set(aliases.values()):
+        raise ValueError("its aliases are not names of subrecorders")
+    for name, entry in entries.items():
+        try:
+            _check_entry(entry, keep)
+        except ValueError as error:
+            raise ValueError(f"subrecorder {name!r:.200}: {error}") from error
+    return data
+
+
+def _check_entry(entry: Any, keep: bool) -> None:
+    """Raises `ValueError` if what a manifest says of one subrecorder is malformed."""
+    if not isinstance(entry, dict) or not {"is", "states"} <= entry.keys() <= {"is", "states", "part"} or not is_text(entry["is"]):
+        raise ValueError(f"it is {entry!r:.200}")
+    if not isinstance(entry["states"], dict) or not all(mapping(is_text)(state) for state in entry["states"].values()):
+        raise ValueError(f"its states are {entry['states']!r:.200}")
+    for state in entry["states"].values():
+        for spec in state.values():
+            _layout(spec)
+    match entry.get("part"):
+        case None if "part" not in entry and not keep:
+            return
+        case [None | dict(), monitor, attr, module] if keep and is_text(monitor) and is_text_or_none(attr) and is_text(module):
+            return
+        case part:
+            raise ValueError(f"its parts are {part!r:.200}")
+
+
+def payload_size(manifest: Mapping[str, Any]) -> int:
+    """The bytes of the payload that belongs to a manifest."""
+    entries = manifest["subrecorders"].values()
+    specs = (spec for entry in entries for state in entry["states"].values() for spec in state.values())
+    return 8 * len(entries) + sum(_layout(spec)[2] for spec in specs)
+
+
+def misfits(recording: Recording, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Why the reducers of this rank, or those of the manifest if it has none, cannot have made the states of a manifest."""
+    checked = set()
+    for name, entry in manifest["subrecorders"].items():
+        try:
+            reducer = _part(recording, name, entry).reducer
+            for state in entry["states"].values():
+                if (layout := (entry["is"], *state.items())) not in checked:
+                    checked.add(layout)
+                    sizes = {key: _layout(spec) for key, spec in state.items()}
+                    made = {key: torch.empty(shape, dtype=dtype, device="meta") for key, (dtype, shape, _) in sizes.items()}
+                    reducer.check(made)  # type: ignore[union-attr]
+        except Exception as error:
+            yield f"subrecorder {name!r:.200}: {error!s:.500}"
+
+
+def unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -> Recording:
+    """The recording that one rank sent, with the reducers and functions of this rank.
+
+    Raises:
+        ValueError: a number of observations is negative.
+    """
+    entries = manifest["subrecorders"]
+    leaves = [(name, leaf, state) for name, entry in entries.items() for leaf, state in entry["states"].items()]
+    specs = [_layout(spec) for _, _, state in leaves for spec in state.values()]
+    counts, *pieces = torch.split(payload, [8 * len(entries), *(size for _, _, size in specs)])
+    # Pieces are copied before they are viewed, because they may not be aligned, and would keep all bytes alive.
+    tensors = (piece.clone().view(dtype).view(shape) for piece, (dtype, shape, _) in zip(pieces, specs, strict=True))
+    states: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in entries}
+    for name, leaf, state in leaves:
+        states[name][leaf] = {key: next(tensors) for key in state}
+    samples = counts.clone().view(torch.int64).tolist()
+    if min(samples, default=0) < 0:
+        raise ValueError(f"it says that {min(samples)} observations were made")
+    parts = {
+        name: replace(_part(recording, name, entry), states=states[name], samples=count, values=None)
+        for (name, entry), count in zip(entries.items(), samples, strict=True)
+    }
+    return Recording(parts, manifest["aliases"])
+
+
+def _part(recording: Recording, name: str, entry: Mapping[str, Any]) -> Subrecording:
+    """What this rank has under a name, or if it has nothing the same made from the manifest."""
+    if name in recording:
+        return recording[name]
+    recipe, monitor, attr, module = entry["part"]
+    return Subrecording(from_recipe(recipe), monitor=monitor, attr=attr, module=module)

@@ -1,0 +1,71 @@
+"""Ranks that die or never call `sync`: all others get a SyncError that names them, and can save what they recorded."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from world import Place, Raised, World
+
+from recorders import Recording, Subrecording, SyncError, load
+from recorders.recordings.exchange import Exchange
+from recorders.recordings.sync import sync
+from reducers import Mean
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.kill()
+
+
+GROUPS: list[Any] = []
+"""Groups of all ranks with a short timeout, in each process of the world."""
+
+
+def prepare(place: Place) -> None:
+    for _ in range(3):
+        group: Any = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=60))
+        dist.barrier(group)  # all are there and connected, however slow the machine is
+        group.set_timeout(datetime.timedelta(seconds=5))
+        GROUPS.append(group)
+
+
+def synced(place: Place, group: int, folder: str, dies: bool = False) -> Any:
+    """What `sync` says, and what was saved after it."""
+    if dies and place[0] == 1:  # after the ranks agreed to send their states
+        Exchange.payloads = lambda *_: os._exit(1)  # type: ignore[method-assign]
+    mean = Mean()
+    recording = Recording({"x": Subrecording(mean, {"": mean.update({}, torch.tensor(float(place[0])))}, 1)})
+    try:
+        sync(recording, GROUPS[group])
+    except SyncError as error:
+        path = recording.save(f"{folder}/{place[0]}")
+        return str(error), load(path).compute()["x"].item()
+    return "merged"
+
+
+def check(answers: list[Any], what: str) -> None:
+    for rank, answer in zip((0, 2), answers, strict=True):
+        assert not isinstance(answer, (Raised, str)), answer
+        text, saved = answer
+        assert f"the exchange of {what} among 3 ranks failed on rank {rank}, with a timeout of 5 s" in text
+        assert "Ranks [1] did not answer within 5 s" in text
+        assert "recorders.merge(paths)" in text
+        assert saved == rank
+
+
+def test_a_rank_that_is_silent_then_dies_then_is_dead_is_named(fragile: World, tmp_path: Path) -> None:
+    fragile.run(prepare)
+    check(fragile.run(synced, 0, str(tmp_path), ranks=(0, 2)), "lengths")
+    first, died, third = fragile.run(synced, 1, str(tmp_path), True)
+    assert died is None
+    check([first, third], "states")
+    check(fragile.run(synced, 2, str(tmp_path), ranks=(0, 2)), "lengths")
