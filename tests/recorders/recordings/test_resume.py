@@ -95,13 +95,13 @@ def test_every_reducer_goes_on_bit_for_bit(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize("kind", [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor])
 @pytest.mark.parametrize("at", [1, 2])
 def test_each_optimizer_keeps_its_phase(tmp_path: Path, kind: Any, at: int) -> None:
-    def make() -> tuple[list[torch.optim.Optimizer], Recorder]:
+    def make() -> tuple[list[torch.optim.Optimizer], Recorder, nn.Module]:
         torch.manual_seed(0)
         net = nn.Linear(3, 2)
         optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD([parameter], lr=0.1) for parameter in net.parameters()]
         for parameter in net.parameters():
             parameter.grad = torch.ones_like(parameter)
-        return optimizers, Recorder(kind(Count(), every=3)).modules(net).attach(optimizers[0])
+        return optimizers, Recorder(kind(Count(), every=3)).modules(net).attach(optimizers[0]), net
 
     def steps(optimizers: list[torch.optim.Optimizer], begin: int, end: int) -> None:
         for step in range(begin, end):
@@ -116,6 +116,7 @@ def test_each_optimizer_keeps_its_phase(tmp_path: Path, kind: Any, at: int) -> N
     second[1].resume(tmp_path / "run")
     steps(second[0], at, 11)
     assert facts(second[1]) == facts(whole[1])
+    assert whole[1].samples("") == 4
 
 
 def test_nothing_there_is_a_fresh_start(tmp_path: Path) -> None:
