@@ -46,17 +46,17 @@ class Tty(io.StringIO):
         return True
 
 
-def network() -> nn.Sequential:
+def network(depth: int = 3) -> nn.Sequential:
     """From images (n, 64) to logits (n, 10)."""
     net = nn.Sequential()
-    for number, width in enumerate((64, 48, 48), 1):
+    for number, width in enumerate((64, *[48] * (depth - 1)), 1):
         net.add_module(f"fc{number}", nn.Linear(width, 48))
         net.add_module(f"relu{number}", nn.ReLU())
     net.add_module("out", nn.Linear(48, 10))
     return net
 
 
-def trained(visualizer: visualizers.Visualizer | None, rate: float, progress: bool = False) -> Timeline:
+def trained(visualizer: visualizers.Visualizer | None, rate: float, depth: int = 3, progress: bool = False) -> Timeline:
     """A training on scikit-learn's digits with Adam; at a rate of 0.04 units die."""
     from sklearn.datasets import load_digits
 
@@ -64,7 +64,7 @@ def trained(visualizer: visualizers.Visualizer | None, rate: float, progress: bo
     torch.set_num_threads(1)
     digits = load_digits()
     images, labels = torch.as_tensor(digits.data, dtype=torch.float32) / 16, torch.as_tensor(digits.target)
-    net = network()
+    net = network(depth)
     optimizer = torch.optim.Adam(net.parameters(), rate)
     inspector = Inspector(WATCHED, visualizer, net=net, optimizer=optimizer)
     for _ in inspector.range(EPOCHS, progress=progress):
@@ -83,8 +83,8 @@ def trained(visualizer: visualizers.Visualizer | None, rate: float, progress: bo
 
 
 @cache
-def run(rate: float) -> Timeline:
-    return trained(None, rate)
+def run(rate: float, depth: int = 3) -> Timeline:
+    return trained(None, rate, depth)
 
 
 def terminal(path: Path, text: str, width: int) -> None:
@@ -127,10 +127,10 @@ def text(path: Path) -> None:
     terminal(path, file.getvalue().rstrip(), 100)
 
 
-def figure(title: str) -> Callable[[Path], None]:
+def figure(title: str, rate: float = 0.04, depth: int = 3) -> Callable[[Path], None]:
     def draw(path: Path) -> None:
         shown = visualizers.MatplotlibVisualizer()
-        replay(run(0.04), shown)
+        replay(run(rate, depth), shown)
         shown.figures[title].savefig(path, dpi=90)
 
     return draw
@@ -178,6 +178,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "live.png": live,
     "text.png": text,
     "bands.png": figure("Output Gradient Norm"),
+    "heat.png": figure("Output Gradient Norm", 0.001, depth=40),
     "comparison.png": figure("Mean Output Norm Comparison"),
     "page-light.png": page("light", "Findings"),
     "page-dark.png": page("dark", "Layers over time"),

@@ -39,9 +39,9 @@ def open_source(path: Path) -> Recording | Timeline:
     if path.is_dir():
         with working(f"reading {path}"):
             return load(path)
-    if not path.exists() or not path.stat().st_size:
+    if not path.exists():
         raise RecordingNotFoundError(f"there is nothing at {path}: give the folder of a recording, or the file of a timeline")
-    return Timeline(path)
+    return Timeline(path, read_only=True)
 
 
 def selected(names: Iterator[str] | list[str], pattern: str | None) -> list[str]:

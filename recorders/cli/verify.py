@@ -10,7 +10,7 @@ import typer
 from rich.progress import track
 
 from recorders.cli.sources import AsJson, console, open_source, print_json
-from recorders.errors import RecorderError
+from recorders.errors import CorruptRecordingError, RecorderError
 from recorders.recordings import offline
 from recorders.watch.timeline import Timeline
 
@@ -37,10 +37,13 @@ def verify(
 
 
 def _checked(path: Path) -> str:
-    if path.is_dir() and (lost := offline.verify(path)):
-        told = "; ".join(f"{name!r}: {reason}" for name, reason in list(lost.items())[:20])
-        return f"FAILED: {len(lost)} parts are damaged ({told}); recorders repair {path} -o NEW keeps the rest"
-    source = open_source(path)
+    source = None if path.is_dir() else open_source(path)
+    lost = source.verify() if isinstance(source, Timeline) else offline.verify(path)
+    if lost:
+        some = "; ".join(f"{'tick ' * isinstance(part, int)}{part}: {reason}" for part, reason in list(lost.items())[:20])
+        remedy = "" if source else f"; recorders repair {path} -o NEW keeps the others"
+        raise CorruptRecordingError(f"{len(lost)} parts are damaged, the others are whole: {some}{remedy}")
+    source = source or open_source(path)
     if isinstance(source, Timeline):
         return f"whole: {len(source.ticks())} ticks of {len(source.names())} names"
     return f"whole: {len(source)} subrecorders, {sum(part.samples for part in source.values()):,} observations"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from recorders.capture.batching import LOCK
 from recorders.capture.buffers import MonitorState, Pending, PendingBuffer, PendingLifts
+from recorders.capture.context import as_monitor
 from recorders.capture.stacks import StackRow, kinds, restack
 from recorders.errors import MergeError
 from recorders.monitors.attachment import Attachment
@@ -43,7 +44,7 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
             buffer.flush()  # which changes nothing: rows are in the states, or will be, as they are
         stored = buffer.read()
         states, samples = dict(stored.states), stored.samples
-        told = _progress(monitor) if progress else None
+        told: Progress | None = as_monitor(_progress, monitor) if progress else None
     report_failures(monitor)
     attr = monitor.attr if monitor.attr is None or isinstance(monitor.attr, str) else ", ".join(monitor.attr)
     kind, module = type(monitor).__name__, monitor.hooks.module_class

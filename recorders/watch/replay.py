@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 
-from recorders.errors import LensError, RecordingNotFoundError
+from recorders.errors import LensError
 from recorders.watch.charts import ChartView, charts_of
-from recorders.watch.timeline import MEMORY, Timeline
+from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.choice import Visualizers, as_visualizers
 from recorders.watch.visualizers.visualizer import finish
 
@@ -43,9 +42,7 @@ def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers,
     Loss, tick 1
     ...
     """
-    if not isinstance(timeline, Timeline) and not os.path.exists(timeline):
-        raise RecordingNotFoundError(f"there is no timeline at {os.fspath(timeline)!r}")
-    source = timeline if isinstance(timeline, Timeline) else Timeline(timeline)
+    source = timeline if isinstance(timeline, Timeline) else Timeline(timeline, read_only=True)
     if not (views := charts_of(source) if charts is None else list(charts)):
         raise LensError(f"{source.path} holds no charts: give charts=[ChartView(Chart(...), timeline, layers)]")
     shown, past = as_visualizers(visualizer), _Past(source)
@@ -60,25 +57,11 @@ def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers,
 
 
 class _Past(Timeline):
-    """A timeline up to one of its ticks, by views of SQLite that hide the rest; nothing can be appended to it."""
+    """A timeline up to one of its ticks, on the same connection; nothing can be appended to it."""
 
     def __init__(self, source: Timeline) -> None:
-        self._source, self._last = source, -(2**63)
-        super().__init__(source.path)
+        self.path, self._session, self._reader = source.path, source._session, source._reader.past()
 
     def until(self, tick: int) -> None:
         """Shows the ticks up to this one."""
-        with self._session() as db:
-            db.execute("UPDATE last SET tick = ?", (tick,))
-        self._last = tick
-
-    def _open(self) -> sqlite3.Connection:
-        db = super()._open()
-        if self.path == MEMORY:
-            with self._source._session() as theirs:
-                theirs.backup(db)
-        db.execute("CREATE TEMP TABLE last (tick INTEGER)")
-        db.execute("INSERT INTO last VALUES (?)", (self._last,))
-        for name in ("ticks", "samples"):
-            db.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE tick <= (SELECT tick FROM last)")
-        return db
+        self._reader.tables.last = tick

@@ -12,6 +12,7 @@ from typing import Any
 
 from recorders.watch.charts import Band, ChartView
 from recorders.watch.visualizers.comparison import draw_comparison
+from recorders.watch.visualizers.heat import draw_heat, heat_values
 from recorders.watch.visualizers.notebook import Displays, kernel
 from recorders.watch.visualizers.pace import Pace
 from recorders.watch.visualizers.visualizer import require, shortened
@@ -38,6 +39,8 @@ _PAUSE, _SHARE, _NOTEBOOK_DPI = 1.0, 0.05, 80  # figures take longer than a tabl
 class MatplotlibVisualizer:
     """Draws each chart as a figure of small panels, one per layer, in network order, with lines and shaded ranges over ticks.
 
+    A chart of more layers than `panels` is a heat map: layers down, ticks across, the first of its lines as a colour.
+
     A chart that compares layers is one panel: stacked shares, or the lowest and the highest values, with the layers they are of.
 
     `show` only stores the charts, so that training does not wait: figures are drawn when requested, from the timeline as it is
@@ -46,6 +49,7 @@ class MatplotlibVisualizer:
 
     Args:
         folder: where `flush` saves the figures, at the end of the training; None saves none.
+        panels: the most layers that have a panel each; 0 for heat maps always.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -60,8 +64,8 @@ class MatplotlibVisualizer:
     ['train']
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: str | Path | None = None, *, panels: int = 36) -> None:
+        self._folder, self._panels = folder, panels
         self._figure: Any = require("matplotlib.figure", "plot").Figure
         self._ticker: Any = require("matplotlib.ticker", "plot")
         self._views: dict[str, ChartView] = {}
@@ -110,6 +114,8 @@ class MatplotlibVisualizer:
     def _draw(self, view: ChartView) -> Any:
         if view.chart.across:
             return self._draw_comparison(view)
+        if len(view.layers) > self._panels:
+            return self._draw_heat(view)
         panels = {layer: _Panel(view, layer) for layer in view.layers}
         drawn = {layer: panel for layer, panel in panels.items() if panel.ticks}
         if not drawn:
@@ -127,6 +133,15 @@ class MatplotlibVisualizer:
         for axes in list(grid.flat)[len(drawn) :]:
             axes.remove()
         self._label(figure, view, grid, columns, len(drawn), [layer for layer in panels if layer not in drawn])
+        return figure
+
+    def _draw_heat(self, view: ChartView) -> Any:
+        ticks, rows, line = heat_values(view)
+        if not rows:
+            return None
+        figure = self._figure(figsize=(9.0, min(12.0, 2.0 + 0.16 * len(rows))), layout="constrained")
+        draw_heat(figure, view, ticks, rows, line)
+        figure.suptitle(view.title, x=0.01, ha="left", fontsize=13, color=_INK)
         return figure
 
     def _draw_comparison(self, view: ChartView) -> Any:

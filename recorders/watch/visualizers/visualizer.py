@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from recorders.errors import MissingExtraError
 from recorders.watch.charts import ChartView
+from recorders.watch.extras import require
 
 __all__ = ["Visualizer", "finish", "require", "shortened"]
 
@@ -25,15 +24,6 @@ def finish(visualizer: Visualizer) -> None:
     flush = getattr(visualizer, "flush", None)
     if callable(flush):
         flush()
-
-
-def require(module: str, extra: str) -> Any:
-    """Imports and returns an optional module; if it is not installed, raises a `MissingExtraError` that names the extra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        library = module.partition(".")[0]
-        raise MissingExtraError(f"{library} is not installed: pip install torch-recorders[{extra}]") from error
 
 
 def shortened(text: str, room: int) -> str:

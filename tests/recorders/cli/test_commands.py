@@ -103,7 +103,7 @@ def test_show_names_findings(tmp_path: Path, capsys: Printed) -> None:
 def test_paths_that_hold_nothing_are_left_as_they_are(tmp_path: Path, capsys: Printed) -> None:
     assert "there is nothing at" in said(capsys, "show", tmp_path / "none.db", status=1)
     (tmp_path / "empty.db").touch()
-    assert "there is nothing at" in said(capsys, "watch", tmp_path / "empty.db", status=1)
+    assert "empty.db is empty" in said(capsys, "watch", tmp_path / "empty.db", status=1)
     assert (tmp_path / "empty.db").stat().st_size == 0
     (tmp_path / "notes.txt").write_text("milk, bread\n" * 100)
     assert "is not a timeline" in said(capsys, "show", tmp_path / "notes.txt", status=1)

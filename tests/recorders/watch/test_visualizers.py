@@ -273,3 +273,25 @@ def test_a_comparison_has_the_limits_of_its_chart(log_scale: bool) -> None:
     shown.show(1, [ChartView(worst, timeline, ("a", "b"))])
     low, high = shown.figures["Worst"].axes[0].get_ylim()
     assert low < 1e-3 < 1e-1 < high < 1
+
+
+def test_many_layers_are_a_heat_map() -> None:
+    charts = view(layers=40, ticks=5, log_scale=True)
+    axes, bar = drawn(charts).axes
+    [image] = axes.get_images()
+    values = image.get_array()
+    assert values.shape == (40, 5)  # "never" has no row
+    assert float(values[39, 4]) == 200.0
+    assert [text.get_text() for text in axes.get_yticklabels()][:2] == ["layer0", "layer1"]
+    assert (axes.get_xlabel(), bar.get_ylabel()) == (charts.axis, "mean, L2 norm")
+
+
+def test_a_heat_map_leaves_out_what_was_not_recorded_or_not_finite() -> None:
+    timeline = Timeline()
+    for tick, value in enumerate([1.0, math.nan, 0.0, 4.0]):
+        timeline.append(tick, {"Norm/a": {"mean": value}, **({"Norm/b": {"mean": 2.0}} if tick > 2 else {})})
+    charts = ChartView(Chart("Norm", ("x",), ranges=None, log_scale=True), timeline, ("a", "b"))
+    visualizer = MatplotlibVisualizer(panels=1)
+    visualizer.show(3, [charts])
+    values = visualizer.figures["Norm"].axes[0].get_images()[0].get_array()
+    assert values.mask.tolist() == [[False, True, True, False], [True, True, True, False]]

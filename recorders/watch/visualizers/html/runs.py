@@ -65,7 +65,7 @@ class Run:
                 raise RecordingNotFoundError(
                     f"there is nothing at {path}: give a folder with a recording, or the file of a timeline"
                 )
-            return cls.of(load(path) if path.is_dir() else Timeline(path), name or path.name)
+            return cls.of(load(path) if path.is_dir() else Timeline(path, read_only=True), name or path.name)
         if isinstance(source, Run):
             return source
         if isinstance(source, Timeline):

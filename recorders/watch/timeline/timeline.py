@@ -1,0 +1,323 @@
+"""Timeline: scalars over time in one SQLite file, one row per (tick, name, statistic)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from recorders.errors import CorruptRecordingError, SelectionError, TickError
+from recorders.watch.timeline.damage import Damages
+from recorders.watch.timeline.reading import Course, Reader
+from recorders.watch.timeline.rows import TimelineRows, numbers_of
+from recorders.watch.timeline.schema import Series
+from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, columns, listed, selected, to_pandas, to_polars
+from recorders.watch.timeline.session import MEMORY, Session, located
+from recorders.watch.timeline.tables import Tables
+from recorders.watch.timeline.tensors import tensors_as_bytes
+from recorders.watch.timeline.writing import add_note, add_tick, remove_ticks
+
+__all__ = ["Timeline"]
+
+
+class Timeline:
+    """An append-only table of scalars over time, in one SQLite file.
+
+    Each tick is written in one transaction and is on the disk when `append` returns: if the process is killed, the file holds every
+    appended tick completely. Other processes may read at the same time. Threads may share a timeline, and so may forked processes:
+    connections are closed before a fork and opened again in each process when needed.
+
+    Every number, name and note has a checksum, which is checked when it is read. A file of an earlier version is brought to the
+    present schema when it is opened; with `read_only` it is not changed, but read from a copy in memory.
+
+    Args:
+        path: the file, which is created or continued; ":memory:" for a timeline in memory.
+        read_only: never write into the file, and create no file beside it: for folders that cannot be written.
+        damaged: "error", or "skip" to leave out what is damaged, with a warning; `lost` says what that is.
+
+    Raises:
+        RecordingNotFoundError: with `read_only`, there is no file.
+        NotARecordingError: the file is something else; it is not changed.
+        SchemaError: the file has a newer schema.
+        CorruptRecordingError: the file is empty, or a damaged timeline. So do all methods that read, when they meet damage.
+        StorageError: the file cannot be opened or written, or a later write fails (disk full, locked by another process).
+
+    >>> with Timeline() as timeline:
+    ...     timeline.append(1, {"loss": {"mean": 0.9, "max": 1.5}})
+    ...     timeline.append(2, {"loss": {"mean": 0.5}})
+    ...     timeline.series("loss", "mean"), timeline.at(1)
+    (([1, 2], [0.9, 0.5]), {'loss': {'mean': 0.9, 'max': 1.5}})
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = MEMORY,
+        *,
+        read_only: bool = False,
+        damaged: Literal["error", "skip"] = "error",
+    ) -> None:
+        if damaged not in ("error", "skip"):
+            raise ValueError(f"damaged is 'error' or 'skip'; got {damaged!r}")
+        self.path = located(path)
+        self._reader = Reader(Damages(self.path, damaged == "skip"))
+        self._session = Session(self.path, read_only)
+
+    @property
+    def lost(self) -> Mapping[int | str, str]:
+        """With `damaged="skip"`, what was left out so far, and why: ticks, or tables by name."""
+        return self._tables.damages.lost
+
+    def append(
+        self, tick: int, rows: TimelineRows, step: int | None = None, *, tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Writes one tick in one transaction.
+
+        Args:
+            tick: a new whole number, such as an epoch.
+            rows: numbers, or tensors of one element, by name and by statistic; also NaN and infinities. Tensors are copied to the
+                CPU in one transfer for each device and dtype.
+            step: the number of optimizer steps that ended before this tick; None if it is not known.
+            tensors: small tensors by name, such as a histogram or a value of each unit: of any shape and dtype, at most 1 MiB each.
+                They are kept bit for bit.
+
+        Raises:
+            TickError: the tick exists already (it is never overwritten: `forget` it first), or is not a whole number.
+            TypeError: a value is neither a number nor a tensor of one element.
+            StorageError: a tensor is too big, or sparse.
+        """
+        if isinstance(tick, bool) or not isinstance(tick, int) or not -(2**63) <= tick < 2**63:
+            raise TickError(f"a tick is a whole number of at most 64 bits, such as an epoch; got {tick!r}")
+        values = {Series(*key): value for key, value in numbers_of(rows).items()}
+        stored = tensors_as_bytes(tensors or {})
+        with self._session.writing() as db:
+            if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (tick,)).fetchone():
+                raise TickError(
+                    f"tick {tick} is already in {self.path} and is never overwritten; to record it again, for instance after "
+                    f"going back to a checkpoint, call forget({tick}) first"
+                )
+            add_tick(db, self._tables, tick, step, values, stored)
+
+    def forget(self, since: int) -> int:
+        """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns their number."""
+        with self._session.writing() as db:
+            gone = {tick for tick in self._tables.ticks(db) if tick >= since}
+            remove_ticks(db, self._tables, gone)
+        return len(gone)
+
+    def compact(self, every: int, before: int) -> int:
+        """Removes, of the ticks before `before`, those that are no multiples of `every`, and gives their space back to the disk.
+
+        The ticks are removed in one transaction: if the process is killed, either all or none of them are gone. The file is then
+        written anew beside itself, whole or not at all, which takes as much space as it has.
+
+        Returns:
+            The number of ticks that were removed.
+
+        >>> with Timeline() as timeline:
+        ...     for epoch in range(8):
+        ...         timeline.append(epoch, {"loss": {"mean": 1 / (1 + epoch)}})
+        ...     timeline.compact(every=3, before=6), timeline.ticks()
+        (4, [0, 3, 6, 7])
+        """
+        if every < 1:
+            raise TickError(f"compact(every={every}): give a number of at least 1")
+        with self._session.writing() as db:
+            gone = {tick for tick in self._tables.ticks(db) if tick < before and tick % every}
+            remove_ticks(db, self._tables, gone)
+        self._session.vacuum()
+        return len(gone)
+
+    def ticks(self) -> list[int]:
+        """All ticks, ascending."""
+        with self._session.reading() as db:
+            return list(self._tables.ticks(db))
+
+    def steps(self) -> dict[int, int]:
+        """The number of optimizer steps that ended before each tick; ticks of which it is not known are left out."""
+        with self._session.reading() as db:
+            return {number: tick.step for number, tick in self._tables.ticks(db).items() if tick.step is not None}
+
+    def names(self) -> list[str]:
+        """All names, in the order in which they were first appended."""
+        with self._session.reading() as db:
+            return list(self._tables.names(db))
+
+    def statistics(self, name: str) -> list[str]:
+        """The statistics of one name, in the order in which they were first appended.
+
+        Raises:
+            SelectionError: there is no such name; lists those that exist.
+        """
+        with self._session.reading() as db:
+            found = list(self._tables.names(db).get(name, ()))
+        if not found:
+            raise SelectionError(f"no {name!r} in {self.path}; there are {listed(self.names())}")
+        return found
+
+    def series(self, name: str, statistic: str) -> Course:
+        """One statistic over time: its ticks, ascending, and its values.
+
+        Raises:
+            SelectionError: there is no such name or statistic; lists those that exist.
+        """
+        with self._session.reading() as db:
+            number = self._tables.ids(db).get(Series(name, statistic))
+            if number is not None:
+                return self._reader.courses(db, [number], self._tables.ticks(db))[number]
+        raise SelectionError(f"{name!r} in {self.path} has no statistic {statistic!r}; there are {listed(self.statistics(name))}")
+
+    def at(self, tick: int) -> dict[str, dict[str, float]]:
+        """All values at one tick, by name and by statistic.
+
+        Raises:
+            SelectionError: there is no such tick.
+        """
+        if (rows := self._rows(tick)) is None:
+            raise SelectionError(f"no tick {tick!r} in {self.path}; there are {listed(self.ticks())}")
+        found: dict[str, dict[str, float]] = {}
+        for row in rows:
+            found.setdefault(row.name, {})[row.statistic] = row.value
+        return found
+
+    def first_above(self, statistic: str, bound: float) -> dict[str, int]:
+        """For each name whose `statistic` was ever above a bound, the first such tick."""
+        with self._session.reading() as db:
+            return self._reader.first_above(db, statistic, bound)
+
+    def select(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> list[Row]:
+        """Rows by name, statistic and tick, without reading the others.
+
+        Args:
+            names: a glob, such as "Loss/*", a name, or several of them; None for all.
+            statistics: the same for statistics.
+            ticks: a slice of ticks without its end, as in `range`; or the ticks themselves, such as `range(0, 100, 10)`.
+
+        Returns:
+            The rows in the order of names and statistics in which they were first appended, and of each its ticks, ascending.
+
+        Raises:
+            SelectionError: a name or a statistic stands for nothing; lists those that exist.
+
+        >>> with Timeline() as timeline:
+        ...     for epoch in range(3):
+        ...         timeline.append(epoch, {"Loss/train": {"mean": 1.0 - epoch, "max": 2.0}, "Norm/0": {"mean": 3.0}})
+        ...     [(row.tick, row.value) for row in timeline.select("Loss/*", "mean", slice(1, None))]
+        [(1, 0.0), (2, -1.0)]
+        """
+        with self._session.reading() as db:
+            found = selected(self._reader, db, names, statistics, ticks)
+            return [Row(tick, *series, value) for series, course in found for tick, value in zip(*course, strict=True)]
+
+    def to_pandas(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
+        """The rows of `select` as a `pandas.DataFrame` with the columns tick, step, name, statistic, value.
+
+        Raises:
+            SelectionError: as in `select`.
+            MissingExtraError: pandas is not installed.
+        """
+        with self._session.reading() as db:
+            return to_pandas(columns(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db)))
+
+    def to_polars(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
+        """The same as a `polars.DataFrame`."""
+        with self._session.reading() as db:
+            return to_polars(columns(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db)))
+
+    def tensor(self, name: str, tick: int) -> Tensor:
+        """A tensor that was appended, in its shape and dtype, on the CPU.
+
+        Raises:
+            SelectionError: the tick has no such tensor; lists those that exist.
+
+        >>> import torch
+        >>> with Timeline() as timeline:
+        ...     timeline.append(0, {"loss": {"mean": 0.5}}, tensors={"histogram": torch.tensor([3, 1])})
+        ...     timeline.tensors(), timeline.tensor("histogram", 0)
+        ({'histogram': [0]}, tensor([3, 1]))
+        """
+        with self._session.reading() as db:
+            found = self._tables.tick(db, tick)
+            names = found.tensor_names() if found else []
+            if found and name in names:
+                tensor = self._reader.tensor(db, tick, found, name)
+                if tensor is None:
+                    raise CorruptRecordingError(f"{self.path} is damaged at tick {tick}: {self.lost[tick]}")
+                return tensor
+        raise SelectionError(f"no tensor {name!r} at tick {tick} in {self.path}; there are {listed(names)}")
+
+    def tensors(self) -> dict[str, list[int]]:
+        """The names of all tensors, each with the ticks that have it."""
+        with self._session.reading() as db:
+            return self._tables.tensors(db)
+
+    def ids(self) -> Mapping[tuple[str, str], int]:
+        """The ids of all series by name and statistic, as in `values`."""
+        with self._session.reading() as db:
+            return dict[tuple[str, str], int](self._tables.ids(db).items())
+
+    def values(self, tick: int) -> tuple[list[int], list[float]]:
+        """All values at one tick: the ids of their series, ascending, and the values. For thousands of them faster than `at`."""
+        with self._session.reading() as db:
+            found = self._tables.tick(db, tick)
+            return self._reader.values(db, tick, found) if found else ([], [])
+
+    def note(self, key: str, text: str) -> None:
+        """Writes a text into the file, such as how to draw the numbers; replaces an earlier text with the same key."""
+        with self._session.writing() as db:
+            add_note(db, self._tables, key, text)
+
+    def notes(self) -> dict[str, str]:
+        """All texts by key."""
+        with self._session.reading() as db:
+            return dict(self._tables.notes(db))
+
+    def verify(self) -> dict[int | str, str]:
+        """Reads all of the file, and SQLite's own pages.
+
+        Returns:
+            What is damaged, and why: ticks, or tables by name; empty if the file is whole.
+        """
+        with self._session.reading() as db:
+            damages = Damages(self.path, skip=True, warn=False)
+            Reader(damages).check(db)
+        return damages.lost
+
+    def close(self) -> None:
+        """Closes the file; a timeline in memory is lost. Closing twice is harmless."""
+        self._session.close()
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows, by tick; ticks appended during the iteration may be missed, but no tick is incomplete."""
+        for tick in self.ticks():
+            yield from self._rows(tick) or ()
+
+    def __len__(self) -> int:
+        """The number of ticks."""
+        return len(self.ticks())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> Timeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.path!r})"
+
+    @property
+    def _tables(self) -> Tables:
+        return self._reader.tables
+
+    def _rows(self, tick: int) -> list[Row] | None:
+        """All rows of a tick; None if there is no such tick."""
+        with self._session.reading() as db:
+            if (found := self._tables.tick(db, tick)) is None:
+                return None
+            names = self._tables.series(db)
+            values = zip(*self._reader.values(db, tick, found), strict=True)
+            return [Row(tick, *names[number], value) for number, value in values if number in names]
