@@ -320,9 +320,21 @@ def accuracy() -> str:
     return "\n".join(lines).rstrip()
 
 
+def attacks() -> str:
+    """What `reliability.py` tried, and what broke."""
+    found = _result("reliability")
+    rows = []
+    for row in found.get("rows", []):
+        outcomes = ", ".join(f"{name}: {count:,}" for name, count in sorted(row["outcomes"].items(), key=lambda item: -item[1]))
+        rows.append((row["attack"], f"{row['tries']:,}", f"{row['broke']:,}", outcomes))
+    how = f"By `python benchmarks/reliability.py {found['mode']}`".replace(" full`", "`") if found else ""
+    return "\n".join([*_table(("attack", "times", "broke", "what was found"), rows), "", f"{how}. {_machine('reliability')}"])
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
+    ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts},
     ROOT / "docs" / "streams.md": {"streams": streams},
     ROOT / "docs" / "torch.md": {"versions": versions},

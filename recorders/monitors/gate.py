@@ -79,6 +79,10 @@ class Gate:
             return "condition was false"
         if self.every == 1:
             return ""
+        if stream not in self.eligible and not isinstance(stream, str):
+            # An optimizer of a run that was resumed, which was saved by the order in which they step.
+            saved = next((name for name in self.eligible if isinstance(name, str)), None)
+            self.eligible[stream] = self.eligible.pop(saved, -1)
         eligible = self.eligible[stream] = self.eligible.get(stream, -1) + 1
         return "not due (every)" if eligible % self.every else ""
 

@@ -62,7 +62,10 @@ def _progress(monitor: Recorded) -> Progress:
         elif isinstance(waiting, StackRow) and not waiting.base:
             stacked += waiting.paths
     before = dict(stored.states) if stored.has_pending else {}
-    eligible = {stream: count for stream, count in monitor.gate.eligible.items() if isinstance(stream, str)}
+    counted = monitor.gate.eligible
+    # Optimizers have no names; what goes on knows them by the order in which they step.
+    optimizers = any(not isinstance(stream, str) for stream in counted)
+    eligible = {f"optimizer {i}" if optimizers else str(stream): counted[stream] for i, stream in enumerate(counted)}
     return Progress(before, dict(stored.counts), stored.merged, eligible, tuple(pending), tuple(stacked))
 
 

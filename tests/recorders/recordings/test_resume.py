@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cases import CASES, Case
-from torch import Tensor, nn
+from resumed import KINDS, Run, facts
+from torch import nn
 
 from recorders import (
-    BackwardMonitor,
     CallMonitor,
     ForwardMonitor,
     ParameterGradientMonitor,
@@ -25,55 +24,11 @@ from recorders import (
     load,
 )
 from recorders.errors import MergeError, RecordingWarning
-from reducers import EMA, Mean, Moments, Norm, Product, Quantile, Summary
+from reducers import EMA, Count, Mean, Moments, Norm, Product, Quantile, Summary
 
 STEPS, AT = 23, 9
 
 
-class Run:
-    """A deterministic training with a recorder."""
-
-    def __init__(self, make: Callable[[], Recorder]) -> None:
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-        self.recorder = make().modules(self.net, types=nn.Linear).attach(self.optimizer)
-
-    def train(self, begin: int, end: int) -> Run:
-        for step in range(begin, end):
-            batch = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)) * 100 + 1e3
-            self.optimizer.zero_grad()
-            self.net(batch).square().mean().mul(1e-8).backward()
-            self.optimizer.step()
-        return self
-
-
-def bits(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return (
-            value.dtype,
-            tuple(value.shape),
-            value.contiguous().view(-1).view(torch.uint8).tolist() if value.dim() else value.item(),
-        )
-    return {key: bits(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def facts(recorder: Recorder) -> Any:
-    snapshot = recorder.snapshot()
-    return [
-        (name, part.samples, bits({path: dict(state) for path, state in part.states.items()})) for name, part in snapshot.items()
-    ]
-
-
-KINDS: dict[str, Callable[[Any], Recorder]] = {
-    "forward": lambda reducer: Recorder(ForwardMonitor(reducer)),
-    "every third": lambda reducer: Recorder(ForwardMonitor(reducer, every=3)),
-    "every fourth step": lambda reducer: Recorder(ForwardMonitor(reducer, every_step=4)),
-    "gradients": lambda reducer: Recorder(BackwardMonitor(reducer)),
-    "parameters": lambda reducer: Recorder(ParameterMonitor(reducer)),
-    "parameter gradients": lambda reducer: Recorder(ParameterGradientMonitor(reducer)),
-    "updates, every third": lambda reducer: Recorder(ParameterUpdateMonitor(reducer, every=3)),
-}
 REDUCERS = [Mean(), Moments(), Summary(), Quantile(), Norm(), EMA(alpha=0.1), Product(mean=Mean(), moments=Moments("... c -> c"))]
 
 
@@ -135,6 +90,33 @@ def test_every_reducer_goes_on_bit_for_bit(tmp_path: Path, case: Case) -> None:
         warnings.simplefilter("ignore", RecordingWarning)  # of results that a file cannot hold
         again = push(new().resume(load(tmp_path / "run", reducers=case.reducer)), 5, 11)
     assert facts(again) == facts(whole)
+
+
+@pytest.mark.parametrize("kind", [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor])
+@pytest.mark.parametrize("at", [1, 2])
+def test_each_optimizer_keeps_its_phase(tmp_path: Path, kind: Any, at: int) -> None:
+    def make() -> tuple[list[torch.optim.Optimizer], Recorder, nn.Module]:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD([parameter], lr=0.1) for parameter in net.parameters()]
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return optimizers, Recorder(kind(Count(), every=3)).modules(net).attach(optimizers[0]), net
+
+    def steps(optimizers: list[torch.optim.Optimizer], begin: int, end: int) -> None:
+        for step in range(begin, end):
+            optimizers[0].step()
+            if step % 2 == 0:
+                optimizers[1].step()
+
+    whole, first, second = make(), make(), make()
+    steps(whole[0], 0, 11)
+    steps(first[0], 0, at)
+    first[1].save(tmp_path / "run")
+    second[1].resume(tmp_path / "run")
+    steps(second[0], at, 11)
+    assert facts(second[1]) == facts(whole[1])
+    assert whole[1].samples("") == 4
 
 
 def test_nothing_there_is_a_fresh_start(tmp_path: Path) -> None:
