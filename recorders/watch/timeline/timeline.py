@@ -26,8 +26,7 @@ class Timeline:
     """An append-only table of scalars over time, in one SQLite file.
 
     Each tick is written in one transaction and is on the disk when `append` returns: if the process is killed, the file holds every
-    appended tick completely. Other processes may read at the same time. Threads may share a timeline, and so may forked processes:
-    connections are closed before a fork and opened again in each process when needed.
+    appended tick completely. Threads may share a timeline, and so may processes, also forked ones.
 
     Every number, name and note has a checksum, which is checked when it is read. A file of an earlier version is brought to the
     present schema when it is opened; with `read_only` it is not changed, but read from a copy in memory.
@@ -52,11 +51,7 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] = MEMORY,
-        *,
-        read_only: bool = False,
-        damaged: Literal["error", "skip"] = "error",
+        self, path: str | os.PathLike[str] = MEMORY, *, read_only: bool = False, damaged: Literal["error", "skip"] = "error"
     ) -> None:
         if damaged not in ("error", "skip"):
             raise ValueError(f"damaged is 'error' or 'skip'; got {damaged!r}")
