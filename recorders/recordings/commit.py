@@ -202,16 +202,16 @@ def _lock(root: Path) -> Iterator[bool]:
 def _exclusive(handle: int, root: Path) -> bool:
     if sys.platform == "win32":
         return False
-    deadline = time.monotonic() + LOCK_SECONDS
-    first = True
+    collect_at = time.monotonic()
+    deadline = collect_at + LOCK_SECONDS
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if first:
+            if time.monotonic() >= collect_at:
                 gc.collect()  # a save of this process that was interrupted may hold the lock until it is collected
-                first = False
+                collect_at = time.monotonic() + 1.0
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"cannot save to {root}: another process has been saving there for {LOCK_SECONDS:.0f} s, and may be stopped; "

@@ -256,7 +256,7 @@ class TestWaiting:
     @posix
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the file that closes itself
     def test_interrupted_at_any_line_the_next_save_works(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(commit, "LOCK_SECONDS", 1.0)
+        monkeypatch.setattr(commit, "LOCK_SECONDS", 60.0)
         save(recording(1), tmp_path)
         line = done = 0
         while not done:
@@ -284,13 +284,14 @@ def interrupted_at(number: int, root: Path) -> bool:
                 raise KeyboardInterrupt
         return trace
 
+    before = sys.gettrace()
     sys.settrace(trace)
     try:
         save(recording(1, -1.0), root)
     except KeyboardInterrupt:
         return False
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return True
 
 
