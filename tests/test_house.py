@@ -162,3 +162,8 @@ def test_names_of_tests_have_fewer_than_80_characters() -> None:
     ]
     assert len(functions) > 500
     assert [name for name in functions if len(name) >= 80] == []
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []  # pytest cannot import both in one process
