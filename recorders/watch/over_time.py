@@ -112,7 +112,8 @@ def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Contain
             continue
         last: set[str] = set()
         for tick in reversed(timeline.ticks()):
-            if last := {layer for layer, row in rows.items() if row in (there := timeline.at(tick))}:
+            there = timeline.at(tick)
+            if last := {layer for layer, row in rows.items() if row in there}:
                 break
         for layer in (layer for layer in view.layers if layer not in last | told):
             if rows[layer] in names:
