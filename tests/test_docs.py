@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from paths import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,6 +23,7 @@ def test_python_blocks_run_and_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)  # whatever ran before in this process
     namespace: dict[str, object] = {"__name__": "__main__"}
     for number, (block, shown) in enumerate(blocks(page)):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
