@@ -146,6 +146,12 @@ class ChartView:
         except SelectionError:
             return [], []
 
+    def by_layer(self, statistic: str) -> dict[str, dict[int, float]]:
+        """One statistic by layer and by tick, in network order; layers without any are left out."""
+        rows = {(self.chart.row(layer), statistic): layer for layer in self.layers}
+        found = self.timeline.courses(rows)
+        return {layer: dict(zip(*found[key], strict=True)) for key, layer in rows.items() if key in found and found[key][0]}
+
     def line(self, layer: str, aggregation: str) -> Series:
         """One line of one layer: ticks and values."""
         return self.series(layer, aggregation)
@@ -181,8 +187,8 @@ class ChartView:
         for across in self.chart.across:
             source = replace(self, chart=Chart(across.title, ()))
             values: dict[int, dict[str, float]] = {}
-            for layer in self.layers:
-                for tick, value in zip(*source.series(layer, across.statistic), strict=True):
+            for layer, course in source.by_layer(across.statistic).items():
+                for tick, value in course.items():
                     values.setdefault(tick, {})[layer] = value
             for tick, known in values.items():
                 found.setdefault(tick, []).extend(across.points(known))

@@ -27,6 +27,17 @@ Course: TypeAlias = Mapping[str, dict[int, float]]
 
 _Value = TypeVar("_Value")
 _FIRST = "First Nonfinite"
+_EXAMINED = {
+    "Dead Units": ("mean",),
+    "Saturated Units": ("mean",),
+    "Outlier Features": ("largest", "typical"),
+    "Output Quantiles": ("min", "max", "Q1", "Q3"),
+    "Output Gradient Norm": ("mean",),
+    "Output Gradient RMS": ("mean",),
+    "Weight Gradient Norm": ("mean",),
+    "Weight Update Ratio": ("mean", "max"),
+}
+"""By title the statistics that are examined, beside the numbers of values that are not finite."""
 
 
 def findings_over_time(timeline: Timeline) -> Findings:
@@ -39,16 +50,17 @@ def findings_over_time(timeline: Timeline) -> Findings:
     the lens `ParameterGradientGeometry` shows gradients of them; else they may be frozen on purpose, and `unexamined` names them.
     """
     views = {view.title: view for view in charts_of(timeline) if not view.chart.across}
+    known = _Known(timeline, views)
     order = network_order(view.layers for view in views.values())
-    gradients = next((views[title] for title in ("Output Gradient Norm", "Output Gradient RMS") if title in views), None)
-    outliers = next((views[title] for title in ("Outlier Features", "Output Quantiles") if title in views), None)
-    still = _still(views.get("Weight Update Ratio"))
-    moved = {layer for layer, norms in _course(views.get("Weight Gradient Norm"), "mean").items() if any(norms.values())}
-    used = moved | {layer for layer in _course(views.get("Weight Update Ratio"), "mean") if layer not in still}
-    found = [*_nonfinite(timeline, views, order), *_never_ran(timeline, views, used), *_dead(views.get("Dead Units"))]
-    found += [*_saturated(views.get("Saturated Units"), order), *_outliers(outliers), *_gradients(gradients)]
+    gradients = next((title for title in ("Output Gradient Norm", "Output Gradient RMS") if title in views), None)
+    outliers = next((title for title in ("Outlier Features", "Output Quantiles") if title in views), None)
+    still = _still(known, views.get("Weight Update Ratio"))
+    moved = {layer for layer, norms in known.of("Weight Gradient Norm", "mean").items() if any(norms.values())}
+    used = moved | {layer for layer in known.of("Weight Update Ratio", "mean") if layer not in still}
+    found = [*_nonfinite(known, timeline, views, order), *_never_ran(timeline, views, used), *_dead(known)]
+    found += [*_saturated(known, order), *_outliers(known, outliers), *_gradients(known, gradients)]
     found += [fault("frozen", layer, "the weights never changed", since) for layer, since in still.items() if layer in moved]
-    found += _updates(views.get("Weight Update Ratio"), still)
+    found += _updates(known, still)
     missing = {
         "DeadUnits": "Dead Units" in views,
         "Saturation": "Saturated Units" in views,
@@ -62,11 +74,24 @@ def findings_over_time(timeline: Timeline) -> Findings:
     return Findings(found, unexamined)
 
 
-def _course(view: ChartView | None, statistic: str) -> Course:
-    """One statistic of all layers of a chart that have it."""
-    layers = () if view is None else view.layers
-    found = {layer: dict(zip(*view.series(layer, statistic), strict=True)) for layer in layers if view is not None}
-    return {layer: values for layer, values in found.items() if values}
+class _Known:
+    """The statistics of charts that are examined, read from the timeline all at once."""
+
+    def __init__(self, timeline: Timeline, views: Mapping[str, ChartView]) -> None:
+        self._views = views
+        self._courses = timeline.courses(
+            (view.chart.row(layer), statistic)
+            for title, view in views.items()
+            for statistic in ("nonfinite", *_EXAMINED.get(title, ()))
+            for layer in view.layers
+        )
+
+    def of(self, title: str | None, statistic: str) -> Course:
+        """One statistic of all layers of a chart that have it."""
+        view = self._views.get(title or "")
+        rows = {layer: view.chart.row(layer) for layer in view.layers} if view is not None else {}
+        found = {layer: self._courses.get((row, statistic)) for layer, row in rows.items()}
+        return {layer: dict(zip(*course, strict=True)) for layer, course in found.items() if course and course[0]}
 
 
 def _since(values: Mapping[int, _Value], holds: Callable[[_Value], bool]) -> int | None:
@@ -79,15 +104,16 @@ def _since(values: Mapping[int, _Value], holds: Callable[[_Value], bool]) -> int
     return first
 
 
-def _nonfinite(timeline: Timeline, views: Mapping[str, ChartView], order: Sequence[str]) -> Iterator[Finding]:
+def _nonfinite(known: _Known, timeline: Timeline, views: Mapping[str, ChartView], order: Sequence[str]) -> Iterator[Finding]:
     """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
-    known, names = timeline.first_above("nonfinite", 0.0), set(timeline.names())
+    names = set(timeline.names())
     begun: dict[str, tuple[int, int, float, int]] = {}
     for view in views.values():
         group = view.chart.of[0]
         role = 1 if group in ("loss", "metric", "pushed") else 2 if group in ("gradient", "weight", "bias") else 0
+        counts = known.of(view.title, "nonfinite")
         for layer in view.layers:
-            tick, observation = known.get(view.chart.row(layer)), math.inf
+            tick, observation = next((tick for tick, count in counts.get(layer, {}).items() if count > 0), None), math.inf
             if view.title.startswith(_FIRST) and view.chart.row(layer) in names:
                 (tick, *_), (observation, *_) = view.series(layer, "mean")
             if tick is not None:
@@ -128,25 +154,24 @@ def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Contain
             told.add(layer)
 
 
-def _dead(view: ChartView | None) -> Iterator[Finding]:
-    for layer, shares in _course(view, "mean").items():
+def _dead(known: _Known) -> Iterator[Finding]:
+    for layer, shares in known.of("Dead Units", "mean").items():
         since = _since(shares, lambda share: share > UNIT_SHARE)
         if since is not None:
             yield fault("dead", layer, f"{shares[max(shares)]:.0%} of the units are dead: they were never active", since)
 
 
-def _saturated(view: ChartView | None, order: Sequence[str]) -> Iterator[Finding]:
-    for layer, shares in _course(view, "mean").items():
+def _saturated(known: _Known, order: Sequence[str]) -> Iterator[Finding]:
+    for layer, shares in known.of("Saturated Units", "mean").items():
         since = _since(shares, lambda share: share > UNIT_SHARE)
         if since is not None and layer != order[-1]:
             what = f"{shares[max(shares)]:.0%} of the units are saturated: nearly all outputs lie at the ends of the curve"
             yield fault("saturated", layer, what, since)
 
 
-def _outliers(view: ChartView | None) -> Iterator[Finding]:
+def _outliers(known: _Known, title: str | None) -> Iterator[Finding]:
     """One finding, where they began: later layers hand them on."""
-    names = ("largest", "typical") if view is not None and view.title == "Outlier Features" else ("min", "max", "Q1", "Q3")
-    courses = [_course(view, name) for name in names]
+    courses = [known.of(title, name) for name in _EXAMINED[title]] if title else [{}]
     hit: dict[str, tuple[int, tuple[float, float]]] = {}
     for layer, ticks in courses[0].items():
         values = {tick: [abs(course[layer].get(tick, math.nan)) for course in courses] for tick in ticks}
@@ -159,16 +184,16 @@ def _outliers(view: ChartView | None) -> Iterator[Finding]:
         yield fault("outliers", first, shown_outliers(*pair, len(hit) - 1), since)
 
 
-def _gradients(view: ChartView | None) -> Iterator[Finding]:
+def _gradients(known: _Known, title: str | None) -> Iterator[Finding]:
     """At most one finding: that norms differ too much between layers, on their way back or on their way forth."""
-    norms = _course(view, "mean")
+    norms = known.of(title, "mean")
     by_tick: dict[int, dict[str, float]] = {}
     for layer, values in norms.items():
         for tick, value in values.items():
             if math.isfinite(value):
                 by_tick.setdefault(tick, {})[layer] = value
     order = list(norms)
-    since = _since(by_tick, lambda known: min(known.values()) < GRADIENT_DECAY * max(known.values()))
+    since = _since(by_tick, lambda at: min(at.values()) < GRADIENT_DECAY * max(at.values()))
     if since is None:
         return
     last = by_tick[max(by_tick)]
@@ -181,18 +206,18 @@ def _gradients(view: ChartView | None) -> Iterator[Finding]:
         yield fault("exploding", high, what, since)
 
 
-def _still(view: ChartView | None) -> dict[str, int | None]:
+def _still(known: _Known, view: ChartView | None) -> dict[str, int | None]:
     """The layers whose weights never changed, with the first tick at which that was seen."""
-    courses = _course(view, "max") or _course(view, "mean")
+    courses = known.of("Weight Update Ratio", "max") or known.of("Weight Update Ratio", "mean")
     silent = [layer for layer in view.layers if layer not in courses] if view is not None and courses else []
     first = min((min(course) for course in courses.values()), default=None)
     return {**dict.fromkeys(silent, first), **{layer: min(course) for layer, course in courses.items() if not any(course.values())}}
 
 
-def _updates(view: ChartView | None, still: Mapping[str, int | None]) -> Iterator[Finding]:
+def _updates(known: _Known, still: Mapping[str, int | None]) -> Iterator[Finding]:
     least, most = UPDATE_LIMITS
-    largest = _course(view, "max")
-    for layer, ratios in _course(view, "mean").items():
+    largest = known.of("Weight Update Ratio", "max")
+    for layer, ratios in known.of("Weight Update Ratio", "mean").items():
         if layer in still:
             continue
         mean = ratios[max(ratios)]

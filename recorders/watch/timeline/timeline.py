@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from torch import Tensor
@@ -176,10 +176,13 @@ class Timeline:
             found.setdefault(row.name, {})[row.statistic] = row.value
         return found
 
-    def first_above(self, statistic: str, bound: float) -> dict[str, int]:
-        """For each name whose `statistic` was ever above a bound, the first such tick."""
+    def courses(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Course]:
+        """`series` of each (name, statistic) that was recorded. Many are read together: the file is read once."""
         with self._session.reading() as db:
-            return self._reader.first_above(db, statistic, bound)
+            known: Mapping[Any, int] = self._tables.ids(db)
+            wanted = {known[key]: key for key in keys if key in known}
+            found = self._reader.courses(db, wanted, self._tables.ticks(db))
+            return {wanted[number]: course for number, course in found.items()}
 
     def select(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> list[Row]:
         """Rows by name, statistic and tick, without reading the others.

@@ -19,8 +19,7 @@ _BLANK = "#E4E4E4"
 def heat_values(view: ChartView) -> tuple[list[int], dict[str, list[float]], str]:
     """The ticks, the values of each layer that has any (NaN if it has none at a tick), and which statistic they are."""
     line = view.lines[0]
-    found = {layer: dict(zip(*view.series(layer, line), strict=True)) for layer in view.layers}
-    found = {layer: values for layer, values in found.items() if values}
+    found = view.by_layer(line)
     ticks = sorted({tick for values in found.values() for tick in values})
     return ticks, {layer: [_shown(values.get(tick, math.nan), view) for tick in ticks] for layer, values in found.items()}, line
 

@@ -35,12 +35,16 @@ ODD_NAMES = [
 ]
 
 
-def test_first_ticks_above_a_bound() -> None:
+def test_many_series_are_read_together_as_one_by_one() -> None:
     with Timeline() as timeline:
-        for tick, values in enumerate([(0.0, 1.0), (2.0, math.nan), (3.0, math.inf)]):
-            timeline.append(tick, {"a": {"x": values[0], "y": 9.0}, "b": {"x": values[1]}})
-        assert timeline.first_above("x", 1.0) == {"a": 1, "b": 2}
-        assert timeline.first_above("y", 9.0) == timeline.first_above("z", 0.0) == {}
+        for tick in range(6):
+            names = range(tick % 2, 40, 1 + tick % 3)  # ticks of several layouts
+            timeline.append(tick, {f"layer.{n}": {"x": tick + n, "y": math.nan if n == 3 else -1.0} for n in names})
+        keys = [(name, statistic) for name in timeline.names() for statistic in ("x", "y")]
+        for some in (keys, keys[::5], keys[:1]):
+            one_by_one = {key: timeline.series(*key) for key in some}
+            assert repr(timeline.courses([*some, ("layer.0", "z"), ("none", "x")])) == repr(one_by_one)
+        assert timeline.courses([]) == {}
 
 
 def test_series_and_rows_come_back_in_order() -> None:
