@@ -24,6 +24,7 @@ from recorders.monitors.snapshots import snapshot
 from recorders.monitors.twins import find_twin, renew_twins
 from recorders.recordings.past import Past
 from recorders.recordings.recording import Subrecording
+from recorders.recordings.values import Values
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer
 from reducers import Reducer, State
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 
-class Monitor(Past, ABC):
+class Monitor(Past, Values, ABC):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
     An observation passes, in this order: the gate (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
@@ -262,9 +263,9 @@ class Monitor(Past, ABC):
         """All states as one flat State, keys `path/key` (plain `key` for a lone tensor)."""
         return {f"{path}/{key}" if path else key: value for path, state in self.states.items() for key, value in state.items()}
 
-    def peek(self) -> Any:  # a function given to `apply` may return anything
-        """The result so far, by leaf path if operands were nested; None if nothing was recorded."""
-        return snapshot(self, self._functions, progress=False).peek()
+    def leaves(self) -> dict[str, Any]:
+        """Results by path of the leaf; leaves without observations are left out."""
+        return snapshot(self, self._functions, progress=False).leaves()
 
     def snapshot(self) -> Subrecording:
         """What was recorded so far, without hooks."""
@@ -276,7 +277,7 @@ class Monitor(Past, ABC):
         self.gate.clear()
         self.counts, self.last_error = {}, None
 
-    compute, clear = peek, reset
+    clear = reset
 
     def check_merge(self, other: Subrecording) -> Subrecording:
         """The merged subrecording of both; nothing is changed.

@@ -16,6 +16,7 @@ from recorders.recordings.recording import Missing, Recording, Subrecording
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
 from recorders.recordings.storage import Layout, save, save_in_background
 from recorders.recordings.sync import sync
+from recorders.recordings.values import ValuesByName
 from recorders.schedule.clock import Clock
 from reducers import Result
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Results"]
 
 
-class Results(Mapping[str, Monitor]):
+class Results(ValuesByName, Mapping[str, Monitor]):
     """The part of a `Recorder` that deals with what was recorded."""
 
     @abstractmethod
@@ -54,7 +55,7 @@ class Results(Mapping[str, Monitor]):
         return self
 
     def compute(self) -> dict[str, Result]:
-        """Results by name; subrecorders that recorded nothing are left out (`report()` says why)."""
+        """Results by name, each as deep as `peek` says; subrecorders that recorded nothing are left out (`report()` says why)."""
         return self.snapshot().compute()
 
     def reset(self) -> Self:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from recorders.recordings.values import unwrapped_leaf
 from reducers import History, NoHistoryError, Result, State
 from reducers.temporal.history import history_of
 from reducers.temporal.interpolation import Extrapolation, Interpolation
@@ -67,7 +68,4 @@ def _read(recorded: _Recorded, read: Callable[[History, State], Result]) -> Any:
     if recorded.reducer is None:
         raise NoHistoryError("the reducer holds a function, which is not saved: pass it, load(path, reducers={name: reducer})")
     history = history_of(recorded.reducer)
-    results = {path: read(history, state) for path, state in recorded.states.items() if state}
-    if not results:
-        return None
-    return results[""] if set(results) == {""} else results
+    return unwrapped_leaf({path: read(history, state) for path, state in recorded.states.items() if state})

@@ -14,6 +14,7 @@ from recorders.errors import MergeError, SelectionError
 from recorders.recordings.past import Past
 from recorders.recordings.progress import Progress
 from recorders.recordings.shown import Rows, Table, brief
+from recorders.recordings.values import Values, ValuesByName
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 
@@ -25,7 +26,7 @@ Missing: TypeAlias = Literal["error", "keep"]
 
 
 @dataclass(frozen=True)
-class Subrecording(Table, Past):
+class Subrecording(Table, Past, Values):
     """What one monitor recorded.
 
     Attributes:
@@ -76,15 +77,6 @@ class Subrecording(Table, Past):
             result = function(result, self.samples)
         return result
 
-    def peek(self) -> Any:
-        """The result, or results by path of the leaf if operands were nested; None if nothing was recorded."""
-        leaves = self.leaves()
-        if not leaves:
-            return None
-        return leaves[""] if set(leaves) == {""} else leaves
-
-    compute = peek
-
     def merge(self, other: Subrecording) -> Subrecording:
         """The merged subrecording of both.
 
@@ -101,7 +93,7 @@ class Subrecording(Table, Past):
 
 
 @dataclass(frozen=True)
-class Recording(Table, Mapping[str, Subrecording]):
+class Recording(Table, ValuesByName, Mapping[str, Subrecording]):
     """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
 
     Attributes:
@@ -150,7 +142,7 @@ class Recording(Table, Mapping[str, Subrecording]):
         return ("name", "monitor", "on", "result", "observations"), rows
 
     def compute(self) -> dict[str, Result]:
-        """Results by name; subrecordings without observations are left out."""
+        """Results by name, each as deep as `peek` says; subrecordings without observations are left out."""
         return {name: result for name, part in self.items() if (result := part.peek()) is not None}
 
     def samples(self, name: str | int) -> int:
