@@ -11,6 +11,7 @@ __all__ = [
     "NotARecordingError",
     "OperandError",
     "RecorderError",
+    "RecordingExistsError",
     "RecordingNotFoundError",
     "RecordingWarning",
     "SchemaError",
@@ -63,6 +64,10 @@ class StorageError(RecorderError, OSError):
 
 class NotARecordingError(StorageError):
     """The path exists but is not a recording."""
+
+
+class RecordingExistsError(StorageError, FileExistsError):
+    """The path holds the recording of another net, which would be lost."""
 
 
 class RecordingNotFoundError(StorageError, FileNotFoundError):

@@ -92,17 +92,17 @@ class Results(ValuesByName, Mapping[str, Monitor]):
         """
         return sync(self.snapshot(), group, to=to, missing=missing)
 
-    def save(self, path: str | Path, *, layout: Layout = "folder") -> Path:
+    def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
-        return save(self.snapshot(), path, layout=layout)
+        return save(self.snapshot(), path, layout=layout, overwrite=overwrite)
 
-    def save_in_background(self, path: str | Path, *, layout: Layout = "folder") -> Future[Path]:
+    def save_in_background(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Future[Path]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
 
         Returns:
             a future; its `result()` waits for the end and raises what `save` raises.
         """
-        return save_in_background(self.snapshot(), path, layout=layout)
+        return save_in_background(self.snapshot(), path, layout=layout, overwrite=overwrite)
 
     def resume(self, path: str | Path | Recording) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.

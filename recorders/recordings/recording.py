@@ -174,9 +174,11 @@ class Recording(Table, ValuesByName, Mapping[str, Subrecording]):
         aliases = {**(other.aliases if isinstance(other, Recording) else {}), **self.aliases}
         return Recording(merged, {alias: name for alias, name in aliases.items() if alias not in merged})
 
-    def save(self, path: str | os.PathLike[str], *, layout: Literal["folder", "packed"] = "folder") -> Path:
-        """Writes the recording into the folder `path`, and returns the folder; see `recorders.save`."""
-        return _writers["save"](self, path, layout=layout)
+    def save(
+        self, path: str | os.PathLike[str], *, layout: Literal["folder", "packed"] = "folder", overwrite: bool = False
+    ) -> Path:
+        """Writes the recording into the folder `path`, and returns the folder; see `recorders.save`, also for errors."""
+        return _writers["save"](self, path, layout=layout, overwrite=overwrite)
 
     def with_reducers(self, reducers: Reducer | Mapping[str, Reducer]) -> Recording:
         """The recording with reducers for those subrecordings that have none because their reducer holds a function.

@@ -30,7 +30,7 @@ from recorders.recordings.manifest import Head, encode
 from recorders.recordings.packed import name_prefix
 from recorders.recordings.recording import Recording, Subrecording, register_writer
 from recorders.recordings.tensorfile import chunks, describe
-from recorders.recordings.unchanged import Saved, forget, last_saved, remember, unchanged
+from recorders.recordings.unchanged import LastSave, Saved, check_same_net, last_saved, remember, unchanged
 from recorders.recordings.whole import as_path
 
 __all__ = ["Layout", "save", "save_in_background"]
@@ -41,7 +41,7 @@ Layout: TypeAlias = Literal["folder", "packed"]
 PACKED_FILE = "0-packed.safetensors"
 
 
-def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder") -> Path:
+def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False) -> Path:
     """Writes a recording into the folder `path`, completely or not at all; returns the folder.
 
     If the process is killed, the disk is full or anything fails, the folder still holds the last complete save. Processes that save
@@ -52,9 +52,12 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
         path: a new or empty folder, or one that holds a recording; parents are created.
         layout: "folder" for one safetensors file per subrecorder; "packed" for one file for all, which is faster for thousands of
             small ones, and of which damage anywhere loses all.
+        overwrite: replace the recording of another net, too.
 
     Raises:
         NotARecordingError: `path` is a file, or a folder that contains something else.
+        RecordingExistsError: `path` holds the recording of another net: of the names of the smaller of both recordings, fewer than
+            half are in the other. One of the same net, also with more or fewer subrecorders, is replaced.
         SchemaError: `path` holds a recording of a newer version.
         StorageError: writing failed, or another process has been saving there for minutes.
 
@@ -75,7 +78,7 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
     if layout not in ("folder", "packed"):
         raise ValueError(f"layout={layout!r}: give 'folder' or 'packed'")
     try:
-        without_modes(_save, recording, root, layout)
+        without_modes(_save, recording, root, layout, overwrite)
     except StorageError:
         raise
     except OSError as error:
@@ -83,7 +86,9 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
     return root
 
 
-def save_in_background(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder") -> Future[Path]:
+def save_in_background(
+    recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False
+) -> Future[Path]:
     """Like `save`, in a thread of its own; the process waits for it before it ends.
 
     Returns:
@@ -93,7 +98,7 @@ def save_in_background(recording: Recording, path: str | os.PathLike[str], *, la
 
     def work() -> None:
         try:
-            future.set_result(save(recording, path, layout=layout))
+            future.set_result(save(recording, path, layout=layout, overwrite=overwrite))
         except BaseException as error:
             future.set_exception(error)
 
@@ -101,36 +106,39 @@ def save_in_background(recording: Recording, path: str | os.PathLike[str], *, la
     return future
 
 
-def _save(recording: Recording, root: Path, layout: Layout) -> None:
+def _save(recording: Recording, root: Path, layout: Layout, overwrite: bool) -> None:
     left_out: list[str] = []
     key = os.path.abspath(root)
     with Commit(root) as commit:
-        last, before = last_saved(key, commit.live) if layout == "folder" else (None, {})
-        if last is not None and _is_saved(recording, root, last, before):
+        last = last_saved(key, commit.live)
+        before = last.parts if last is not None and layout == "folder" else {}
+        if last is not None and layout == "folder" and _is_saved(recording, root, last):
             return
+        if commit.live and not overwrite:
+            check_same_net(recording.keys(), key, last)
         write = _write_packed if layout == "packed" else _write_folder
         entries = write(recording, commit, before, left_out)
-        known = {entry.name for entry in entries}
+        known = {entry.name: entry for entry in entries}
         aliases = {alias: name for alias, name in recording.aliases.items() if name in known}
         head = Head(commit.generation, aliases, _versions(), recording.step)
         if layout == "packed" and entries:
             head = replace(head, packed={key: getattr(entries[0], key) for key in ("file", "bytes", "sha256")})
         commit.publish(encode(head, entries))
-        if layout == "folder" and isinstance(recording.subrecordings, dict):
-            by_name = {entry.name: entry for entry in entries}
-            remember(key, head, {name: recording[name] for name in by_name}, by_name)
-        else:
-            forget(key)
+        kept = known if isinstance(recording.subrecordings, dict) and layout == "folder" else {}
+        remember(key, head, tuple(known), {name: recording[name] for name in kept}, kept)
     if left_out:
         shown = "; ".join(left_out[:5]) + (f"; and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         warnings.warn(f"saved {root}, but not everything of it: {shown}", RecordingWarning, stacklevel=6)
 
 
-def _is_saved(recording: Recording, root: Path, last: Head, before: Mapping[str, Saved]) -> bool:
+def _is_saved(recording: Recording, root: Path, last: LastSave) -> bool:
     """Whether the folder holds just this already."""
-    if list(recording) != list(before) or dict(recording.aliases) != last.aliases or recording.step != last.step:
+    before, head = last.parts, last.head
+    if tuple(recording) != last.names or len(before) != len(last.names):
         return False
-    folder = os.path.join(root, last.generation)
+    if dict(recording.aliases) != head.aliases or recording.step != head.step:
+        return False
+    folder = os.path.join(root, head.generation)
     return all(
         unchanged(part, before[name]) and os.path.exists(os.path.join(folder, before[name].entry.file))
         for name, part in recording.subrecordings.items()

@@ -1,4 +1,4 @@
-"""Subrecorders that did not change since they were last saved, whose files the next generation takes over."""
+"""What a folder holds before a save: subrecorders that did not change, whose files are taken over, or another net's recording."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from recorders.errors import RecordingExistsError, StorageError
 from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Head
+from recorders.recordings.manifest import Head, read_manifest
 from recorders.recordings.recording import Subrecording
 
-__all__ = ["Saved", "forget", "last_saved", "remember", "unchanged"]
+__all__ = ["LastSave", "Saved", "check_same_net", "forget", "last_saved", "remember", "unchanged"]
 
 _FOLDERS = 4
 """Of how many folders this is known."""
 
 _lock = threading.Lock()
-_saves: OrderedDict[str, tuple[Head, Mapping[str, Saved]]] = OrderedDict()
+_saves: OrderedDict[str, LastSave] = OrderedDict()
 
 
 class Saved(NamedTuple):
@@ -33,14 +34,24 @@ class Saved(NamedTuple):
     tensors: tuple[weakref.ref[Tensor], ...]
 
 
-def remember(root: str, head: Head, parts: Mapping[str, Subrecording], entries: Mapping[str, Entry]) -> None:
-    """Notes what a generation of the folder contains."""
+class LastSave(NamedTuple):
+    """What this process saved into a folder last; `parts` are those whose files can be taken over."""
+
+    head: Head
+    names: tuple[str, ...]
+    parts: Mapping[str, Saved]
+
+
+def remember(
+    root: str, head: Head, names: tuple[str, ...], parts: Mapping[str, Subrecording], entries: Mapping[str, Entry]
+) -> None:
+    """Notes what a generation of the folder contains; `parts` are those whose files can be taken over."""
     found = {
         name: Saved(entries[name], _objects(part), _facts(part), tuple(map(weakref.ref, _tensors(part))))
         for name, part in parts.items()
     }
     with _lock:
-        _saves[root] = (head, found)
+        _saves[root] = LastSave(head, names, found)
         _saves.move_to_end(root)
         while len(_saves) > _FOLDERS:
             _saves.popitem(last=False)
@@ -52,11 +63,33 @@ def forget(root: str) -> None:
         _saves.pop(root, None)
 
 
-def last_saved(root: str, generation: str) -> tuple[Head | None, Mapping[str, Saved]]:
+def last_saved(root: str, generation: str) -> LastSave | None:
     """What this process saved into the folder last, if `generation` is still the current one."""
     with _lock:
-        head, found = _saves.get(root, (None, {}))
-    return (head, found) if head is not None and generation == head.generation else (None, {})
+        last = _saves.get(root)
+    return last if last is not None and generation == last.head.generation else None
+
+
+def check_same_net(names: Collection[str], root: str, last: LastSave | None) -> None:
+    """Raises `RecordingExistsError` if the recording in the folder is that of another net than the one of these names.
+
+    Names are all that tells: of the smaller of both recordings, half of them must be in the other. So one of fewer or of more
+    modules of the same net is the same. A manifest that cannot be read tells nothing.
+    """
+    if last is None:
+        try:
+            there: Collection[str] = read_manifest(root, skip=True).lines
+        except (StorageError, OSError):
+            return
+    else:
+        there = last.names
+    common = set(names).intersection(there)
+    if there and 2 * len(common) < max(1, min(len(names), len(there))):
+        new, old = ([name for name in some if name not in common][:5] for some in (names, there))
+        raise RecordingExistsError(
+            f"{root} holds the recording of another net, of {len(there)} subrecorders such as {old}; only {len(common)} of the "
+            f"{len(names)} to be saved, such as {new}, are in it: save into another folder, or replace it with overwrite=True"
+        )
 
 
 def unchanged(part: Subrecording, saved: Saved | None) -> bool:

@@ -282,7 +282,7 @@ class TestNames:
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_name(self, tmp_path: Path, names: list[str], key: str) -> None:
         recording = Recording({name: Subrecording(None, {key: {name: torch.ones(1)}}, values={name: {}}) for name in names})
-        assert facts(load(save(recording, tmp_path / "run"))) == facts(recording)
+        assert facts(load(save(recording, tmp_path / "run", overwrite=True))) == facts(recording)
 
     def test_names_that_are_no_text(self, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="'name' must be a text and is 3"):

@@ -48,7 +48,11 @@ def test_one_depth_for_recorders_recordings_files_and_monitors(tmp_path: Path) -
     [
         ("weight/0", {}, r"subrecorder 'weight/0' has the leaves \['weight', 'bias'\]: give one, such as leaf='weight'"),
         ("out/0", {}, r"'out/0' has the statistics \['mean', 'nested.all.count', .*\]: give one, such as stat='mean'"),
-        ("out/0", {"stat": "nested.all.vra"}, r"has no stat 'nested.all.vra': did you mean 'nested.all.var'\? there are \['mean', "),
+        (
+            "out/0",
+            {"stat": "nested.all.vra"},
+            r"has no stat 'nested.all.vra': did you mean 'nested.all.var'\? there are \['mean', ",
+        ),
         ("out/1", {"leaf": "c", "stat": "mean"}, r"'out/1' has no leaf 'c': there are \['a', 'b'\]"),
         ("out/1", {"leaf": "a", "stat": "max"}, r"subrecorder 'out/1', leaf 'a', has no stat 'max': "),
         ("loss", {"stat": "mean"}, "'loss' has one result, without statistics: leave stat='mean' out"),
