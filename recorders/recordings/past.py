@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from recorders.recordings.unknown import why_unknown
 from recorders.recordings.values import unwrapped_leaf
 from reducers import History, NoHistoryError, Result, State
 from reducers.temporal.history import history_of
@@ -66,6 +67,6 @@ class Past:
 
 def _read(recorded: _Recorded, read: Callable[[History, State], Result]) -> Any:
     if recorded.reducer is None:
-        raise NoHistoryError("the reducer holds a function, which is not saved: pass it, load(path, reducers={name: reducer})")
+        raise NoHistoryError(why_unknown(getattr(recorded, "recipe", None)))
     history = history_of(recorded.reducer)
     return unwrapped_leaf({path: read(history, state) for path, state in recorded.states.items() if state})

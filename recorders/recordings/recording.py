@@ -14,6 +14,7 @@ from recorders.errors import MergeError, SelectionError
 from recorders.recordings.past import Past
 from recorders.recordings.progress import Progress
 from recorders.recordings.shown import Rows, Table, brief
+from recorders.recordings.unknown import why_unknown
 from recorders.recordings.values import Values, ValuesByName
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
@@ -30,7 +31,8 @@ class Subrecording(Table, Past, Values):
     """What one monitor recorded.
 
     Attributes:
-        reducer: the reducer of the states; None if it holds a function and was loaded from a file: only `values` are known then.
+        reducer: the reducer of the states; None if it was loaded from a file and holds a function, or its class is not imported:
+            only `values` are known then.
         states: one state per tensor leaf, by the path of the leaf in the operand ("" for a single tensor).
         samples: the number of observations.
         values: the results by leaf at the time of saving; None if this was not loaded.
@@ -54,7 +56,7 @@ class Subrecording(Table, Past, Values):
     progress: Progress | None = None
 
     def __repr__(self) -> str:
-        what = f"{self.monitor or 'Monitor'}({'a function' if self.reducer is None else self.reducer})"
+        what = f"{self.monitor or 'Monitor'}({'unknown' if self.reducer is None else self.reducer})"
         return f"<{what}{f' on {self.module}' if self.module else ''}: {self.samples:,} observations, {brief(self.peek())}>"
 
     def rows_shown(self) -> Rows:
@@ -81,10 +83,12 @@ class Subrecording(Table, Past, Values):
         """The merged subrecording of both.
 
         Raises:
-            MergeError: the reducers differ, or one is unknown because it holds a function.
+            MergeError: the reducers differ, or one is unknown: it holds a function, or the module of its class is not imported.
         """
-        if self.reducer is None or other.reducer is None:
-            raise MergeError("the reducer holds a function, which is not saved: pass it, load(path, reducers={name: reducer})")
+        for part in (self, other):
+            if part.reducer is None:
+                raise MergeError(why_unknown(part.recipe))
+        assert self.reducer is not None
         if self.reducer != other.reducer:
             raise MergeError(f"the reducers differ: {self.reducer!r} and {other.reducer!r}")
         paths = dict.fromkeys([*self.states, *other.states])

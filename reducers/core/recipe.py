@@ -63,7 +63,7 @@ def _build(recipe: object, depth: int) -> Reducer:
     name = recipe["type"]
     cls = registry.get(name)
     if cls is None or not is_dataclass(cls):
-        raise RecipeError(f"reducer {name!r:.100} is not defined here: import the module that defines it before loading")
+        raise RecipeError(_not_defined(name))
     unknown = set(recipe) - {field.name for field in fields(cls)} - {"type"}
     if unknown:
         raise RecipeError(f"recipe of {name!r} has fields {sorted(map(str, unknown))} that the class does not know")
@@ -73,6 +73,16 @@ def _build(recipe: object, depth: int) -> Reducer:
         raise
     except (ReducerError, KeyError, TypeError, ValueError) as error:
         raise RecipeError(f"recipe of {name!r} does not fit: {error}") from None
+
+
+def _not_defined(name: str) -> str:
+    module, _, cls = name.rpartition(":")
+    what = f"reducer {cls!r:.100} is not defined here: "
+    if not module:
+        return what + "this version of the library has none of this name"
+    if module in ("__main__", "__mp_main__"):
+        return what + "the script that recorded defined it; put it into a module, and import that before loading"
+    return what + f"import the module {module!r:.100}, which defines it, before loading"
 
 
 def _decode(value: Any, depth: int) -> Any:

@@ -33,7 +33,7 @@ def test_recordings_print_in_one_line() -> None:
     assert repr(recording["out/0"]).startswith("<ForwardMonitor(Product(s=Summary(pattern='b c -> c', correction=1), n=Count(")
     assert "on Linear: 1 observations, s.mean " in repr(recording["out/0"])
     assert len(repr(recording["out/0"])) < 300
-    assert repr(Subrecording(None)) == "<Monitor(a function): 0 observations, nothing>"
+    assert repr(Subrecording(None)) == "<Monitor(unknown): 0 observations, nothing>"
 
 
 def test_recorders_and_recordings_are_tables_in_notebooks() -> None:

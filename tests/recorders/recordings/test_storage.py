@@ -51,9 +51,10 @@ from recorders.errors import (
 from recorders.recordings import manifest
 from recorders.recordings.commit import Commit
 from recorders.recordings.loading import load
+from recorders.recordings.offline import merge
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage import save
-from reducers import Count, Mean, Product, Reducer, Statistic, Sum
+from reducers import Count, Mean, NoHistoryError, Product, Reducer, Statistic, Sum
 from reducers.core.reducer import registry
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
@@ -316,17 +317,25 @@ class TestReducers:
         path = save(lone(Gone(), state), tmp_path / "run")
         key = next(name for name, known in registry.items() if known is Gone)
         monkeypatch.delitem(registry, key)
-        with pytest.warns(RecordingWarning, match="'loss', were loaded without their reducer.*import the module"):
+        todo = f"reducer 'Gone' is not defined here: import the module '{__name__}', which defines it"
+        with pytest.warns(RecordingWarning, match=f"'loss', were loaded without their reducer.*{todo}"):
             loaded = load(path)
         assert loaded["loss"].reducer is None
         assert loaded["loss"].peek().item() == 3.0
         assert tree_bits(loaded["loss"].states[""]) == tree_bits(state)
         again = save(loaded, tmp_path / "again")
+        for merged in (lambda: loaded.merge(loaded), lambda: merge([path, again]).compute()):
+            with pytest.raises(MergeError, match=f"subrecorder 'loss'.*{todo}"):
+                merged()
+        with pytest.raises(NoHistoryError, match=todo):
+            loaded["loss"].latest()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert load(path, reducers=Gone())["loss"].reducer == Gone()
         monkeypatch.setitem(registry, key, Gone)
         assert load(again)["loss"].reducer == Gone()
+        with pytest.raises(MergeError, match="the reducer was not known here when this was loaded, or"):
+            loaded.merge(loaded)
 
     def test_many_unknown_reducers_are_one_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = {f"{i}": Subrecording(Gone(), {"": observe(Gone(), torch.ones(1))}) for i in range(5)}
