@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -23,6 +24,7 @@ from recorders.cli.show import show
 from recorders.cli.verify import verify
 from recorders.cli.watch import watch
 from recorders.errors import MissingExtraError, RecorderError
+from recorders.recordings.whole import as_path
 from reducers import ReducerError
 
 __all__ = ["COMMANDS", "run"]
@@ -38,7 +40,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            command(*args, **{name: _at_home(value) for name, value in kwargs.items()})
         except (RecorderError, ReducerError, OSError) as error:
             print(f"recorders: {error}", file=sys.stderr)
             raise typer.Exit(2 if isinstance(error, MissingExtraError) else 1) from None
@@ -47,6 +49,13 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(130) from None
 
     return guarded
+
+
+def _at_home(value: Any) -> Any:
+    """A path with its leading "~" expanded, which no shell does in `--out=~/x`; other values as they are."""
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return Path(as_path(value)) if isinstance(value, Path) else value
 
 
 for each in COMMANDS:

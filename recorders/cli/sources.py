@@ -18,6 +18,7 @@ from rich.text import Text
 
 from recorders.errors import RecordingNotFoundError, SelectionError
 from recorders.recordings.loading import load
+from recorders.recordings.manifest import recording_of
 from recorders.recordings.recording import Recording
 from recorders.watch.timeline import Timeline
 
@@ -36,7 +37,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def open_source(path: Path) -> Recording | Timeline:
     """The recording or the timeline at a path; nothing is created or changed."""
-    if path.is_dir():
+    if path.is_dir() or recording_of(os.fspath(path)):
         with working(f"reading {path}"):
             return load(path)
     if not path.exists():

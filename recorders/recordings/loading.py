@@ -17,7 +17,7 @@ from recorders.errors import CorruptRecordingError, NotARecordingError, Recordin
 from recorders.recordings.checking import Checked
 from recorders.recordings.contents import Recipes, rebuilt
 from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Manifest, read_manifest
+from recorders.recordings.manifest import Manifest, read_manifest, recording_of
 from recorders.recordings.packed import PackedParts
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.tensorfile import read_tensors
@@ -145,6 +145,8 @@ def _manifest(root: str, skip: bool) -> Manifest:
     except OSError as error:
         if not os.path.lexists(root):
             raise RecordingNotFoundError(f"there is nothing at {root}") from error
+        if whole := recording_of(root):
+            raise NotARecordingError(f"{root} is part of the recording {whole}: load that") from error
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             raise NotARecordingError(f"{root} is no recording: it holds no manifest; save one with recorder.save(path)") from error
         raise StorageError(f"cannot load {root}: {error}") from error

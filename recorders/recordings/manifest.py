@@ -20,7 +20,7 @@ from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaEr
 from recorders.recordings.entry import Entry, check_entry, is_count, is_text, is_text_or_none, mapping, matches
 from recorders.recordings.whole import read_regular
 
-__all__ = ["MANIFEST", "Head", "Manifest", "decode", "encode", "is_manifest", "read_manifest", "schema_of"]
+__all__ = ["MANIFEST", "Head", "Manifest", "decode", "encode", "is_manifest", "read_manifest", "recording_of", "schema_of"]
 
 MANIFEST = "manifest.json"
 SCHEMA = 2
@@ -235,6 +235,15 @@ def read_manifest(root: str, *, skip: bool = False) -> Manifest:
     """The manifest of the recording in folder `root`; raises a `StorageError` if it cannot be read, see `decode`."""
     where = os.path.join(root, MANIFEST)
     return decode(read_regular(where, MAX_BYTES), where, skip=skip)
+
+
+def recording_of(path: str) -> str | None:
+    """The recording of which a generation folder, a file in one, or a manifest is a part; None if `path` is none of these."""
+    for inner in (os.path.abspath(path), os.path.dirname(os.path.abspath(path))):
+        root, name = os.path.split(inner)
+        if (name == MANIFEST or matches(_GENERATION)(name)) and os.path.isfile(os.path.join(root, MANIFEST)):
+            return root
+    return None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

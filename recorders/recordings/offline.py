@@ -12,6 +12,7 @@ from recorders.errors import MergeError, NotARecordingError, RecordingWarning
 from recorders.recordings.loading import load, load_lazily
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names
 from recorders.recordings.storage import save
+from recorders.recordings.whole import as_path
 
 __all__ = ["merge", "repair", "verify"]
 
@@ -100,7 +101,7 @@ def repair(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> dict[str
         NotARecordingError: there is something at `to` already.
         StorageError: nothing of the recording can be read, or the new one cannot be written.
     """
-    target = Path(to)
+    target = Path(as_path(to))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise NotARecordingError(f"{target} exists already: choose another folder, or remove it")
     with warnings.catch_warnings():

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recorders.errors import SelectionError
+from recorders.recordings.whole import as_path
 from recorders.streams.index import Kind, Shard, read_index
 from recorders.streams.order import shuffled
 from recorders.streams.parts import PartReader
@@ -65,7 +66,7 @@ class StreamDataset(Dataset[Any]):
         window: int | None = 1 << 16,
         ids: bool = False,
     ) -> None:
-        self.path, self._with_ids = Path(path).absolute(), ids
+        self.path, self._with_ids = Path(as_path(path)).absolute(), ids
         self._shards, self._end = read_index(self.path)
         known = list(dict.fromkeys(place for shard in self._shards for place in shard.parts))
         if places is None:

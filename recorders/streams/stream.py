@@ -23,6 +23,7 @@ from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import Excluded, Names
+from recorders.recordings.whole import as_path
 from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, Rows, moment
 from recorders.streams.sink import RowCount, RowSink
@@ -90,7 +91,7 @@ class Stream:
         for name, value in {"shard_bytes": shard_bytes, "queue_bytes": queue_bytes}.items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"Stream({name}={value!r}): {name} is a number of bytes")
-        self.path = Path(path).absolute()
+        self.path = Path(as_path(path)).absolute()
         self._dtype = dtype
         self._writer = Writer(self.path, shard_bytes, Queue(queue_bytes, when_full == "wait"))
         self._next_ids = dict(self._writer.next_ids)

@@ -20,7 +20,7 @@ MEMORY = ":memory:"
 
 def located(path: str | os.PathLike[str]) -> str:
     """The path of a timeline, which stays the same if the working folder changes."""
-    found = os.fspath(path)
+    found = os.path.expanduser(path)
     if not isinstance(found, str) or not found or "\0" in found:
         raise StorageError(f"a timeline needs the path of a file, or {MEMORY!r}; got {path!r}")
     return found if found == MEMORY else os.path.abspath(found)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recorders.recordings.whole import as_path
 from recorders.watch.charts import Band, ChartView
 from recorders.watch.visualizers.comparison import draw_comparison
 from recorders.watch.visualizers.heat import draw_heat, heat_values
@@ -85,7 +86,7 @@ class MatplotlibVisualizer:
 
     def save(self, folder: str | Path, dpi: float = 120) -> list[Path]:
         """Writes one PNG per chart, named after its title, into a folder, which is created if necessary; returns the paths."""
-        folder = Path(folder)
+        folder = Path(as_path(folder))
         folder.mkdir(parents=True, exist_ok=True)
         paths: dict[str, Path] = {}
         for title, figure in self.figures.items():

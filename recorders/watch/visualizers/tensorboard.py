@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from recorders.recordings.whole import as_path
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.numbers import ends_of, numbers
 from recorders.watch.visualizers.visualizer import require
@@ -65,7 +66,7 @@ class TensorBoardVisualizer:
         self._events: Any = require("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._summaries: Any = require("tensorboard.compat.proto.summary_pb2", "tensorboard")
         self._layouts: Any = require("tensorboard.plugins.custom_scalar.layout_pb2", "tensorboard")
-        self.folder = Path("runs", time.strftime("%Y-%m-%d_%H-%M-%S")) if folder is None else Path(folder)
+        self.folder = Path("runs", time.strftime("%Y-%m-%d_%H-%M-%S")) if folder is None else Path(as_path(folder))
         self._writer: Any = None
         self._last = 0
         self._laid_out: list[tuple[str, tuple[str, ...]]] = []

@@ -333,12 +333,6 @@ class TestStrange:
         with pytest.raises(StorageError):
             load(tmp_path / path)
 
-    def test_the_home_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        save(recording(1), "~/run")
-        assert files(tmp_path / "run")
-        assert results(load("~/run")) == {"layer.0": 3.0}
-
     def test_under_modes(self, tmp_path: Path) -> None:
         whole = recording(2)
         with FakeTensorMode():

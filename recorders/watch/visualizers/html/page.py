@@ -19,7 +19,7 @@ from typing import Any
 from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
-from recorders.recordings.whole import written_whole
+from recorders.recordings.whole import as_path, written_whole
 from recorders.watch.charts import ChartView, network_order
 from recorders.watch.fault import Finding
 from recorders.watch.timeline import Timeline
@@ -78,7 +78,7 @@ def write_report(
     title: str = "Training report",
 ) -> Path:
     """Writes `html_report` to a file, whole or not at all; returns its path."""
-    return write_whole(Path(path), html_report(*runs, title=title))
+    return write_whole(Path(as_path(path)), html_report(*runs, title=title))
 
 
 def write_whole(path: Path, text: str) -> Path:

@@ -14,7 +14,9 @@ from torch import Tensor
 from recorders.errors import LensError, RecordingNotFoundError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.loading import load
+from recorders.recordings.manifest import recording_of
 from recorders.recordings.recording import Recording
+from recorders.recordings.whole import as_path
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
 from recorders.watch.fault import Finding
@@ -60,12 +62,13 @@ class Run:
             StorageError: what is there cannot be read, or is neither.
         """
         if isinstance(source, (str, os.PathLike)):
-            path = Path(source)
+            path = Path(as_path(source))
             if not path.exists():
                 raise RecordingNotFoundError(
                     f"there is nothing at {path}: give a folder with a recording, or the file of a timeline"
                 )
-            return cls.of(load(path) if path.is_dir() else Timeline(path, read_only=True), name or path.name)
+            recorded = path.is_dir() or recording_of(os.fspath(path))  # of which load says that it is a part
+            return cls.of(load(path) if recorded else Timeline(path, read_only=True), name or path.name)
         if isinstance(source, Run):
             return source
         if isinstance(source, Timeline):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recorders.errors import LensError
+from recorders.recordings.whole import as_path
 from recorders.watch.charts import ChartView
 from recorders.watch.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import Columns
@@ -49,7 +50,7 @@ class HtmlVisualizer:
     """
 
     def __init__(self, path: str | os.PathLike[str] = "report.html", title: str = "Training report") -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(as_path(path)).absolute()
         self._live = _LivePage(self.path, title)
         weakref.finalize(self, self._live.finish, os.getpid())
 

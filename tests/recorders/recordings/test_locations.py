@@ -1,0 +1,50 @@
+"""Paths that people type: a leading "~" is the home folder everywhere, and a part of a recording is told from a recording."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from recorders import Recording, Stream, StreamDataset, Subrecording, Timeline, load, merge, repair, save, verify
+from recorders.cli import main as cli
+from recorders.errors import NotARecordingError
+from recorders.watch.visualizers.html import Run, write_report
+from reducers import Summary
+
+pytest.importorskip("typer")
+
+RECORDING = Recording({"loss": Subrecording(Summary(), {"": Summary().update({}, torch.ones(2))}, 1, monitor="CallMonitor")})
+
+
+def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save(RECORDING, "~/run")
+    assert load("~/run").compute() == merge(["~/run"]).compute() == RECORDING.compute()
+    assert verify("~/run") == repair("~/run", "~/repaired") == {}
+    Timeline("~/timeline").append(0, {"loss": {"mean": 1.0}})
+    with Stream("~/stream") as stream:
+        stream.put("x", torch.ones(2, 3))
+    assert len(StreamDataset("~/stream")) == 2
+    write_report("~/report.html", "~/run")
+    assert cli(["merge", "~/run", "~/run", "--out=~/merged"]) == 0
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found >= {"run", "repaired", "timeline", "stream", "report.html", "merged"}
+    assert "~" not in os.listdir()
+
+
+@pytest.mark.parametrize("pattern", ["generation-*", "generation-*/*", "manifest.json"])
+def test_parts_of_a_recording(tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = save(RECORDING, tmp_path / "run")
+    (inner,) = root.glob(pattern)
+    told = re.escape(f"{inner} is part of the recording {root}: load that")
+    for read in (load, verify, lambda path: merge([path]), Run.of):
+        with pytest.raises(NotARecordingError, match=told):
+            read(inner)
+    assert cli(["show", str(inner)]) == 1
+    assert re.search(told, capsys.readouterr().err)
+    with pytest.raises(NotARecordingError, match="holds no manifest"):
+        load(root / ".lock")
