@@ -35,7 +35,9 @@ def show(path: Source, names: Names = None, as_json: AsJson = False) -> None:
         part = Recording({name: source[name] for name in chosen})
         data, shown, faults = _recording_data(source, chosen), _recording_table(part), findings(source)
     if as_json:
-        print_json({**data, "findings": [asdict(fault) for fault in faults], "unexamined": faults.unexamined})
+        print_json(
+            {**data, "findings": [asdict(fault) for fault in faults], "examined": faults.examined, "unexamined": faults.unexamined}
+        )
     else:
         console().print(shown)
         console().print(Text(f"\n{faults}"))

@@ -69,22 +69,27 @@ def _leaves(tree: Tree) -> Iterator[str]:
 
 
 def matches(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
+    """A check: whether a value is a text that the pattern matches from end to end."""
     return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def is_text(value: Any) -> bool:
+    """Whether a value is a text."""
     return isinstance(value, str)
 
 
 def is_text_or_none(value: Any) -> bool:
+    """Whether a value is a text or None."""
     return value is None or isinstance(value, str)
 
 
 def is_count(value: Any) -> bool:
+    """Whether a value is an integer from 0 on; True and False are none."""
     return type(value) is int and value >= 0
 
 
 def mapping(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A check: whether a value is a dict with texts as keys, of which each value passes the check `item`."""
     return lambda value: isinstance(value, dict) and all(isinstance(key, str) and item(part) for key, part in value.items())
 
 

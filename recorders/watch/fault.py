@@ -90,18 +90,33 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """A list of likely faults, and what could not be examined.
+    """A list of likely faults, with what was examined and what could not be.
 
     Attributes:
+        examined: each kind of fault that was looked for, with how many layers tell of it.
         unexamined: each kind of fault that was not looked for, with what to record for it.
+
+    >>> Findings([], ["dead units: 2 of 7 layers"], ["NaN and infinity: record a Summary of the loss"])
+    <Findings: none; examined dead units; not examined NaN and infinity>
+    >>> Findings([], [], ["dead units: record Activity"])
+    <Findings: none, for nothing was examined; not examined dead units>
     """
 
-    def __init__(self, found: Iterable[Finding], unexamined: Iterable[str]) -> None:
+    def __init__(self, found: Iterable[Finding], examined: Iterable[str], unexamined: Iterable[str]) -> None:
         super().__init__(found)
-        self.unexamined = tuple(unexamined)
+        self.examined, self.unexamined = tuple(examined), tuple(unexamined)
+
+    def __repr__(self) -> str:
+        found = "; ".join(f"{finding.layer}: {finding.what}" for finding in self) or "none"
+        parts = [found if self.examined or self else "none, for nothing was examined"]
+        for label, kinds in (("examined", self.examined), ("not examined", self.unexamined)):
+            parts += [f"{label} {', '.join(kind.partition(':')[0] for kind in kinds)}"] * bool(kinds)
+        return f"<Findings: {'; '.join(parts)}>"
 
     def __str__(self) -> str:
-        lines = [str(finding) for finding in self] or ["no fault was found"]
+        none = "no fault was found" if self.examined else "nothing was examined, so no fault could be found"
+        lines = [str(finding) for finding in self] or [none]
+        lines += [f"examined: {', '.join(self.examined)}"] * bool(self.examined)
         return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
@@ -22,10 +23,14 @@ from recorders.watch.fault import (
     shown_range,
 )
 from recorders.watch.over_time import findings_over_time
-from recorders.watch.overview import Layer, Spread, overview, pushed
+from recorders.watch.overview import Layer, overview, pushed
+from recorders.watch.spread import Spread
 from recorders.watch.timeline import Timeline
 
 __all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
+
+_CURVES = {"Tanh": "tanh", "Sigmoid": "sigmoid"}
+"""The curves of activation functions that saturate, by class of the module."""
 
 
 def findings(recorded: Recorder | Recording | Timeline) -> Findings:
@@ -33,7 +38,9 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
 
     Examines what `overview` returns: NaN and infinity, layers that never ran, dead units, saturated units, outlier features,
     gradients that vanish or explode with depth, and weights that change too much, too little or not at all. What was not recorded
-    is not examined; `findings(...).unexamined` says what that is. Thresholds, and their sources, are in `recorders.watch.fault`.
+    is not examined; `findings(...).examined` says what was, and in how many layers, `unexamined` what was not, and what to record
+    for it. An empty list that prints "nothing was examined" says nothing of the net. Thresholds, and their sources, are in
+    `recorders.watch.fault`.
     A timeline also tells since when: see `findings_over_time`.
 
     Weights with `requires_grad=False` are frozen on purpose, which is no fault. A recording does not tell that, so weights that
@@ -57,39 +64,85 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
         return findings_over_time(recorded)
     layers, calls = overview(recorded), pushed(recorded)
     found = [*_nonfinite(layers, calls), *_never_ran(layers), *_dead(layers), *_saturated(layers), *_outliers(layers)]
-    return Findings([*found, *_gradients(layers), *_updates(layers)], _unexamined(layers, calls))
+    return Findings([*found, *_gradients(layers), *_updates(layers)], *_coverage(layers, calls))
 
 
-def _unexamined(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[str]:
-    """The kinds of faults for which nothing was recorded, each with what to record."""
-    spreads = [*calls.values(), *(part for layer in layers for part in (layer.output, layer.gradient, layer.weight_gradient))]
-    if all(spread is None or math.isnan(spread.nonfinite) for spread in spreads) and not any(layer.since for layer in layers):
-        yield "NaN and infinity: record a Summary of outputs, gradients or the loss"
-    if all(layer.dead is None for layer in layers):
-        yield "dead units: record ForwardMonitor(Activity('b c ... -> c')) of the activation functions"
-    if not layers or any(layer.kind in ("Tanh", "Sigmoid") and layer.units is None for layer in layers):
-        yield "saturated units: record ForwardMonitor(Summary('b c ... -> c')) of the activation functions"
-    if all(_largest_and_typical(layer) is None for layer in layers):
-        yield "outlier features: record ForwardMonitor(Summary('b ... c -> c')) of the layers, c their features"
-    if sum(layer.gradient is not None and math.isfinite(layer.gradient.norm) for layer in layers) < 2:
-        yield "gradients that vanish or explode: record BackwardMonitor(Summary()) of several layers"
-    if all(layer.update is None and "update" not in layer.silent for layer in layers):
-        yield "updates that are too large or too small: record ParameterUpdateMonitor(...), see overview"
+_Tells: TypeAlias = Callable[[Layer], bool]
+_KINDS: dict[str, tuple[_Tells, str]] = {
+    "NaN and infinity": (
+        lambda layer: bool(layer.since) or any(map(_counts_nonfinite, (layer.output, layer.gradient, layer.weight_gradient))),
+        "record a Summary of outputs, gradients or the loss",
+    ),
+    "layers that never ran": (
+        lambda layer: "output" in layer.silent or layer.output is not None or layer.dead is not None or "output" in layer.since,
+        "record ForwardMonitor(Summary()) of the layers",
+    ),
+    "dead units": (
+        lambda layer: layer.dead is not None,
+        "record ForwardMonitor(Activity('b c ... -> c')) of the activation functions",
+    ),
+    "saturated units": (
+        lambda layer: layer.units is not None and _curve(layer) is not None,
+        "record ForwardMonitor(Summary('b c ... -> c')) of the activation functions",
+    ),
+    "outlier features": (
+        lambda layer: _largest_and_typical(layer) is not None,
+        "record ForwardMonitor(Summary('b ... c -> c')) of the layers, c their features",
+    ),
+    "gradients that vanish or explode": (
+        lambda layer: layer.gradient is not None and math.isfinite(layer.gradient.norm),
+        "record BackwardMonitor(Summary()) of several layers",
+    ),
+    "updates that are too large or too small": (
+        lambda layer: layer.update is not None or "update" in layer.silent,
+        "record ParameterUpdateMonitor(...), see overview",
+    ),
+}
+"""By kind of fault, whether a layer tells of it, and what to record if none does."""
+
+
+def _counts_nonfinite(spread: Spread | None) -> bool:
+    return spread is not None and not math.isnan(spread.nonfinite)
+
+
+def _coverage(layers: list[Layer], calls: dict[str, Spread]) -> tuple[list[str], list[str]]:
+    """The kinds of faults that were examined, and in how many layers; and those that were not, each with what to record."""
+    examined, unexamined = [], []
+    for kind, (tells, remedy) in _KINDS.items():
+        count, most = sum(map(tells, layers)), len(layers)
+        if kind == "NaN and infinity":
+            count, most = count + sum(map(_counts_nonfinite, calls.values())), most + len(calls)
+        if kind == "saturated units":
+            curved = [layer for layer in layers if layer.kind in _CURVES]
+            missing = not layers or any(layer.units is None for layer in curved)
+        else:
+            missing = count < 2 if kind.startswith("gradients") else not count
+        if missing:
+            unexamined.append(f"{kind}: {remedy}")
+        elif count:
+            examined.append(f"{kind}: {count} of {most}")
     if still := [layer.name for layer in layers if _is_still(layer) and layer.trained is None and not _has_gradients(layer)]:
-        yield f"weights that never changed, perhaps frozen on purpose: {', '.join(still)}"
+        unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(still)}")
+    return examined, unexamined
 
 
 def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Finding]:
     """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
     places: list[tuple[str, str]] = []
     for role, label in (("output", "outputs"), ("gradient", "gradients"), ("weight_gradient", "weight gradients")):
-        hit = [layer for layer in layers if (spread := getattr(layer, role)) is not None and spread.nonfinite > 0]
+        since = {layer.name: layer.since[role] for layer in layers if layer.since.get(role, -1) >= 0}
+        hit = [
+            layer
+            for layer in layers
+            if layer.name in since or ((spread := getattr(layer, role)) is not None and spread.nonfinite > 0)
+        ]
         if hit:
             ordered = hit if role == "output" else hit[::-1]  # gradients are computed from the last layer on
-            first = min(ordered, key=lambda layer: layer.since.get(role, math.inf))
-            spread, since = getattr(first, role), first.since.get(role)
-            what = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} {label} are NaN or infinite"
-            what += "" if since is None else f", for the first time in observation {since}"
+            first = min(ordered, key=lambda layer: since.get(layer.name, math.inf))
+            spread = getattr(first, role)
+            share = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} " if _counts_nonfinite(spread) else ""
+            what = f"{share}{label} are NaN or infinite"
+            what += f", for the first time in observation {since[first.name]}" if first.name in since else ""
             places.append((first.name, what + (f", and in {len(hit) - 1} more layers" if len(hit) > 1 else "")))
     for name, spread in calls.items():
         if spread.nonfinite > 0:
@@ -145,7 +198,7 @@ def _saturated(layers: list[Layer]) -> Iterator[Finding]:
 def _curve(layer: Layer) -> str | None:
     """The activation function if it is one that saturates, else None."""
     if layer.kind:
-        return {"Tanh": "tanh", "Sigmoid": "sigmoid"}.get(layer.kind)
+        return _CURVES.get(layer.kind)
     # If the class is unknown: outputs that come near -1 or 1 and never exceed them are those of a tanh.
     out = layer.output
     squashed = out is not None and -1 <= out.low < 0 and out.high <= 1 and max(-out.low, out.high) > 0.99

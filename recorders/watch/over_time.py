@@ -61,17 +61,21 @@ def findings_over_time(timeline: Timeline) -> Findings:
     found += [*_saturated(known, order), *_outliers(known, outliers), *_gradients(known, gradients)]
     found += [fault("frozen", layer, "the weights never changed", since) for layer, since in still.items() if layer in moved]
     found += _updates(known, still)
-    missing = {
-        "DeadUnits": "Dead Units" in views,
-        "Saturation": "Saturated Units" in views,
-        "Outliers": outliers,
-        "OutputGradientGeometry": gradients,
-        "UpdateRatio": "Weight Update Ratio" in views,
+    told = {
+        ("dead units", "DeadUnits"): len(known.of("Dead Units", "mean")),
+        ("saturated units", "Saturation"): len(known.of("Saturated Units", "mean")),
+        ("outlier features", "Outliers"): len(known.of(outliers, "largest") or known.of(outliers, "max")),
+        ("gradients that vanish or explode", "OutputGradientGeometry"): len(known.of(gradients, "mean")),
+        ("updates that are too large or too small", "UpdateRatio"): len(known.of("Weight Update Ratio", "mean")),
     }
-    unexamined = [f"what the lens {lens} shows" for lens, there in missing.items() if not there]
+    examined = [f"{kind}: {count} of {len(order)}" for (kind, _), count in told.items() if count]
+    unexamined = [f"what the lens {lens} shows" for (_, lens), count in told.items() if not count]
+    names = set(timeline.names())
+    if seen := {layer for view in views.values() for layer in view.layers if view.chart.row(layer) in names}:
+        examined.insert(0, f"NaN and infinity: {len(seen)} of {len(order)}")
     if unknown := [layer for layer in still if layer not in moved]:
         unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(unknown)}")
-    return Findings(found, unexamined)
+    return Findings(found, examined, unexamined)
 
 
 class _Known:

@@ -3,88 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
-from reducers import FirstNonfinite, Norm, Product, Quantile, Reducer
+from recorders.watch.spread import ACTIVITY, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
 
-__all__ = ["Layer", "Spread", "overview", "pushed"]
+__all__ = ["Layer", "overview", "pushed"]
 
-_MOMENTS = frozenset({"count", "mean", "var"})
-_SUMMARY = _MOMENTS | {"min", "max", "nan", "inf"}
-_ACTIVITY = frozenset({"rate", "dead"})
-_QUARTERS = (0.0, 0.25, 0.75, 1.0)
-_Kind = TypeVar("_Kind", bound=Reducer)
+_RECTIFIERS = frozenset({"ReLU", "ReLU6", "Threshold", "Hardshrink", "Softshrink"})
+"""Activation functions of which a unit that does not respond is exactly zero."""
 _ROLES = {
     "ForwardMonitor": "output",
     "BackwardMonitor": "gradient",
     "ParameterGradientMonitor": "weight_gradient",
     "ParameterUpdateMonitor": "update",
 }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The result of a `Summary`, `Moments`, `Norm` or `Quantile`, with all units pooled; NaN if that does not tell.
-
-    Attributes:
-        count: the number of finite values.
-        mean, std, low, high: statistics of the finite values.
-        nonfinite: the number of values that were NaN or infinite.
-        observations: the number of tensors observed.
-        size: the L2 norm of all values.
-        quartile: the larger magnitude of the two quartiles, of the typical unit: half of the values, or more, are no larger.
-    """
-
-    count: int
-    mean: float
-    std: float
-    low: float
-    high: float
-    nonfinite: float
-    observations: int
-    size: float = math.nan
-    quartile: float = math.nan
-
-    @classmethod
-    def of(cls, summary: Mapping[str, Tensor], observations: int) -> Spread:
-        """Pools the units of a `Summary` or of `Moments`: adds the variance between their means to the variance within them.
-
-        >>> import torch
-        >>> from reducers import Summary
-        >>> channels = Summary("b c -> c")
-        >>> spread = Spread.of(channels.compute(channels.update({}, torch.tensor([[0.0, 4.0], [2.0, 6.0]]))), observations=1)
-        >>> spread.mean, round(spread.std, 3), spread.low, spread.high
-        (3.0, 2.582, 0.0, 6.0)
-        """
-        number = {key: values.double().ravel() for key, values in summary.items() if key in _SUMMARY}
-        seen, whole = number["count"] > 0, number.keys() >= _SUMMARY
-        count, nonfinite = int(number["count"].sum()), int((number["nan"] + number["inf"]).sum()) if whole else math.nan
-        if not count:
-            return cls(0, math.nan, math.nan, math.nan, math.nan, nonfinite, observations)
-        n, means = number["count"][seen], number["mean"][seen]
-        mean = (n * means).sum() / count
-        within = (number["var"][seen].nan_to_num() * (n - 1)).sum()
-        std = ((within + (n * (means - mean).square()).sum()) / max(count - 1, 1)).sqrt()
-        low, high = (number["min"][seen].min().item(), number["max"][seen].max().item()) if whole else (math.nan, math.nan)
-        size = (n * means.square()).sum() + within
-        return cls(count, mean.item(), std.item(), low, high, nonfinite, observations, size.sqrt().item())
-
-    @property
-    def rms(self) -> float:
-        """Root mean square of the finite values."""
-        return self.size / math.sqrt(self.count) if self.count else math.nan
-
-    @property
-    def norm(self) -> float:
-        """Root mean square of the norms of the observations."""
-        return self.size / math.sqrt(self.observations) if self.observations else math.nan
 
 
 @dataclass(frozen=True)
@@ -97,11 +36,12 @@ class Layer:
         output: what the module returned.
         units: the same for each unit, as computed by `Summary` or `Moments`.
         rate: the active share of each unit, from `Activity`.
-        dead: whether each unit was never active, from `Activity`.
+        dead: whether each unit was never active, from `Activity`; of a ReLU and the like also from other statistics by unit, by
+            which it was always zero.
         gradient: the gradient of the loss with respect to the output.
         weight_gradient: the gradient of the loss with respect to the parameters, without biases.
         update: norm of the change over norm of the weights for each step, without biases.
-        since: for each role that has a `FirstNonfinite`, the first observation with NaN or infinity; only if there was one.
+        since: for each role that has a `FirstNonfinite`, the first observation with NaN or infinity; -1 if there was none.
         silent: the likely reason for each role of which nothing was recorded.
         trained: whether any of its weights requires a gradient; None if unknown, as in a recording.
     """
@@ -137,7 +77,8 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
       gradients, a `FirstNonfinite` in the `Product` tells since when there is NaN or infinity: `since`
     - `BackwardMonitor` with a `Summary`: `gradient`
     - `ParameterGradientMonitor` with a `Summary`: `weight_gradient`
-    - in place of a `Summary` also `Moments`, `Norm` or `Quantile(q=(0, 0.25, 0.75, 1))`, as far as they tell
+    - in place of a `Summary` also `Moments`, `Norm`, `Extremes` or `Quantile(q=(0, 0.25, 0.75, 1))`, as far as they tell: with an
+      axis kept, as in `"b c -> c"`, each tells which units of a ReLU are dead
     - `ParameterUpdateMonitor` with `Product(ratio=Collect())`, or `Product(ratio=Summary())`, whose
       `op_=lambda after, before: (after - before).norm() / before.norm()`: `update`
 
@@ -163,8 +104,9 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
         if role is None:
             continue
         for path, results in _rows(role, part.leaves()).items():
-            facts = _facts(role, part.reducer, results, part.samples)
-            if not facts and part.samples:
+            facts = _facts(role, part, results)
+            first = first_nonfinite(part.reducer, results)
+            if not facts and first is None and part.samples:
                 continue
             title = _layer(name) + (f":{path}" if path else "")
             taken = rows.get(title, Layer(title))
@@ -172,7 +114,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
                 title = name + (f":{path}" if path else "")
                 taken = rows.get(title, Layer(title))
             silent = taken.silent if part.samples else {**taken.silent, role: reasons.get(name, "")}
-            since = {**taken.since, **({role: first} if (first := _first_nonfinite(part.reducer, results)) is not None else {})}
+            since = taken.since if first is None else {**taken.since, role: first}
             facts["trained"] = trained.get(name, taken.trained)
             rows[title] = replace(taken, kind=part.module, silent=silent, since=since, **facts)
     return list(rows.values())
@@ -181,7 +123,7 @@ def overview(recorded: Recorder | Recording) -> list[Layer]:
 def pushed(recorded: Recorder | Recording) -> dict[str, Spread]:
     """What was pushed into each `CallMonitor` with a `Summary` or the like, by name."""
     parts = {name: part for name, part in _parts(recorded).items() if part.monitor == "CallMonitor"}
-    found = {name: _spread(part.reducer, list(part.leaves().values()), part.samples) for name, part in parts.items()}
+    found = {name: spread_of(part.reducer, list(part.leaves().values()), part.samples) for name, part in parts.items()}
     return {name: spread for name, spread in found.items() if spread is not None}
 
 
@@ -219,75 +161,21 @@ def _is_weight(path: str) -> bool:
     return not path.rpartition(".")[2].startswith("bias")
 
 
-def _facts(role: str, reducer: Reducer | None, results: list[Any], samples: int) -> dict[str, Any]:
+def _facts(role: str, part: Subrecording, results: list[Any]) -> dict[str, Any]:
     """The fields of `Layer` that the results of one monitor give."""
     if role == "update":
-        ratios = [_steps(result["ratio"]) for result in results if isinstance(result, Mapping) and "ratio" in result]
+        ratios = [steps(result["ratio"]) for result in results if isinstance(result, Mapping) and "ratio" in result]
         return {"update": torch.cat(ratios)} if ratios else {}
     facts: dict[str, Any] = {}
-    spread = _spread(reducer, results, samples)
+    spread = spread_of(part.reducer, results, part.samples)
     if spread is not None:
         facts[role] = spread
     if role == "output":
-        for units in filter(None, (_find(result, _MOMENTS) for result in results)):
+        silent = [zero_units(part.reducer, result) for result in results] if part.module in _RECTIFIERS else []
+        for dead in (dead for dead in silent if dead is not None and dead.dim()):
+            facts["dead"] = dead
+        for units in filter(None, (find(result, MOMENTS) for result in results)):
             facts["units"] = units
-        for activity in filter(None, (_find(result, _ACTIVITY) for result in results)):
+        for activity in filter(None, (find(result, ACTIVITY) for result in results)):
             facts.update(rate=activity["rate"], dead=activity["dead"])
     return facts
-
-
-def _spread(reducer: Reducer | None, results: list[Any], samples: int) -> Spread | None:
-    """The results of one monitor as one; None if they tell nothing of the size of values."""
-    moments = [one for result in results if (one := _find(result, _SUMMARY) or _find(result, _MOMENTS)) is not None]
-    norms = [norm for part, norm in _of_kind(reducer, results, Norm) if part.p == 2 and not part.normalize]
-    found: Spread | None = None
-    if moments:
-        keys = set(_SUMMARY).intersection(*moments)
-        found = Spread.of({key: torch.cat([one[key].ravel() for one in moments]) for key in keys}, samples)
-    elif norms:
-        found = replace(_nothing(samples), size=torch.cat([norm.double().ravel() for norm in norms]).norm().item())
-    for part, values in _of_kind(reducer, results, Quantile):
-        shares = part.q if isinstance(part.q, tuple) else ()
-        if set(_QUARTERS) <= set(shares):
-            low, first, third, high = (values[shares.index(share)] for share in _QUARTERS)
-            quartile = torch.maximum(first.abs(), third.abs()).nanmedian().item()
-            found = replace(found or _nothing(samples), low=low.min().item(), high=high.max().item(), quartile=quartile)
-    return found
-
-
-def _nothing(samples: int) -> Spread:
-    return Spread(0, math.nan, math.nan, math.nan, math.nan, math.nan, samples)
-
-
-def _of_kind(reducer: Reducer | None, results: list[Any], kind: type[_Kind]) -> Iterator[tuple[_Kind, Any]]:
-    """Each reducer of exactly this kind, which may be part of a `Product`, with each of its results."""
-    parts = reducer.parts if isinstance(reducer, Product) else [("", reducer)]
-    for name, part in parts:
-        if type(part) is kind:
-            yield from ((part, result[name] if name else result) for result in results if not name or name in result)
-
-
-def _first_nonfinite(reducer: Reducer | None, results: list[Any]) -> int | None:
-    """The least result of a `FirstNonfinite`, which may be part of a `Product`; None if all was finite, or there is none."""
-    firsts = [place for _, first in _of_kind(reducer, results, FirstNonfinite) for place in first.reshape(-1).tolist()]
-    return min((int(place) for place in firsts if place >= 0), default=None)
-
-
-def _steps(ratio: Any) -> Tensor:
-    """The ratios of all steps, or their mean if only that was kept."""
-    if isinstance(ratio, Tensor):
-        return ratio.ravel()
-    mean: Tensor = ratio["mean"]
-    return mean.ravel()
-
-
-def _find(result: Any, keys: frozenset[str]) -> Mapping[str, Tensor] | None:
-    """The first mapping in a nested result that has all the keys."""
-    return next((found for found in _mappings(result) if keys <= found.keys()), None)
-
-
-def _mappings(result: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(result, Mapping):
-        yield result
-        for inner in result.values():
-            yield from _mappings(inner)

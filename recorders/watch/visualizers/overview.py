@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from recorders.watch.fault import UPDATE_RANGE
-from recorders.watch.overview import Layer, Spread
+from recorders.watch.overview import Layer
+from recorders.watch.spread import Spread
 from recorders.watch.visualizers.visualizer import require
 
 if TYPE_CHECKING:

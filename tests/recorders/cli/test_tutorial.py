@@ -22,7 +22,8 @@ from recorders import CallMonitor, NotARecordingError, Recorder, StorageError, l
 from recorders.cli import main
 from recorders.cli.tutorial import PLANTED, demo, network, watch
 from recorders.watch.findings import findings
-from recorders.watch.overview import Layer, Spread, overview
+from recorders.watch.overview import Layer, overview
+from recorders.watch.spread import Spread
 from recorders.watch.visualizers.overview import overview_figure, overview_table
 from reducers import Mean
 

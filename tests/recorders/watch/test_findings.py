@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,9 @@ from recorders import (
     load,
 )
 from recorders.watch.findings import findings
-from recorders.watch.overview import Spread, overview
-from reducers import Activity, Collect, Count, FirstNonfinite, Mean, Moments, Norm, Product, Quantile, Summary
+from recorders.watch.overview import overview
+from recorders.watch.spread import Spread
+from reducers import Activity, Collect, Count, Extremes, FirstNonfinite, Mean, Moments, Norm, Product, Quantile, Summary
 
 
 def relative_change(after: Tensor, before: Tensor) -> Tensor:
@@ -215,20 +217,95 @@ def test_what_was_not_recorded_is_said() -> None:
     nothing = findings(Recorder(loss=CallMonitor(Mean())))
     assert [text.partition(":")[0] for text in nothing.unexamined] == [
         "NaN and infinity",
+        "layers that never ran",
         "dead units",
         "saturated units",
         "outlier features",
         "gradients that vanish or explode",
         "updates that are too large or too small",
     ]
-    assert str(nothing).startswith("no fault was found\nnot examined: NaN and infinity: record a Summary")
+    assert str(nothing).startswith(
+        "nothing was examined, so no fault could be found\nnot examined: NaN and infinity: record a Summary"
+    )
+    assert repr(nothing).startswith(
+        "<Findings: none, for nothing was examined; not examined NaN and infinity, layers that never ran, "
+    )
     recorder = watch(net)
     train(net, recorder)
     assert findings(recorder).unexamined == ()
-    assert str(findings(recorder)) == "no fault was found"
+    assert findings(recorder).examined == (
+        "NaN and infinity: 4 of 4",
+        "layers that never ran: 3 of 3",
+        "dead units: 3 of 3",
+        "saturated units: 1 of 3",
+        "outlier features: 2 of 3",
+        "gradients that vanish or explode: 3 of 3",
+        "updates that are too large or too small: 2 of 3",
+    )
+    assert str(findings(recorder)).startswith(
+        "no fault was found\nexamined: NaN and infinity: 4 of 4, layers that never ran: 3 of 3"
+    )
     only = Recorder(out=ForwardMonitor(Summary()), loss=CallMonitor(Summary())).modules(net, leaves=True)
     train(net, only)
     assert len(findings(only).unexamined) == 4
+
+
+PER_UNIT = (Summary, Moments, Extremes, Norm, lambda pattern: Quantile(pattern, q=(0.0, 0.5, 1.0)))
+
+
+@pytest.mark.parametrize("reducer", PER_UNIT, ids=["Summary", "Moments", "Extremes", "Norm", "Quantile"])
+@pytest.mark.parametrize("dead", [0, 20])
+def test_other_statistics_by_unit_tell_of_dead_units(reducer: Any, dead: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32))
+    nn.init.constant_(net[0].bias, 1.0)
+    nn.init.constant_(net[0].bias[:dead], -100.0)
+    nn.init.zeros_(net[2].weight)  # which is no activation function: zeros are its business
+    nn.init.zeros_(net[2].bias)
+    with Recorder(ForwardMonitor(Product(one=reducer("b c -> c")))).modules(net, leaves=True) as recorder:
+        net(torch.randn(64, 4))
+    assert found(recorder) == [("1", "20 of 32 units are dead: they were never active")] * bool(dead)
+    assert any(kind.startswith("dead units: 1 of") for kind in findings(recorder).examined)
+
+
+def test_pooled_statistics_do_not_tell_of_dead_units() -> None:
+    net = mlp(nn.ReLU())
+    with Recorder(ForwardMonitor(Summary())).modules(net) as recorder:
+        net(torch.randn(8, 8))
+    assert any(kind.startswith("dead units: record") for kind in findings(recorder).unexamined)
+
+
+def test_extremes_beside_moments_tell_of_outlier_features() -> None:
+    net = nn.Sequential(nn.Linear(8, 16, bias=False))
+    with torch.no_grad():
+        net[0].weight[3] *= 1e6
+    both = Product(ends=Extremes(), moments=Moments("b c -> c"))
+    with Recorder(ForwardMonitor(both)).modules(net, leaves=True) as recorder:
+        net(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)))
+    ((layer, what),) = found(recorder)
+    assert (layer, what[:16]) == ("0", "outlier features")
+
+
+@pytest.mark.parametrize("sick", [True, False])
+def test_the_first_nonfinite_observation_alone_tells(sick: bool) -> None:
+    net = mlp(nn.ReLU())
+    with Recorder(ForwardMonitor(FirstNonfinite())).modules(net) as recorder:
+        net(torch.randn(8, 8))
+        net(torch.full((8, 8), math.nan if sick else 1.0))
+    what = "outputs are NaN or infinite, for the first time in observation 1, and in 3 more layers"
+    assert [finding.what for finding in findings(recorder)] == [what] * sick
+    assert findings(recorder).examined == ("NaN and infinity: 4 of 4", "layers that never ran: 4 of 4")
+
+
+def test_a_list_of_findings_prints_in_short() -> None:
+    net = mlp(nn.ReLU())
+    with Recorder(ForwardMonitor(Activity())).modules(net, types=nn.ReLU) as recorder:
+        nn.init.constant_(net[0].bias, -100.0)
+        net(torch.randn(8, 8))
+    told = (
+        "<Findings: 1: 32 of 32 units are dead: they were never active; examined layers that never ran, dead units; not examined "
+    )
+    assert repr(findings(recorder)).startswith(told)
 
 
 def test_saturated_units_are_found(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from recorders.recordings.whole import as_path
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
 from recorders.watch.fault import Finding
-from recorders.watch.overview import Spread, overview, pushed
+from recorders.watch.overview import overview, pushed
+from recorders.watch.spread import Spread
 from recorders.watch.timeline import Timeline
 
 __all__ = ["Run", "recorded_once"]
