@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,11 +18,26 @@ from rich.text import Text
 from recorders.errors import RecordingNotFoundError, SelectionError
 from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording
+from recorders.recordings.whole import as_path, is_url
 from recorders.watch.timeline import Timeline
 
-__all__ = ["AsJson", "Names", "Source", "console", "cut", "open_source", "print_json", "selected", "table", "working"]
+__all__ = [
+    "AsJson",
+    "Names",
+    "Source",
+    "console",
+    "cut",
+    "is_recording",
+    "open_source",
+    "print_json",
+    "selected",
+    "table",
+    "working",
+]
 
-Source = Annotated[Path, typer.Argument(help="The folder of a recording, or the file of a timeline.", show_default=False)]
+Source = Annotated[
+    str, typer.Argument(help="The folder or URL of a recording, or the file of a timeline.", metavar="PATH", show_default=False)
+]
 Names = Annotated[str | None, typer.Option("--names", "-n", help="Only names that match this glob, such as 'out/*'.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -34,12 +48,17 @@ def console(*, stderr: bool = False) -> Console:
     return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=int(os.environ.get("COLUMNS", "160")))
 
 
-def open_source(path: Path) -> Recording | Timeline:
+def is_recording(path: str) -> bool:
+    """Whether there may be a recording, and no timeline."""
+    return is_url(path) or os.path.isdir(as_path(path))
+
+
+def open_source(path: str) -> Recording | Timeline:
     """The recording or the timeline at a path; nothing is created or changed."""
-    if path.is_dir():
+    if is_recording(path):
         with working(f"reading {path}"):
             return load(path)
-    if not path.exists():
+    if not os.path.exists(as_path(path)):
         raise RecordingNotFoundError(f"there is nothing at {path}: give the folder of a recording, or the file of a timeline")
     return Timeline(path, read_only=True)
 

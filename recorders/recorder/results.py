@@ -91,11 +91,11 @@ class Results(Mapping[str, Monitor]):
         """
         return sync(self.snapshot(), group, to=to, missing=missing)
 
-    def save(self, path: str | Path, *, layout: Layout = "folder") -> Path:
+    def save(self, path: str | Path, *, layout: Layout = "folder") -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
         return save(self.snapshot(), path, layout=layout)
 
-    def save_in_background(self, path: str | Path, *, layout: Layout = "folder") -> Future[Path]:
+    def save_in_background(self, path: str | Path, *, layout: Layout = "folder") -> Future[Path | str]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
 
         Returns:

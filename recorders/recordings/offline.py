@@ -12,6 +12,7 @@ from recorders.errors import MergeError, NotARecordingError, RecordingWarning
 from recorders.recordings.loading import load, load_lazily
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names
 from recorders.recordings.storage import save
+from recorders.recordings.whole import as_path
 
 __all__ = ["merge", "repair", "verify"]
 
@@ -24,11 +25,12 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     they are until then.
 
     Args:
-        paths: folders of recordings.
+        paths: folders or URLs of recordings. What is at a URL is fetched into a temporary folder.
         missing: "keep" keeps names that only some of them hold; "error" refuses them.
 
     Raises:
-        MergeError: there is no path, or the names differ. Later also, when a subrecording is looked at, if its reducers differ.
+        MergeError: there is no path, one is given twice, or the names differ. Later also, when a subrecording is looked at, if its
+            reducers differ.
         StorageError: a recording cannot be read, see `load`.
 
     >>> import tempfile, torch
@@ -41,7 +43,11 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     ...     merge([f"{folder}/0", f"{folder}/1"]).compute()
     {'loss': tensor(3., dtype=torch.float64)}
     """
-    found = {os.fspath(path): load_lazily(path) for path in paths}
+    found: dict[str, Recording] = {}
+    for path in [os.fspath(path) for path in paths]:
+        if path in found:
+            raise MergeError(f"{path} is given twice: it would count twice")
+        found[path] = load_lazily(path)
     if not found:
         raise MergeError("there is nothing to merge: give the folders of recordings")
     first, *others = found
@@ -100,7 +106,7 @@ def repair(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> dict[str
         NotARecordingError: there is something at `to` already.
         StorageError: nothing of the recording can be read, or the new one cannot be written.
     """
-    target = Path(to)
+    target = Path(as_path(to))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise NotARecordingError(f"{target} exists already: choose another folder, or remove it")
     with warnings.catch_warnings():

@@ -182,7 +182,7 @@ class Recording(Table, Mapping[str, Subrecording]):
         aliases = {**(other.aliases if isinstance(other, Recording) else {}), **self.aliases}
         return Recording(merged, {alias: name for alias, name in aliases.items() if alias not in merged})
 
-    def save(self, path: str | os.PathLike[str], *, layout: Literal["folder", "packed"] = "folder") -> Path:
+    def save(self, path: str | os.PathLike[str], *, layout: Literal["folder", "packed"] = "folder") -> Path | str:
         """Writes the recording into the folder `path`, and returns the folder; see `recorders.save`."""
         return _writers["save"](self, path, layout=layout)
 
@@ -203,10 +203,10 @@ class Recording(Table, Mapping[str, Subrecording]):
         return replace(self, subrecordings=parts)
 
 
-_writers: dict[str, Callable[..., Path]] = {}
+_writers: dict[str, Callable[..., Path | str]] = {}
 
 
-def register_writer(write: Callable[..., Path]) -> None:
+def register_writer(write: Callable[..., Path | str]) -> None:
     """Registers the function that `Recording.save` calls; this module must not import the one that writes files."""
     _writers["save"] = write
 

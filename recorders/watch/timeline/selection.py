@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeAlias
 
 from recorders.errors import SelectionError
-from recorders.watch.extras import require
+from recorders.recordings.extras import require
 from recorders.watch.timeline.reading import Course, Reader
 from recorders.watch.timeline.schema import Series, Tick
 

@@ -181,8 +181,7 @@ class Timeline:
         with self._session.reading() as db:
             known: Mapping[Any, int] = self._tables.ids(db)
             wanted = {known[key]: key for key in keys if key in known}
-            found = self._reader.courses(db, wanted, self._tables.ticks(db))
-            return {wanted[number]: course for number, course in found.items()}
+            return {wanted[number]: course for number, course in self._reader.courses(db, wanted, self._tables.ticks(db)).items()}
 
     def select(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> list[Row]:
         """Rows by name, statistic and tick, without reading the others.
