@@ -42,7 +42,9 @@ def affine_qparams(
         raise ArgumentError(f"affine_qparams takes 2 to 16 bits and got {bits!r}")
     lows, highs = torch.as_tensor(low).detach().float(), torch.as_tensor(high).detach().float()
     if lows.shape != highs.shape:
-        raise ArgumentError(f"affine_qparams: low has the shape {tuple(lows.shape)} and high {tuple(highs.shape)}: give one of each")
+        raise ArgumentError(
+            f"affine_qparams: low has the shape {tuple(lows.shape)} and high {tuple(highs.shape)}; they must be equal"
+        )
     if wrong := int((~(lows.isfinite() & highs.isfinite() & (lows <= highs))).sum()):
         raise ArgumentError(
             f"affine_qparams: {wrong} of {lows.numel()} ranges are not finite in float32, or low is above high: low is "
