@@ -22,7 +22,6 @@ from recorders import (
     Stream,
     Subrecording,
     Timeline,
-    load,
 )
 from recorders.recorder.overhead import Overhead
 from recorders.recordings.shown import Table, brief
@@ -107,13 +106,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     timeline = Timeline(folder / "run.db")
     timeline.append(0, {f"layer [{place}]": {"mean": 0.5} for place in range(LAYERS)})
     with Stream(folder / "stream") as stream:
-        for place in range(LAYERS):
-            stream.put(f"place {place}", torch.ones(1, 2))
-        stream.flush()
+        stream._writer.rows = {f"place {place}": 1 for place in range(LAYERS)}  # as writing a thousand files takes a second
         yield {
             "recorder": made,
             "recording": made.snapshot(),
-            "loaded": load(made.save(folder / "run", layout="packed")),
             "subrecording": nested.snapshot(),
             "monitor": nested,
             "report": made.report(),
@@ -128,7 +124,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["recorder", "recording", "loaded", "subrecording", "monitor", "report", "plan", "overhead", "timeline", "findings", "stream"],
+    ["recorder", "recording", "subrecording", "monitor", "report", "plan", "overhead", "timeline", "findings", "stream"],
 )
 def test_a_thousand_layers_are_short_in_all_three_forms(many: dict[str, Any], kind: str) -> None:
     shown = many[kind]
