@@ -140,9 +140,9 @@ def as_frame(columns: Mapping[str, list[Any]], kinds: Mapping[str, str], backend
     chosen = backend or next((name for name in ("pandas", "polars") if importlib.util.find_spec(name)), "pandas")
     if chosen not in ("pandas", "polars"):
         raise ValueError(f"to_frame(backend={backend!r}): choose 'pandas' or 'polars'")
-    library = require(chosen, chosen)
     if chosen == "pandas":
-        return library.DataFrame(dict(columns)).astype(dict(kinds))
+        return require("pandas", "pandas").DataFrame(dict(columns)).astype(dict(kinds))
+    library = require("polars", "polars")
     types = {"string": library.String, "float64": library.Float64, "int64": library.Int64, "Int64": library.Int64}
     return library.DataFrame(dict(columns), schema={name: types[kind] for name, kind in kinds.items()})
 

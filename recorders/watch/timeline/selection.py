@@ -1,4 +1,4 @@
-"""What is chosen of a timeline, and the columns of a table of it."""
+"""What is chosen of a timeline, and a data frame of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeAlias
 
 from recorders.errors import SelectionError
-from recorders.recordings.extras import require
+from recorders.recordings.export import Backend, as_frame
 from recorders.recordings.shown import listed
 from recorders.watch.timeline.reading import Course, Reader
 from recorders.watch.timeline.schema import Series, Tick
 
-__all__ = ["COLUMNS", "Chosen", "ChosenTicks", "Row", "columns", "selected"]
+__all__ = ["Chosen", "ChosenTicks", "Row", "frame", "selected"]
 
 Chosen: TypeAlias = "str | Collection[str] | None"
 """A glob or a name, several of them, or None for all."""
@@ -22,7 +22,7 @@ ChosenTicks: TypeAlias = "slice | Collection[int] | None"
 """A slice of ticks without its end, the ticks themselves, or None for all."""
 
 
-COLUMNS = {"tick": "int64", "step": "Int64", "name": "string", "statistic": "string", "value": "float64"}
+_COLUMNS = {"tick": "int64", "step": "Int64", "name": "string", "statistic": "string", "value": "float64"}
 """The columns of a table of rows, with their kinds; the step may be missing."""
 
 
@@ -47,16 +47,16 @@ def selected(
     yield from ((wanted[number], course) for number, course in found.items())
 
 
-def columns(found: Iterable[tuple[Series, Course]], ticks: Mapping[int, Tick]) -> dict[str, list[Any]]:
-    """The columns of a table of what was selected."""
-    made: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+def frame(found: Iterable[tuple[Series, Course]], ticks: Mapping[int, Tick], backend: Backend) -> Any:
+    """A data frame of what was selected."""
+    made: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for series, (numbers, values) in found:
         made["tick"] += numbers
         made["step"] += [ticks[number].step for number in numbers]
         made["name"] += [series.name] * len(numbers)
         made["statistic"] += [series.statistic] * len(numbers)
         made["value"] += values
-    return made
+    return as_frame(made, _COLUMNS, backend)
 
 
 def _chosen(known: Iterable[str], wanted: Chosen, what: str) -> set[str]:

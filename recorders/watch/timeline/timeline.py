@@ -9,13 +9,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, SelectionError, TickError
-from recorders.recordings.export import as_frame
 from recorders.recordings.shown import listed
 from recorders.watch.timeline.damage import Damages
 from recorders.watch.timeline.reading import Course, Reader
 from recorders.watch.timeline.rows import TimelineRows, numbers_of
 from recorders.watch.timeline.schema import Series
-from recorders.watch.timeline.selection import COLUMNS, Chosen, ChosenTicks, Row, columns, selected
+from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
 from recorders.watch.timeline.session import MEMORY, Session, located
 from recorders.watch.timeline.shown import SeriesTable
 from recorders.watch.timeline.tables import Tables
@@ -218,14 +217,12 @@ class Timeline(SeriesTable):
             MissingExtraError: pandas is not installed.
         """
         with self._session.reading() as db:
-            found = columns(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db))
-        return as_frame(found, COLUMNS, "pandas")
+            return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "pandas")
 
     def to_polars(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
         """The same as a `polars.DataFrame`."""
         with self._session.reading() as db:
-            found = columns(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db))
-        return as_frame(found, COLUMNS, "polars")
+            return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "polars")
 
     def tensor(self, name: str, tick: int) -> Tensor:
         """A tensor that was appended, in its shape and dtype, on the CPU.
