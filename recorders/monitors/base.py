@@ -24,6 +24,7 @@ from recorders.monitors.snapshots import snapshot
 from recorders.monitors.twins import find_twin, renew_twins
 from recorders.recordings.past import Past
 from recorders.recordings.recording import Subrecording
+from recorders.recordings.shown import Recorded
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer
 from reducers import Reducer, State
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 
-class Monitor(Past, ABC):
+class Monitor(Recorded, Past, ABC):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
     An observation passes, in this order: the gate (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then

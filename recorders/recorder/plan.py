@@ -54,7 +54,7 @@ class PlanRow:
         return f"will fail: {self.error}" if self.error else size + (", more with every observation" if self.grows else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Table):
     """What will be recorded: a row for each subrecorder, and a note if something stayed unknown."""
 
@@ -67,16 +67,22 @@ class Plan(Table):
         return sum(row.state_bytes or 0 for row in self.rows)
 
     def __str__(self) -> str:
+        return "\n".join([*map(str, self.rows), self._total(), *([self.note] if self.note else [])])
+
+    def _total(self) -> str:
         total = f"{len(self.rows)} subrecorders, {self.state_bytes:,} bytes of state"
         if growing := sum(row.grows for row in self.rows):
             total += f"; {growing} of them grow without bound: keep less with Whole(last=n), Reservoir(k) or Window(reducer, n)"
-        return "\n".join([*map(str, self.rows), total, *([self.note] if self.note else [])])
+        return total
+
+    def title_shown(self) -> str:
+        """The total."""
+        return f"Plan: {self._total()}" + (f"; {self.note}" if self.note else "")
 
     def rows_shown(self) -> Rows:
-        """One row for each subrecorder, and the total."""
-        cells = [(row.name or "(net)", f"{row.monitor}({row.reducer})", row.module, row.size, row.steps) for row in self.rows]
-        total = ("all", "", "", f"{self.state_bytes:,} bytes of state", self.note)
-        return ("name", "monitor", "on", "state after one observation", "steps"), [*cells, total]
+        """One row for each subrecorder."""
+        cells = ([(row.name or "(net)", f"{row.monitor}({row.reducer})", row.module, row.size, row.steps)] for row in self.rows)
+        return ("name", "monitor", "on", "state after one observation", "steps"), cells, len(self.rows)
 
 
 def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:

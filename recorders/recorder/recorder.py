@@ -11,12 +11,13 @@ from torch.optim import Optimizer
 from recorders.monitors.base import Monitor
 from recorders.recorder.meter import Meter
 from recorders.recorder.overhead import Overhead, check_budget, shown_cadence
+from recorders.recorder.pairs import OfPairs
 from recorders.recorder.plan import Plan, plan
 from recorders.recorder.prototypes import Prototype
 from recorders.recorder.report import Report, report
-from recorders.recorder.results import Results
 from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters, unwrapped
 from recorders.recorder.subrecorders import Subrecorders
+from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 
-class Recorder(Results):
+class Recorder(OfPairs):
     """Monitors (its subrecorders) by name, in the order in which they were selected.
 
     The monitors given are prototypes: each selected module gets a copy with a state of its own. Hooks are on as soon as modules are
@@ -183,11 +184,10 @@ class Recorder(Results):
     def __exit__(self, *_: object) -> None:
         self.deregister()
 
-    def __repr__(self) -> str:
-        return f"Recorder({self._subrecorders!r}): {len(self)} subrecorders{shown_cadence(self._clock.cadence, self._meter.budget)}"
-
-    def _repr_html_(self) -> str:
-        return self.snapshot()._repr_html_()
+    def title_shown(self) -> str:
+        """The prototypes, how many subrecorders there are, and how often they record."""
+        cadence = shown_cadence(self._clock.cadence, self._meter.budget)
+        return f"Recorder({cut(repr(self._subrecorders), 100)}): {len(self):,} subrecorders{cadence}"
 
     @property
     def aliases(self) -> dict[str, str]:

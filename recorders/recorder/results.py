@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from recorders.errors import RecordingNotFoundError
 from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
+from recorders.recordings.export import Exported
 from recorders.recordings.loading import load
-from recorders.recordings.recording import Missing, Recording, Subrecording
+from recorders.recordings.recording import Missing, Recording, Subrecording, part_rows
+from recorders.recordings.shown import Names, Rows, Table
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
 from recorders.recordings.storage import Layout, save, save_in_background
 from recorders.recordings.sync import sync
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Results"]
 
 
-class Results(Mapping[str, Monitor]):
+class Results(Table, Exported, Mapping[str, Monitor]):
     """The part of a `Recorder` that deals with what was recorded."""
 
     @abstractmethod
@@ -34,6 +36,13 @@ class Results(Mapping[str, Monitor]):
 
     _subrecorders: Subrecorders
     _clock: Clock
+
+    def keys(self) -> Names:
+        return Names(self)
+
+    def rows_shown(self) -> Rows:
+        """One row for each leaf of each subrecorder."""
+        return part_rows(self, lambda name: self[name].snapshot())
 
     def samples(self, name: str | int) -> int:
         """The number of observations that one subrecorder recorded."""

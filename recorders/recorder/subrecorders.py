@@ -151,6 +151,10 @@ class Subrecorders(Mapping[str, Monitor]):
                 gc.enable()
         self._monitors.update(added)
         self.aliases.update(aliases)
+        self.know(net)
+
+    def know(self, net: nn.Module) -> None:
+        """Remembers a net that modules were selected from."""
         inner = unwrapped(net)
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))

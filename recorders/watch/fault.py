@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from recorders.recordings.shown import Rows, Table
+
 __all__ = [
     "GRADIENT_DECAY",
     "MASSIVE",
@@ -89,7 +91,7 @@ class Finding:
         return f"{self.layer}: {self.what}{since}. {self.why} Try: {self.remedy}"
 
 
-class Findings(list[Finding]):
+class Findings(Table, list[Finding]):
     """A list of likely faults, and what could not be examined.
 
     Attributes:
@@ -103,6 +105,17 @@ class Findings(list[Finding]):
     def __str__(self) -> str:
         lines = [str(finding) for finding in self] or ["no fault was found"]
         return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
+
+    def title_shown(self) -> str:
+        """How many faults there are, and what was not examined."""
+        head = f"{len(self):,} likely faults" if self else "no fault was found"
+        return "; not examined: ".join([head, *(missing.partition(":")[0] for missing in self.unexamined)])
+
+    def rows_shown(self) -> Rows:
+        """One row for each finding."""
+        since = ["" if finding.since is None else f"{finding.since}" for finding in self]
+        rows = ([(one.layer, tick, one.what, one.remedy)] for one, tick in zip(self, since, strict=True))
+        return ("layer", "since tick", "what", "try"), rows, len(self)
 
 
 _ADVICE = {
