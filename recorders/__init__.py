@@ -2,6 +2,7 @@
 
 from recorders.errors import (
     CorruptRecordingError,
+    GivenError,
     LensError,
     MergeError,
     MissingExtraError,
@@ -55,6 +56,7 @@ __all__ = [
     "DifferenceMonitor",
     "ForwardInputMonitor",
     "ForwardMonitor",
+    "GivenError",
     "Inspector",
     "LensError",
     "MergeError",

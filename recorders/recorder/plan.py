@@ -104,7 +104,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         if module is None or id(module) not in memo:
             continue
         twin = monitor.constructor(monitor.attr)
-        twin.dry_run = True
+        twin.dry_run, twin.context = True, monitor.context
         twin.on_error, twin.filter_, twin.gate = "warn", None, Gate(DEFAULTS)
         twins[id(monitor)] = twin.register(memo[id(module)])
     with warnings.catch_warnings():
@@ -120,6 +120,8 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     rows = [_plan_row(name, monitor, twins.get(id(monitor))) for name, monitor in monitors.items()]
     for twin in twins.values():
         twin.deregister()
+        if twin.given and not twin.states and (args or kwargs):
+            note = note or "give plan() what monitors take: with recorder.given(...): recorder.plan(...)"
     return Plan(tuple(rows), note)
 
 
@@ -138,9 +140,8 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     module = shown_module(monitor)
     shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
-    return PlanRow(
-        name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps, not monitor.reducer.bounded
-    )
+    reducer = repr(monitor.reducer) + (f", given={monitor.given}" if monitor.given else "")
+    return PlanRow(name, type(monitor).__name__, module, reducer, shapes, size, error, steps, not monitor.reducer.bounded)
 
 
 def _meta(tensor: Tensor) -> Tensor:

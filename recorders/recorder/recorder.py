@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -227,6 +228,28 @@ class Recorder(OfPairs):
         """Advances the clock by one step, for training loops without an attached optimizer; returns the recorder."""
         self._clock.advance()
         return self
+
+    def given(self, **values: Any) -> AbstractContextManager[None]:
+        """A block in which the monitors that name these values in `given=` take them: ids, labels, a token mask, weights.
+
+        The values are tensors, arrays or lists of numbers, of the present batch. A block within a block adds to it, or overrides.
+        Each thread and each task of asyncio has blocks of its own. A gradient gets what was given at its forward.
+        If a value is missing or does not fit, the observation is left out, and `on_error` says what happens.
+
+        Raises:
+            TypeError: a value is no tensor, array, number or list of numbers.
+
+        >>> import torch
+        >>> from recorders import ForwardMonitor
+        >>> from reducers import TopK
+        >>> layer = torch.nn.Identity()
+        >>> recorder = Recorder(ForwardMonitor(TopK(k=1), given="ids")).modules(layer)
+        >>> with recorder.given(ids=[70, 71]):
+        ...     _ = layer(torch.tensor([[1.0], [5.0]]))
+        >>> recorder[0].peek()["id"]
+        tensor([71])
+        """
+        return self._subrecorders.context.give(values)
 
     def register(self) -> Self:
         """Puts all hooks on; returns the recorder."""
