@@ -97,7 +97,7 @@ def check_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if given[name] is not None and not callable(given[name]):
             raise TypeError(f"{kind}({name}={given[name]!r}): {name} must be callable")
     names = given["given"]
-    given["given"] = (names,) if isinstance(names, str) else tuple(names)
+    given["given"] = tuple(names) if isinstance(names, (tuple, list)) else (names,)
     if not all(isinstance(name, str) and name.isidentifier() for name in given["given"]):
         raise TypeError(f"{kind}(given={names!r}): given is the name of a value of Recorder.given, such as 'mask', or several")
     return given

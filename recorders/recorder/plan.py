@@ -120,7 +120,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     rows = [_plan_row(name, monitor, twins.get(id(monitor))) for name, monitor in monitors.items()]
     for twin in twins.values():
         twin.deregister()
-        if twin.given and not twin.states and (args or kwargs):
+        if twin.given and not twin.states and twin.last_error is None and (args or kwargs):
             note = note or "give plan() what monitors take: with recorder.given(...): recorder.plan(...)"
     return Plan(tuple(rows), note)
 
