@@ -109,11 +109,8 @@ def keep(monitor: Taking) -> Block:
     return Block({monitor.context: mine}, block.fault, block)
 
 
-def under(block: Block | None, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Calls `function` with `block` as what is given; as things are if it is None."""
-    if block is None:
-        function(*args, **kwargs)
-        return
+def under(block: Block, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Calls `function` with `block` as what is given."""
     token = _current.set(block)
     try:
         function(*args, **kwargs)

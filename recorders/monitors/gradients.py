@@ -134,12 +134,16 @@ class GradientMonitor(Monitor):
 
     @tensor_hook
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
-        if sighting.block is not None:
-            sighting.block.used = True
+        block = sighting.block
+        if block is not None:
+            block.used = True
         if gradient is None:
             self._skip(INSIDE)
         elif self._due(self.module, sighting.training, path) and (path or not add_alone(self, gradient)):
-            under(sighting.block, self._record, self.module, gradient, *seen, path=path)
+            if block is None:
+                self._record(self.module, gradient, *seen, path=path)
+            else:
+                under(block, self._record, self.module, gradient, *seen, path=path)
 
     @entrance
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
@@ -147,12 +151,12 @@ class GradientMonitor(Monitor):
         self._receive_call(lambda: (gradient, *seen), path)
 
     def _receive_call(self, operands: Callable[[], Any], stream: str) -> None:
-        """The last operand is the number of what was given at the forward, if the monitor takes that."""
-        if is_due_in_graph(self, stream):
-            found, block = list(operands()), None
-            if self.given:
-                block = block_of(found.pop())
-            under(block, self._record, self.module, *found, path=stream)
+        """If the monitor takes what was given at the forward, the number of that is the last operand."""
+        if not self.given:
+            super()._receive_call(operands, stream)
+        elif is_due_in_graph(self, stream):
+            *found, number = operands()
+            under(block_of(number), self._record, self.module, *found, path=stream)
 
 
 class BackwardMonitor(GradientMonitor):
