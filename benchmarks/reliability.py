@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import attacks
+import faults.test_kill_stream as test_kill_stream
+import faults.test_kill_timeline as test_kill_timeline
 import forged
 import mutated
 import power_loss
@@ -59,6 +61,22 @@ def fuzzed(what: str, count: int, check: Callable[[Path, st.DataObject], None]) 
     return run
 
 
+def killed(what: str, rounds: int, check: Callable[[Path, int], None]) -> Attack:
+    """Kills what writes so many times, and checks that all is there that was committed."""
+
+    def run(folder: Path) -> Tally:
+        tally = Tally(f"`kill -9` at random moments of {what}")
+        try:
+            check(folder, rounds)
+        except AssertionError as error:
+            tally.add("lost", False, str(error))
+        for _ in range(rounds - tally.tries):
+            tally.add("all that was committed")
+        return tally
+
+    return run
+
+
 def mutated_state(folder: Path, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(CASES) - 1))
     mutated.survives(index, data.draw(st.lists(mutated.mutation, min_size=1, max_size=3)))
@@ -88,6 +106,8 @@ def plan(counts: Counts) -> list[Attack]:
     return [
         lambda folder: attacks.kills(folder, counts.kills),
         lambda folder: attacks.kills_at_random(folder, counts.random_kills),
+        killed("a timeline", counts.random_kills, test_kill_timeline.kill_and_check),
+        killed("a stream", counts.random_kills, test_kill_stream.kill_and_check),
         lambda folder: attacks.errors(folder, counts.errors),
         lambda folder: power_loss.power_losses(folder, counts.disks),
         lambda folder: attacks.damages(folder, counts.damages),

@@ -2,6 +2,7 @@
 
 from recorders.errors import (
     CorruptRecordingError,
+    GivenError,
     LensError,
     MergeError,
     MissingExtraError,
@@ -29,6 +30,7 @@ from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameter_gradients import ParameterGradientMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
+from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.loading import load
 from recorders.recordings.offline import merge, repair, verify
@@ -55,6 +57,7 @@ __all__ = [
     "DifferenceMonitor",
     "ForwardInputMonitor",
     "ForwardMonitor",
+    "GivenError",
     "Inspector",
     "LensError",
     "MergeError",
@@ -87,6 +90,7 @@ __all__ = [
     "TargetError",
     "TickError",
     "Timeline",
+    "cache",
     "compare",
     "findings",
     "lenses",

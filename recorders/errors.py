@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CorruptRecordingError",
+    "GivenError",
     "LensError",
     "MergeError",
     "MissingExtraError",
@@ -40,6 +41,10 @@ class TargetError(RecorderError, AttributeError):
 
 class OperandError(RecorderError, TypeError):
     """The output of a module, of `map_` or of `op_` contains no tensor to reduce."""
+
+
+class GivenError(RecorderError, ValueError):
+    """What a monitor takes from `Recorder.given` is missing, or does not fit the observation; the message names both."""
 
 
 class MonitorError(RecorderError, RuntimeError):

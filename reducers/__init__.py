@@ -12,6 +12,7 @@ from reducers.core.statistic import Statistic
 from reducers.distributions.categorical import CountByValue, DistinctCount, HeavyHitters
 from reducers.distributions.histogram import Histogram
 from reducers.distributions.quantile import Quantile
+from reducers.distributions.quantisation import affine_qparams
 from reducers.errors import (
     ArgumentError,
     DTypeError,
@@ -39,6 +40,7 @@ from reducers.multivariate.spectrum import (
     explained_variance_ratio,
     intrinsic_dimension,
     participation_ratio,
+    principal_axes,
 )
 from reducers.state import Result, State
 from reducers.statistics.activity import Activity, Sparsity
@@ -130,6 +132,7 @@ __all__ = [
     "WeightedMoments",
     "Whole",
     "Window",
+    "affine_qparams",
     "condition_number",
     "correlation",
     "effective_rank",
@@ -138,6 +141,7 @@ __all__ = [
     "from_recipe",
     "intrinsic_dimension",
     "participation_ratio",
+    "principal_axes",
     "singular_values",
     "spectral_norm",
     "stable_rank",

@@ -114,7 +114,7 @@ def survives(index: int, mutations: list[tuple[str, int, int]]) -> None:
     uses: list[Callable[[], object]] = [
         lambda: part.peek(),
         lambda: repr(part),
-        lambda: part.rows_shown(),
+        lambda: part._repr_html_(),
         lambda: isinstance(case.reducer, History) and case.reducer.dump(forged),
     ]
     combines: list[Callable[[], object]] = [

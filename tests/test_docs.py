@@ -11,6 +11,9 @@ from paths import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
+NEEDED = {"trainers.md": ("lightning", "transformers", "accelerate", "ignite", "tensorboard")}
+"""Libraries that the test command does not install; `.ci/run` does."""
+
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Python blocks, each with the output that is shown right below it; "" if none is."""
@@ -22,6 +25,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def test_python_blocks_run_and_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for library in NEEDED.get(page.name, ()):
+        pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)  # whatever ran before in this process
     namespace: dict[str, object] = {"__name__": "__main__"}

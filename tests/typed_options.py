@@ -8,6 +8,8 @@ from reducers import Mean
 ForwardMonitor(Mean(), every=2)
 ForwardMonitor(Mean(), evry=2)  # type: ignore[call-arg]
 ForwardMonitor(Mean(), every="2")  # type: ignore[arg-type]
+ForwardMonitor(Mean(), given=("ids", "mask"))
+ForwardMonitor(Mean(), given=3)  # type: ignore[arg-type]
 ForwardMonitor(Mean(), on_error="wran")  # type: ignore[arg-type]
 ForwardMonitor.partialconstructor(Mean(), train_updates=False)  # type: ignore[call-arg]
 ParameterMonitor.partialconstructor(Mean(), when="tick", steps=range(3))

@@ -27,7 +27,18 @@ from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_e
 from recorders.capture import packing
 from reducers import Reducer, State
 
-__all__ = ["emit_call", "emit_leaves", "find_receiver", "find_twin", "new_receiver", "new_twin_key", "operands_of", "unpacked"]
+__all__ = [
+    "emit_call",
+    "emit_failure",
+    "emit_keep",
+    "emit_leaves",
+    "find_receiver",
+    "find_twin",
+    "new_receiver",
+    "new_twin_key",
+    "operands_of",
+    "unpacked",
+]
 
 _NEXT = "\x1f"  # separates the fields of a layout
 
@@ -44,7 +55,8 @@ def new_receiver(receiver: Any) -> Tensor:
     - `receive(layout, packs, stream)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
     - `receive_leaves(leaves, stream)`: the graph could not lift the observation; `leaves` are its tensors by path;
     - `receive_call(operands, stream)`: callables need the operands; `operands()` returns them;
-    - `receive_failure()`: the operands could not be read while the graph was traced.
+    - `receive_failure()`: the operands could not be read while the graph was traced;
+    - `keep_given()`: a forward begins whose gradient needs what is given now; returns a number by which that is found, or None.
     """
     number = next(_numbers)
     _receivers[number] = receiver
@@ -85,14 +97,15 @@ def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tens
     """
     twin = find_twin(key)
     if twin is not None:
-        outside_modes(_emit_leaves, receiver, twin.reducer, paths, tensors, stream)
+        reducer = None if twin.given else twin.reducer  # what is given is no part of the graph
+        outside_modes(_emit_leaves, receiver, reducer, paths, tensors, stream)
 
 
-def _emit_leaves(receiver: Tensor, reducer: Reducer, paths: list[str], tensors: list[Tensor], stream: str) -> None:
+def _emit_leaves(receiver: Tensor, reducer: Reducer | None, paths: list[str], tensors: list[Tensor], stream: str) -> None:
     with NoAutocast(), torch.no_grad():
         leaves = {path: tensor.detach() for path, tensor in zip(paths, tensors, strict=True)}
         lifts = None
-        if reducer.liftable:
+        if reducer is not None and reducer.liftable:
             # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.
             with contextlib.suppress(Exception):
                 lifts = _packed_lifts(reducer, leaves)
@@ -104,6 +117,27 @@ def _emit_leaves(receiver: Tensor, reducer: Reducer, paths: list[str], tensors: 
 
 torch.fx.has_side_effect(emit_leaves)  # otherwise the compiler removes the node, because it returns nothing
 torch.compiler.allow_in_graph(emit_leaves)  # type: ignore[no-untyped-call]
+
+
+def emit_failure(receiver: Tensor) -> None:
+    """A node of the user's graph: calls the operator that reports a failure."""
+    outside_modes(torch.ops.torch_recorders.fail, receiver)
+
+
+torch.fx.has_side_effect(emit_failure)
+torch.compiler.allow_in_graph(emit_failure)  # type: ignore[no-untyped-call]
+
+
+def emit_keep(receiver: Tensor) -> Tensor:
+    """A node of the user's graph: calls the operator that keeps what is given, and returns its number.
+
+    Within activation checkpointing a mode marks operators to be run again in the backward, so this one is called outside of it.
+    """
+    number: Tensor = outside_modes(torch.ops.torch_recorders.keep_given, receiver)
+    return number
+
+
+torch.compiler.allow_in_graph(emit_keep)  # type: ignore[no-untyped-call]
 
 
 def _packed_lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> tuple[str, list[Tensor]]:
@@ -152,15 +186,14 @@ def operands_of(layout: str, tensors: list[Tensor], numbers: list[int]) -> Any:
     return packing.unpacked(layout, [tensor.clone() for tensor in tensors], numbers)
 
 
-def _call_receiver(method: str, receiver: Tensor, *args: Any) -> None:
+def _call_receiver(method: str, receiver: Tensor, *args: Any) -> Any:
     """Calls a method of the receiver, if it still exists; called by all operators when the graph runs."""
 
-    def call() -> None:
+    def call() -> Any:
         found = find_receiver(receiver)
-        if found is not None:
-            getattr(found, method)(*args)
+        return None if found is None else getattr(found, method)(*args)
 
-    outside_modes(call)
+    return outside_modes(call)
 
 
 def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor]) -> None:
@@ -179,16 +212,25 @@ def _receive_call(receiver: Tensor, stream: str, layout: str, tensors: list[Tens
     _call_receiver("receive_call", receiver, lambda: operands_of(layout, tensors, numbers), stream)
 
 
+def _keep_given(receiver: Tensor) -> Tensor:
+    number: Tensor | None = _call_receiver("keep_given", receiver)
+    return torch.tensor(-1, device="cpu") if number is None else number
+
+
+def _no_number(receiver: Tensor) -> Tensor:
+    return torch.empty((), dtype=torch.int64, device="cpu")
+
+
 _library: Any = torch.library.Library("torch_recorders", "DEF")  # type: ignore[no-untyped-call]
 
 
-def _define(schema: str, run: Callable[..., None]) -> None:
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lambda *_: None) -> None:
     # A CUDA graph replays kernels and would skip the operator, so CUDA graphs must end before it.
     _library.define(schema, tags=(torch.Tag.cudagraph_unsafe,))
     name = schema.partition("(")[0]
     _library.impl(name, run, "CompositeExplicitAutograd")
-    _library._register_fake(name, lambda *_: None)
-    # Without an effect it would be removed, because it returns nothing. Ordered, because some statistics depend on the order.
+    _library._register_fake(name, fake)
+    # Without an effect it would be removed, or run again in a backward. Ordered, because some statistics depend on the order.
     make_effectful(getattr(torch.ops.torch_recorders, name).default)
 
 
@@ -196,3 +238,4 @@ _define("receive(Tensor receiver, str stream, str layout, Tensor[] packs) -> ()"
 _define("receive_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves) -> ()", _receive_leaves)
 _define("fail(Tensor receiver) -> ()", _fail)
 _define("receive_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers) -> ()", _receive_call)
+_define("keep_given(Tensor receiver) -> Tensor", _keep_given, _no_number)

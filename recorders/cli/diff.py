@@ -10,7 +10,7 @@ import typer
 
 from recorders.cli.sources import AsJson, Source, console, cut, open_source, print_json, table
 from recorders.errors import NotARecordingError
-from recorders.recordings.shown import number
+from recorders.recordings.shown import listed, number
 from recorders.watch.compare import Change, Comparison, compare
 from recorders.watch.timeline import Timeline
 
@@ -56,4 +56,4 @@ def _print(found: Comparison, changes: list[Change]) -> None:
     screen.print(rows if changes else f"no difference in {len(found.changes)} statistics")
     for which, names in (("first", found.only_first), ("second", found.only_second)):
         if names:
-            screen.print(cut(f"only in the {which}: {', '.join(names[:20])}{' and more' if len(names) > 20 else ''}"))
+            screen.print(cut(f"only in the {which}: {listed(names)}"))

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from recorders.cli.sources import Names, Source, open_source, selected, working
+from recorders.recordings.export import COLUMNS, rows
 from recorders.recordings.recording import Recording
 from recorders.recordings.whole import written_whole
-from recorders.watch.compare import results_by_name
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.visualizer import require
 
@@ -29,7 +28,7 @@ Output = Annotated[Path | None, typer.Option(help="Write a file of this kind.", 
 def export(path: Source, csv: Output = None, parquet: Output = None, names: Names = None) -> None:
     """Write a recording or a timeline as one table, with one number in each row.
 
-    Columns of a recording: name, statistic, index, value. Columns of a timeline: tick, name, statistic, value.
+    Columns of a recording: name, leaf, statistic, index, value. Columns of a timeline: tick, name, statistic, value.
     """
     if csv is None and parquet is None:
         raise typer.BadParameter("give --csv FILE or --parquet FILE")
@@ -42,13 +41,12 @@ def export(path: Source, csv: Output = None, parquet: Output = None, names: Name
                 print(target)
 
 
-def _table(source: Recording | Timeline, names: str | None) -> tuple[dict[str, type], Iterator[Row]]:
+def _table(source: Recording | Timeline, names: str | None) -> tuple[dict[str, str], Iterator[Row]]:
     """The columns with their types, and the rows."""
     if isinstance(source, Timeline):
-        columns: dict[str, type] = {"tick": int, "name": str, "statistic": str, "value": float}
+        columns = {"tick": "int64", "name": "string", "statistic": "string", "value": "float64"}
         return columns, _timeline_rows(source, selected(source.names(), names))
-    columns = {"name": str, "statistic": str, "index": str, "value": float}
-    return columns, _recording_rows(source, selected(list(source), names))
+    return COLUMNS, rows(source, selected(list(source), names))
 
 
 def _timeline_rows(timeline: Timeline, names: list[str]) -> Iterator[Row]:
@@ -57,27 +55,16 @@ def _timeline_rows(timeline: Timeline, names: list[str]) -> Iterator[Row]:
             yield from ((tick, name, statistic, value) for tick, value in zip(*timeline.series(name, statistic), strict=True))
 
 
-def _recording_rows(recording: Recording, names: list[str]) -> Iterator[Row]:
-    for name in names:  # one after the other, as a recording may be large
-        for leaf, statistics in results_by_name(Recording({name: recording[name]})).items():
-            for statistic, x in statistics.items():
-                places = itertools.product(*map(range, x.shape))
-                numbers = (value for block in torch.split(x.reshape(-1), _BLOCK) for value in block.tolist())
-                for place, value in zip(places, numbers, strict=True):
-                    yield leaf, statistic, ",".join(map(str, place)), value
-
-
-def _write_csv(path: Path, columns: dict[str, type], rows: Iterator[Row]) -> None:
+def _write_csv(path: Path, columns: dict[str, str], lines: Iterator[Row]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        writer.writerows(rows)
+        writer.writerows(lines)
 
 
-def _write_parquet(path: Path, columns: dict[str, type], rows: Iterator[Row]) -> None:
+def _write_parquet(path: Path, columns: dict[str, str], lines: Iterator[Row]) -> None:
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    kinds = {int: arrow.int64(), str: arrow.string(), float: arrow.float64()}
-    schema = arrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+    schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in columns.items()])
     with parquet.ParquetWriter(path, schema) as writer:
-        while block := list(itertools.islice(rows, _BLOCK)):
+        while block := list(itertools.islice(lines, _BLOCK)):
             writer.write_table(arrow.table([list(column) for column in zip(*block, strict=True)], schema=schema))

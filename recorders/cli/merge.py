@@ -10,19 +10,21 @@ import typer
 from recorders.cli.sources import working
 from recorders.errors import StorageError
 from recorders.recordings import offline
+from recorders.recordings.whole import as_path, is_url
 
 __all__ = ["merge"]
 
 
 def merge(
-    paths: Annotated[list[Path], typer.Argument(help="The folders of recordings, earliest first.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the merged recording.", show_default=False)],
+    paths: Annotated[list[str], typer.Argument(help="Folders or URLs of recordings, earliest first.", show_default=False)],
+    out: Annotated[str, typer.Option("--out", "-o", help="The folder or URL of the merged recording.", show_default=False)],
     keep: Annotated[bool, typer.Option("--keep", help="Keep names that only some of them hold.")] = False,
 ) -> None:
     """Merge recordings, as if one process had recorded all of it."""
     if len(paths) < 2:
         raise typer.BadParameter("give two recordings or more")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+    target = Path() if is_url(out) else Path(as_path(out))
+    if not is_url(out) and target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise StorageError(f"{out} exists already: choose another folder, or remove it")
     merged = offline.merge(paths, missing="keep" if keep else "error")
     with working(f"merging {len(paths)} recordings of {len(merged)} subrecorders"):

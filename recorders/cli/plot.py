@@ -17,7 +17,7 @@ __all__ = ["plot"]
 
 
 def plot(
-    path: Annotated[Path, typer.Argument(help="The file of a timeline.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="The file of a timeline.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the figures.")] = Path("recorders-plots"),
     dpi: Annotated[float, typer.Option(min=10, max=1000, help="Dots per inch.")] = 120,
 ) -> None:

@@ -13,7 +13,7 @@ __all__ = ["repair"]
 
 
 def repair(
-    path: Annotated[Path, typer.Argument(help="The folder of a damaged recording.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="The folder or URL of a damaged recording.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the repaired recording.", show_default=False)],
 ) -> None:
     """Write what is whole of a damaged recording into another folder, and say what is left out."""

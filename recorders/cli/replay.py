@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ Targets = Annotated[
 
 
 def replay(
-    path: Annotated[Path, typer.Argument(help="The file of a timeline.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="The file of a timeline.", show_default=False)],
     targets: Targets,
 ) -> None:
     """Show a timeline again, tick after tick, as during the training."""

@@ -14,13 +14,13 @@ __all__ = ["report"]
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="A recording or a timeline, or two to compare.", show_default=False)],
+    paths: Annotated[list[str], typer.Argument(help="A recording or a timeline, or two to compare.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Its title.")] = "Training report",
 ) -> None:
     """Write one page that opens in a browser without a network: findings, heat maps, a panel for each layer."""
     if len(paths) > 2:
         raise typer.BadParameter("give one run, or two to compare")
-    runs = [Run.of(open_source(path), str(path)) for path in paths]
+    runs = [Run.of(open_source(path), path) for path in paths]
     with working("writing"):
         print(write_report(out, *runs, title=title))

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from recorders.errors import RecordingNotFoundError, SelectionError
+from recorders.recordings.export import plain
 from recorders.recordings.loading import load
 from recorders.recordings.manifest import recording_of
 from recorders.recordings.recording import Recording
+from recorders.recordings.shown import listed
+from recorders.recordings.shown import rich_table as table
+from recorders.recordings.whole import as_path, is_url
 from recorders.watch.timeline import Timeline
 
-__all__ = ["AsJson", "Names", "Source", "console", "cut", "open_source", "print_json", "selected", "table", "working"]
+__all__ = [
+    "AsJson",
+    "Names",
+    "Source",
+    "console",
+    "cut",
+    "is_recording",
+    "open_source",
+    "print_json",
+    "selected",
+    "table",
+    "working",
+]
 
-Source = Annotated[Path, typer.Argument(help="The folder of a recording, or the file of a timeline.", show_default=False)]
+Source = Annotated[
+    str, typer.Argument(help="The folder or URL of a recording, or the file of a timeline.", metavar="PATH", show_default=False)
+]
 Names = Annotated[str | None, typer.Option("--names", "-n", help="Only names that match this glob, such as 'out/*'.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -35,12 +50,17 @@ def console(*, stderr: bool = False) -> Console:
     return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=int(os.environ.get("COLUMNS", "160")))
 
 
-def open_source(path: Path) -> Recording | Timeline:
+def is_recording(path: str) -> bool:
+    """Whether there may be a recording, or a part of one, and no timeline."""
+    return is_url(path) or os.path.isdir(as_path(path)) or recording_of(as_path(path)) is not None
+
+
+def open_source(path: str) -> Recording | Timeline:
     """The recording or the timeline at a path; nothing is created or changed."""
-    if path.is_dir() or recording_of(os.fspath(path)):
+    if is_recording(path):
         with working(f"reading {path}"):
             return load(path)
-    if not path.exists():
+    if not os.path.exists(as_path(path)):
         raise RecordingNotFoundError(f"there is nothing at {path}: give the folder of a recording, or the file of a timeline")
     return Timeline(path, read_only=True)
 
@@ -50,7 +70,7 @@ def selected(names: Iterator[str] | list[str], pattern: str | None) -> list[str]
     every = list(names)
     found = [name for name in every if pattern is None or name == pattern or fnmatchcase(name, pattern)]
     if pattern is not None and not found:
-        raise SelectionError(f"nothing is named {pattern!r}; there are {every[:20]}{' and more' if len(every) > 20 else ''}")
+        raise SelectionError(f"nothing is named {pattern!r}; there are {listed(every)}")
     return found
 
 
@@ -61,15 +81,6 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def table(*headings: str, numbers: int = 0) -> Table:
-    """A table without lines, with the last `numbers` columns to the right."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for place, heading in enumerate(headings):
-        right = place >= len(headings) - numbers
-        made.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return made
-
-
 def cut(name: str) -> Text:
     """A name as it is: in a str, rich would read [brackets] as markup."""
     return Text(name or "(net)")
@@ -77,12 +88,4 @@ def cut(name: str) -> Text:
 
 def print_json(value: Any) -> None:
     """Prints a value as JSON; numbers that JSON does not know as text, such as "nan"."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False))

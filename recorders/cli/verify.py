@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import track
 
-from recorders.cli.sources import AsJson, console, open_source, print_json
+from recorders.cli.sources import AsJson, console, is_recording, open_source, print_json
 from recorders.errors import CorruptRecordingError, RecorderError
 from recorders.recordings import offline
 from recorders.watch.timeline import Timeline
@@ -18,15 +17,15 @@ __all__ = ["verify"]
 
 
 def verify(
-    paths: Annotated[list[Path], typer.Argument(help="Recordings and timelines.", show_default=False)], as_json: AsJson = False
+    paths: Annotated[list[str], typer.Argument(help="Recordings and timelines.", show_default=False)], as_json: AsJson = False
 ) -> None:
     """Check that recordings and timelines are whole: every file, every checksum. Ends with status 1 if one is not."""
     found: dict[str, str] = {}
     for path in track(paths, "checking", console=console(stderr=True), transient=True):
         try:
-            found[str(path)] = _checked(path)
+            found[path] = _checked(path)
         except (RecorderError, OSError) as error:
-            found[str(path)] = f"FAILED: {error}"
+            found[path] = f"FAILED: {error}"
     if as_json:
         print_json({path: {"whole": not text.startswith("FAILED"), "says": text} for path, text in found.items()})
     else:
@@ -36,8 +35,8 @@ def verify(
         raise typer.Exit(1)
 
 
-def _checked(path: Path) -> str:
-    source = None if path.is_dir() else open_source(path)
+def _checked(path: str) -> str:
+    source = None if is_recording(path) else open_source(path)
     lost = source.verify() if isinstance(source, Timeline) else offline.verify(path)
     if lost:
         some = "; ".join(f"{'tick ' * isinstance(part, int)}{part}: {reason}" for part, reason in list(lost.items())[:20])

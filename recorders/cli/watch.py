@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +19,7 @@ __all__ = ["watch"]
 
 
 def watch(
-    path: Annotated[Path, typer.Argument(help="The file of a timeline.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="The file of a timeline.", show_default=False)],
     names: Names = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     until: Annotated[int | None, typer.Option(help="Stop when this tick is there.", show_default=False)] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from recorders.capture.buffers import MonitorState
+from recorders.capture.given import BatchContext
 from recorders.capture.hooks import Hook
 from recorders.errors import MergeError, TargetError
 from recorders.monitors.attachment import Attachment
@@ -24,7 +25,7 @@ from recorders.monitors.snapshots import snapshot
 from recorders.monitors.twins import find_twin, renew_twins
 from recorders.recordings.past import Past
 from recorders.recordings.recording import Subrecording
-from recorders.recordings.values import Values
+from recorders.recordings.shown import Recorded
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer
 from reducers import Reducer, State
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 
-class Monitor(Past, Values, ABC):
+class Monitor(Recorded, Past, ABC):
     """Captures operands at one place of one module, reduces them, and holds the State.
 
     An observation passes, in this order: the gate (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
@@ -74,11 +75,12 @@ class Monitor(Past, Values, ABC):
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         self.reducer = check_reducer(reducer, type(self).__name__)
-        given = check_options(type(self).__name__, options)
-        self.gate = Gate(given)
-        self._options = {**given, "steps": self.gate.steps}
-        self.prepend, self.on_error, self.filter_ = given["prepend"], given["on_error"], given["filter_"]
-        self.map_, self.op_ = given["map_"], given["op_"]
+        chosen = check_options(type(self).__name__, options)
+        self.gate = Gate(chosen)
+        self._options = {**chosen, "steps": self.gate.steps}
+        self.prepend, self.on_error, self.filter_ = chosen["prepend"], chosen["on_error"], chosen["filter_"]
+        self.map_, self.op_ = chosen["map_"], chosen["op_"]
+        self.given, self.context = chosen["given"], BatchContext()
         self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
         self.buffer = self.buffer_class(self.reducer)
         self.name, self.hooks = "", Attachment()
@@ -88,7 +90,7 @@ class Monitor(Past, Values, ABC):
         self.compiled = self.dry_run = False  # whether a graph has recorded something; whether only shapes are looked at
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
         self.receiver, self.twin_key = GraphReceiver(self), ""
-        self._may_wait = self.bare and self.buffer.batchable and type(self)._default is Monitor._default
+        self._may_wait = self.bare and not self.given and self.buffer.batchable and type(self)._default is Monitor._default
         self._quick = self._may_wait and self.gate.only_steps
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
         self._twin: Monitor | None = None

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import nn
 
+from recorders.capture.given import Taking, current
 from recorders.capture.operands import shapes
 from recorders.errors import MonitorError, RecordingWarning
 
@@ -15,7 +16,7 @@ __all__ = ["OnError", "describe", "fail"]
 OnError: TypeAlias = Literal["raise", "warn", "disable"]
 
 
-class Failing(Protocol):
+class Failing(Taking, Protocol):
     """A monitor whose callable or reducer may fail."""
 
     name: str
@@ -48,6 +49,8 @@ def fail(monitor: Failing, error: Exception, module: Any, operands: tuple[Any, .
     first = monitor.last_error is None
     monitor._skip("errors")
     seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
+    if found := {name: value for name, (value, _) in current().given.get(monitor.context, {}).items() if name in monitor.given}:
+        seen += f"; given: {shapes(found)}"
     message = monitor.last_error = (
         f"{monitor.describe(module if isinstance(module, nn.Module) else None)}: {type(error).__name__}: {error}{seen}"
     )

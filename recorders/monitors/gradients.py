@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders._torch import ComptimeContext, comptime, outside_modes
-from recorders.capture.compiled import emit_call, emit_leaves, find_receiver, find_twin
+from recorders._torch import outside_modes
+from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves, find_receiver, find_twin
 from recorders.capture.context import capturing
+from recorders.capture.given import Block, block_of, keep, remember, under
 from recorders.capture.operands import leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import in_due_step, is_due_in_graph, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
+from recorders.monitors.origins import first_sight, origin_of
 from recorders.monitors.record import add_alone
 from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
@@ -31,10 +33,11 @@ INSIDE = "all uses are inside its compiled graph, its hook is not"
 
 
 class _Sighting:
-    """A tensor with a hook for its gradient: the mode of the last call that used it, and the version of the tensor at that time."""
+    """A tensor with a hook for its gradient: its version, and the mode of the last call that used it, with what was given then."""
 
-    def __init__(self, training: bool, version: int, handle: Any) -> None:
-        self.training, self.version, self.handle = training, version, handle
+    def __init__(self, training: bool, version: int, block: Block | None) -> None:
+        self.training, self.version, self.block = training, version, block
+        self.handle: Any = None
 
 
 class GradientMonitor(Monitor):
@@ -72,11 +75,13 @@ class GradientMonitor(Monitor):
             _watch_uncompiled(receiver, module, value)
         elif torch.is_grad_enabled() and wanted_in_graph(self, module):
             for path, tensor in found:
-                origin = _origin(tensor, receiver)
+                origin = origin_of(tensor, receiver)
                 if origin == "made here":
                     _hook_in_graph(tensor, receiver, self.twin_key, path)
-                elif origin == "given":
-                    _hook_given(tensor, receiver, path, () if self.bare else (tensor.detach().clone(),))
+                elif origin == "given" or (origin == "given within" and self.bare and not self.given):
+                    _hook_given(tensor, receiver, path, _kept(self, tensor, receiver))
+                elif origin == "given within":  # the hook is outside of the checkpoint, and what it would need inside
+                    emit_failure(receiver)
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _see(self) -> bool:
@@ -95,6 +100,8 @@ class GradientMonitor(Monitor):
             return
         self._seen = True
         if not torch.is_grad_enabled():
+            if self.given:
+                remember()
             self._skip("no gradient will come (no_grad)")
             return
         found = list(leaves(value))
@@ -109,12 +116,14 @@ class GradientMonitor(Monitor):
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
         known = self._watched.get(tensor)
+        block = keep(self) if self.given else None
         if known is not None and known.version == version:  # it has a hook, which gets the total gradient
             known.training = self._training(module)
+            known.block = block and known.block.followed_by(block)
             return
         # A clone, because operations in place after this module would change the output before the gradient arrives.
         seen = () if self.bare else (tensor.detach().clone(),)
-        sighting = _Sighting(self._training(module), version, None)
+        sighting = _Sighting(self._training(module), version, block)
         self.partial = self.partial or _used_inside(tensor)
 
         def arrive(gradient: Tensor | None) -> None:  # no reference to the module: if it keeps its output, that would be a cycle
@@ -125,16 +134,29 @@ class GradientMonitor(Monitor):
 
     @tensor_hook
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
+        block = sighting.block
+        if block is not None:
+            block.used = True
         if gradient is None:
             self._skip(INSIDE)
         elif self._due(self.module, sighting.training, path) and (path or not add_alone(self, gradient)):
-            self._record(self.module, gradient, *seen, path=path)
+            if block is None:
+                self._record(self.module, gradient, *seen, path=path)
+            else:
+                under(block, self._record, self.module, gradient, *seen, path=path)
 
     @entrance
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
         """Records the gradient of an input of a compiled graph. The mode was asked when the graph was traced."""
-        if is_due_in_graph(self, path):
-            self._record(self.module, gradient, *seen, path=path)
+        self._receive_call(lambda: (gradient, *seen), path)
+
+    def _receive_call(self, operands: Callable[[], Any], stream: str) -> None:
+        """If the monitor takes what was given at the forward, the number of that is the last operand."""
+        if not self.given:
+            super()._receive_call(operands, stream)
+        elif is_due_in_graph(self, stream):
+            *found, number = operands()
+            under(block_of(number), self._record, self.module, *found, path=stream)
 
 
 class BackwardMonitor(GradientMonitor):
@@ -220,6 +242,12 @@ def _arrived_at_graph(receiver: Tensor, gradient: Tensor, seen: tuple[Tensor, ..
         monitor._arrived_at_graph(gradient, seen, path)
 
 
+def _kept(twin: GradientMonitor, tensor: Tensor, receiver: Tensor) -> tuple[Tensor, ...]:
+    """Called while a graph is traced: what the graph keeps for the gradient of `tensor`, which the monitor gets with it."""
+    number = (emit_keep(receiver),) if twin.given else ()  # first: checkpointing marks what follows the clone, too
+    return number if twin.bare else (tensor.detach().clone(), *number)
+
+
 def _monitor_of(receiver: Tensor) -> Any:
     """The monitor of a receiver; None if it no longer exists."""
     found = find_receiver(receiver)
@@ -233,9 +261,9 @@ def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str) -> Non
     hook would lose their later changes (torch 2.13), which breaks graphs with a key-value cache.
     """
     twin = find_twin(key)
-    if twin is None or not tensor.requires_grad or not _first_sight(tensor, receiver):
+    if twin is None or not tensor.requires_grad or not first_sight(tensor, receiver):
         return
-    seen = () if twin.bare else (tensor.detach().clone(),)
+    seen = _kept(twin, tensor, receiver)
 
     def arrive(gradient: Tensor) -> None:
         if seen:
@@ -248,50 +276,3 @@ def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str) -> Non
 
 torch.fx.has_side_effect(_hook_in_graph)  # it returns nothing, and would be removed
 torch.compiler.allow_in_graph(_hook_in_graph)  # type: ignore[no-untyped-call]
-
-_sighted: Any = WeakIdKeyDictionary()
-
-
-def _first_sight(tensor: Tensor, receiver: Tensor) -> bool:
-    """Whether this receiver has no hook yet on this version of a traced tensor. The record is freed with the traced tensors."""
-    versions = _sighted.setdefault(tensor, WeakIdKeyDictionary())
-    if versions.get(receiver) == tensor._version:
-        return False
-    versions[receiver] = tensor._version
-    return True
-
-
-class _Answer:
-    """The last answer of Dynamo, which works for one thread at a time."""
-
-    origin = ""
-
-
-def _in_reach(node: torch.fx.Node, context: ComptimeContext) -> bool:
-    """Whether the code that is traced now is part of the graph of `node`, or of a checkpoint in that graph."""
-    tracer: Any = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.current_tracer
-    while tracer.graph is not node.graph and tracer.source_target is torch.ops.higher_order.tag_activation_checkpoint:
-        tracer = tracer.parent
-    return tracer.graph is node.graph
-
-
-def _ask(context: ComptimeContext) -> None:
-    tensor, receiver = context.get_local("tensor"), context.get_local("receiver")
-    node: Any = tensor.as_proxy().node  # type: ignore[union-attr]
-    if node.op != "placeholder" and _in_reach(node, context):
-        _Answer.origin = "made here"
-    else:
-        fake: Any = tensor.as_fake()
-        _Answer.origin = "given" if _first_sight(fake, receiver.as_fake()) else "hooked"  # type: ignore[arg-type]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _answer() -> str:
-    return _Answer.origin
-
-
-def _origin(tensor: Tensor, receiver: Tensor) -> str:
-    """Called while a graph is traced: "made here", "given" if the graph got the tensor as an input, "hooked" if it has a hook."""
-    comptime(_ask)
-    origin: str = _answer()
-    return origin

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from recorders.capture.compiled import emit_call, emit_leaves, new_receiver
+from recorders.capture.given import keep, number_of
 from recorders.capture.operands import leaves, plain, recomputing, tracing
 from recorders.errors import OperandError
-from recorders.monitors.record import Recording, is_due, work
+from recorders.monitors.record import Recording, is_due, with_given, work
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer, entrance
 
@@ -99,8 +100,12 @@ class GraphReceiver:
         """Records an observation that the graph could not lift."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
-            add = monitor.buffer.add
-            work(monitor, None, (leaves,), lambda: add({path: (plain(tensor),) for path, tensor in leaves.items()}))
+
+            def add() -> None:
+                inputs = {path: (plain(tensor),) for path, tensor in leaves.items()}
+                monitor.buffer.add(with_given(monitor, inputs) if monitor.given else inputs)
+
+            work(monitor, None, (leaves,), add)
 
     @entrance
     def receive_call(self, operands: Callable[[], Any], stream: str) -> None:
@@ -108,6 +113,11 @@ class GraphReceiver:
         monitor = self._monitor()
         if monitor is not None:
             monitor._receive_call(operands, stream)
+
+    def keep_given(self) -> Tensor | None:
+        """Returns a number by which the backward of the graph finds what is given at this forward."""
+        monitor = self._monitor()
+        return None if monitor is None else number_of(keep(monitor))
 
     def receive_failure(self) -> None:
         """Reports operands that could not be read while the graph was traced."""

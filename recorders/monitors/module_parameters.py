@@ -67,7 +67,7 @@ class ModuleParameterMonitor(Monitor):
     ) -> None:
         self.attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
         super().__init__(reducer, module, **options)
-        self._joins = self.bare and is_stackable(self.reducer)  # whether it may be observed together with others
+        self._joins = self.bare and not self.given and is_stackable(self.reducer)  # whether it may be observed together with others
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))

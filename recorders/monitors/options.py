@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from recorders.monitors.failures import OnError
@@ -37,6 +37,8 @@ class MonitorOptions(TypedDict, total=False):
         map_: called with the operands; returns the tuple of tensors that the reducer gets.
         op_: called with the operands if `map_` is None; returns the tensor, the number, or the nested tensors
             that the reducer gets.
+        given: the name of a value of `Recorder.given`, such as "mask", or several: the reducer gets them after the tensor, in this
+            order. Gradients get what was given at their forward.
         on_error: what to do when a callable or the reducer fails: "warn" (once; the observation is left out and training goes on),
             "disable" (warn, and take the monitor off) or "raise".
     """
@@ -52,6 +54,7 @@ class MonitorOptions(TypedDict, total=False):
     filter_: Callable[..., bool] | None
     map_: Callable[..., tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
+    given: str | Sequence[str]
     on_error: OnError
 
 
@@ -67,6 +70,7 @@ DEFAULTS: MonitorOptions = {
     "filter_": None,
     "map_": None,
     "op_": None,
+    "given": (),
     "on_error": "warn",
 }
 
@@ -92,6 +96,10 @@ def check_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("condition", "filter_", "map_", "op_"):
         if given[name] is not None and not callable(given[name]):
             raise TypeError(f"{kind}({name}={given[name]!r}): {name} must be callable")
+    names = given["given"]
+    given["given"] = tuple(names) if isinstance(names, (tuple, list)) else (names,)
+    if not all(isinstance(name, str) and name.isidentifier() for name in given["given"]):
+        raise TypeError(f"{kind}(given={names!r}): given is the name of a value of Recorder.given, such as 'mask', or several")
     return given
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
@@ -10,8 +10,9 @@ from torch.compiler import is_compiling
 
 from recorders._torch import graph_task
 from recorders.capture.context import as_monitor, capturing
+from recorders.capture.given import Taking, current
 from recorders.capture.operands import as_operands, detached, leaves, plain, recomputing, symbolic, why_no_numbers
-from recorders.errors import OperandError
+from recorders.errors import GivenError, OperandError
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.callables import Caller, call
 from recorders.monitors.gate import Gate
@@ -27,6 +28,7 @@ __all__ = [
     "reduce",
     "reducer_inputs",
     "report_failures",
+    "with_given",
     "work",
 ]
 
@@ -37,7 +39,7 @@ class NothingToRecordError(Exception):
     """The observation is left out and counted; the message is the reason."""
 
 
-class Recording(Caller, Protocol):
+class Recording(Caller, Taking, Protocol):
     """What a monitor needs to record an observation."""
 
     gate: Gate
@@ -114,6 +116,8 @@ def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
     inputs = monitor._inputs(operands)
     if path:
         inputs = {f"{path}.{leaf}" if leaf else path: xs for leaf, xs in inputs.items()}
+    if monitor.given:
+        inputs = with_given(monitor, inputs)
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
     monitor.buffer.add(inputs)
@@ -175,3 +179,34 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
     if not monitor.dry_run:
         check_numbers(tensors.values())
     return {path: (plain(tensor),) for path, tensor in tensors.items()}
+
+
+def with_given(monitor: Recording, inputs: Mapping[str, tuple[Tensor, ...]]) -> Inputs:
+    """What the reducer gets, with the values that the monitor takes from the context after the tensors of each leaf.
+
+    Raises:
+        GivenError: a value is missing, or its first axis does not fit the observation.
+        NothingToRecordError: a value is missing in a dry run.
+    """
+    block = current()
+    found = block.given.get(monitor.context, {})
+    if missing := [name for name in monitor.given if name not in found]:
+        if monitor.dry_run:
+            raise NothingToRecordError("nothing was given")
+        reason = block.fault or (f"given are {sorted(found)}" if found else "nothing is given in this thread")
+        asked = ", ".join(f"{name}=..." for name in monitor.given)
+        raise GivenError(f"{missing} of given={monitor.given} missing ({reason}): run the net in `with recorder.given({asked}):`")
+    for name in monitor.given:
+        if found[name].changed:
+            raise GivenError(f"given {name!r} was changed in place between its forward and its backward: give a clone of it")
+        shape = found[name].value.shape
+        for leaf, (x, *_) in inputs.items():
+            if shape[:1] != x.shape[:1] and shape[:1] not in ((), (1,)):
+                where = f"leaf {leaf!r} of the observation" if leaf else "the observation"
+                length = f"length {x.shape[0]} along its first axis" if x.ndim else "no axis"
+                raise GivenError(
+                    f"given {name!r} has length {shape[0]}, but {where} has {length}: give one value for each sample, or pick the "
+                    "tensor that it belongs to with op_=lambda ...: tensor"
+                )
+    further = tuple(found[name].value.to("meta") if monitor.dry_run else found[name].value for name in monitor.given)
+    return {leaf: (*xs, *further) for leaf, xs in inputs.items()}

@@ -12,7 +12,7 @@ from recorders.recordings.shown import Rows, Table
 __all__ = ["Overhead", "check_budget", "shown_cadence"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Overhead(Table):
     """What recording costs per step, averaged over recently measured steps.
 
@@ -63,24 +63,29 @@ class Overhead(Table):
         return "host" if self.device_seconds is None else "host and device"
 
     def __str__(self) -> str:
+        ordered = self._ordered()
+        rows = [f"{name or '(net)'}: {_shown(seconds)}" for name, seconds in ordered[:10]]
+        if rest := ordered[10:]:
+            rows.append(f"{len(rest)} more: {_shown(sum(seconds for _, seconds in rest))}")
+        return "\n".join([self.title_shown(), *rows, *([self.note] if self.note and self.steps else [])])
+
+    def title_shown(self) -> str:
+        """The total."""
         cadence = shown_cadence(self.every_step, self.budget)
         if not self.steps:
             return f"nothing was measured{cadence}; {self.note}"
         device = "" if self.device_seconds is None else f", {_shown(self.device_seconds)} on the device"
         least = "at least " if self.lower_bound else ""
         head = f"recording takes {least}{_shown(self.seconds)} of a step of {_shown(self.step_seconds)}: {100 * self.share:.2g} %"
-        ordered = sorted(self.by_name.items(), key=lambda item: -item[1])
-        rows = [f"{name or '(net)'}: {_shown(seconds)}" for name, seconds in ordered[:10]]
-        if rest := ordered[10:]:
-            rows.append(f"{len(rest)} more: {_shown(sum(seconds for _, seconds in rest))}")
-        head += f"{device}, measured on the {self.where} over {self.steps} steps{cadence}"
-        return "\n".join([head, *rows, *([self.note] if self.note else [])])
+        return f"{head}{device}, measured on the {self.where} over {self.steps} steps{cadence}"
 
     def rows_shown(self) -> Rows:
-        """One row for each subrecorder, most costly first, and the total."""
-        ordered = sorted(self.by_name.items(), key=lambda item: -item[1])
-        total = ("all", _shown(self.seconds), f"{100 * self.share:.2g} % of a step of {_shown(self.step_seconds)}")
-        return ("name", "time in a step", ""), [total, *((name or "(net)", _shown(seconds), "") for name, seconds in ordered)]
+        """One row for each subrecorder, most costly first."""
+        ordered = self._ordered()
+        return ("name", "time in a step"), ([(name or "(net)", _shown(seconds))] for name, seconds in ordered), len(ordered)
+
+    def _ordered(self) -> list[tuple[str, float]]:
+        return sorted(self.by_name.items(), key=lambda item: -item[1])
 
 
 def check_budget(budget: object) -> float | None:

@@ -54,7 +54,7 @@ class PlanRow:
         return f"will fail: {self.error}" if self.error else size + (", more with every observation" if self.grows else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Table):
     """What will be recorded: a row for each subrecorder, and a note if something stayed unknown."""
 
@@ -67,16 +67,22 @@ class Plan(Table):
         return sum(row.state_bytes or 0 for row in self.rows)
 
     def __str__(self) -> str:
+        return "\n".join([*map(str, self.rows), self._total(), *([self.note] if self.note else [])])
+
+    def _total(self) -> str:
         total = f"{len(self.rows)} subrecorders, {self.state_bytes:,} bytes of state"
         if growing := sum(row.grows for row in self.rows):
             total += f"; {growing} of them grow without bound: keep less with Whole(last=n), Reservoir(k) or Window(reducer, n)"
-        return "\n".join([*map(str, self.rows), total, *([self.note] if self.note else [])])
+        return total
+
+    def title_shown(self) -> str:
+        """The total."""
+        return f"Plan: {self._total()}" + (f"; {self.note}" if self.note else "")
 
     def rows_shown(self) -> Rows:
-        """One row for each subrecorder, and the total."""
-        cells = [(row.name or "(net)", f"{row.monitor}({row.reducer})", row.module, row.size, row.steps) for row in self.rows]
-        total = ("all", "", "", f"{self.state_bytes:,} bytes of state", self.note)
-        return ("name", "monitor", "on", "state after one observation", "steps"), [*cells, total]
+        """One row for each subrecorder."""
+        cells = ([(row.name or "(net)", f"{row.monitor}({row.reducer})", row.module, row.size, row.steps)] for row in self.rows)
+        return ("name", "monitor", "on", "state after one observation", "steps"), cells, len(self.rows)
 
 
 def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
@@ -98,7 +104,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         if module is None or id(module) not in memo:
             continue
         twin = monitor.constructor(monitor.attr)
-        twin.dry_run = True
+        twin.dry_run, twin.context = True, monitor.context
         twin.on_error, twin.filter_, twin.gate = "warn", None, Gate(DEFAULTS)
         twins[id(monitor)] = twin.register(memo[id(module)])
     with warnings.catch_warnings():
@@ -114,6 +120,8 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     rows = [_plan_row(name, monitor, twins.get(id(monitor))) for name, monitor in monitors.items()]
     for twin in twins.values():
         twin.deregister()
+        if twin.given and not twin.states and twin.last_error is None and (args or kwargs):
+            note = note or "give plan() what monitors take: with recorder.given(...): recorder.plan(...)"
     return Plan(tuple(rows), note)
 
 
@@ -132,9 +140,8 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
     module = shown_module(monitor)
     shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
-    return PlanRow(
-        name, type(monitor).__name__, module, repr(monitor.reducer), shapes, size, error, steps, not monitor.reducer.bounded
-    )
+    reducer = repr(monitor.reducer) + (f", given={monitor.given}" if monitor.given else "")
+    return PlanRow(name, type(monitor).__name__, module, reducer, shapes, size, error, steps, not monitor.reducer.bounded)
 
 
 def _meta(tensor: Tensor) -> Tensor:

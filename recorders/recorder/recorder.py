@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,12 +12,13 @@ from torch.optim import Optimizer
 from recorders.monitors.base import Monitor
 from recorders.recorder.meter import Meter
 from recorders.recorder.overhead import Overhead, check_budget, shown_cadence
+from recorders.recorder.pairs import OfPairs
 from recorders.recorder.plan import Plan, plan
 from recorders.recorder.prototypes import Prototype
 from recorders.recorder.report import Report, report
-from recorders.recorder.results import Results
 from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters, unwrapped
 from recorders.recorder.subrecorders import Subrecorders
+from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 
-class Recorder(Results):
+class Recorder(OfPairs):
     """Monitors (its subrecorders) by name, in the order in which they were selected.
 
     The monitors given are prototypes: each selected module gets a copy with a state of its own. Hooks are on as soon as modules are
@@ -183,11 +185,10 @@ class Recorder(Results):
     def __exit__(self, *_: object) -> None:
         self.deregister()
 
-    def __repr__(self) -> str:
-        return f"Recorder({self._subrecorders!r}): {len(self)} subrecorders{shown_cadence(self._clock.cadence, self._meter.budget)}"
-
-    def _repr_html_(self) -> str:
-        return self.snapshot()._repr_html_()
+    def title_shown(self) -> str:
+        """The prototypes, how many subrecorders there are, and how often they record."""
+        cadence = shown_cadence(self._clock.cadence, self._meter.budget)
+        return f"Recorder({cut(repr(self._subrecorders), 100)}): {len(self):,} subrecorders{cadence}"
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -227,6 +228,28 @@ class Recorder(Results):
         """Advances the clock by one step, for training loops without an attached optimizer; returns the recorder."""
         self._clock.advance()
         return self
+
+    def given(self, **values: Any) -> AbstractContextManager[None]:
+        """A block in which the monitors that name these values in `given=` take them: ids, labels, a token mask, weights.
+
+        The values are tensors, arrays or lists of numbers, of the present batch. A block within a block adds to it, or overrides.
+        Each thread and each task of asyncio has blocks of its own. A gradient gets what was given at its forward.
+        If a value is missing or does not fit, the observation is left out, and `on_error` says what happens.
+
+        Raises:
+            TypeError: a value is no tensor, array, number or list of numbers.
+
+        >>> import torch
+        >>> from recorders import ForwardMonitor
+        >>> from reducers import TopK
+        >>> layer = torch.nn.Identity()
+        >>> recorder = Recorder(ForwardMonitor(TopK(k=1), given="ids")).modules(layer)
+        >>> with recorder.given(ids=[70, 71]):
+        ...     _ = layer(torch.tensor([[1.0], [5.0]]))
+        >>> recorder[0].peek()["id"]
+        tensor([71])
+        """
+        return self._subrecorders.context.give(values)
 
     def register(self) -> Self:
         """Puts all hooks on; returns the recorder."""

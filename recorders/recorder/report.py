@@ -44,7 +44,7 @@ class ReportRow:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report(Table):
     """One row per subrecorder; `str()` shows one line for each."""
 
@@ -58,11 +58,18 @@ class Report(Table):
     def __str__(self) -> str:
         return "\n".join(map(str, self.rows))
 
+    def title_shown(self) -> str:
+        """How many recorded something."""
+        return f"Report on {len(self.rows):,} subrecorders, of which {len(self.silent):,} recorded nothing"
+
     def rows_shown(self) -> Rows:
         """One row for each subrecorder."""
-        rows = [(row.name or "(net)", row.monitor, row.module, f"{row.samples:,}", f"{row.calls:,}") for row in self.rows]
-        cells = [(*row, *_left_out(whole)) for row, whole in zip(rows, self.rows, strict=True)]
-        return ("name", "monitor", "on", "recorded", "calls", "left out", "why"), cells
+        headings = ("name", "monitor", "on", "recorded", "calls", "left out", "why")
+        return headings, ([_cells(row)] for row in self.rows), len(self.rows)
+
+
+def _cells(row: ReportRow) -> tuple[str, ...]:
+    return (row.name or "(net)", row.monitor, row.module, f"{row.samples:,}", f"{row.calls:,}", *_left_out(row))
 
 
 def _left_out(row: ReportRow) -> tuple[str, str]:

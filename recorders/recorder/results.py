@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from recorders.errors import RecordingNotFoundError
 from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
+from recorders.recordings.export import Exported
 from recorders.recordings.loading import load
-from recorders.recordings.recording import Missing, Recording, Subrecording
+from recorders.recordings.recording import Missing, Recording, Subrecording, part_rows
+from recorders.recordings.shown import Names, Rows, Table
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
 from recorders.recordings.storage import Layout, save, save_in_background
 from recorders.recordings.sync import sync
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Results"]
 
 
-class Results(ValuesByName, Mapping[str, Monitor]):
+class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     """The part of a `Recorder` that deals with what was recorded."""
 
     @abstractmethod
@@ -35,6 +37,13 @@ class Results(ValuesByName, Mapping[str, Monitor]):
 
     _subrecorders: Subrecorders
     _clock: Clock
+
+    def keys(self) -> Names:
+        return Names(self)
+
+    def rows_shown(self) -> Rows:
+        """One row for each leaf of each subrecorder."""
+        return part_rows(self, lambda name: self[name].snapshot())
 
     def samples(self, name: str | int) -> int:
         """The number of observations that one subrecorder recorded."""
@@ -92,11 +101,11 @@ class Results(ValuesByName, Mapping[str, Monitor]):
         """
         return sync(self.snapshot(), group, to=to, missing=missing)
 
-    def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path:
+    def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
         return save(self.snapshot(), path, layout=layout, overwrite=overwrite)
 
-    def save_in_background(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Future[Path]:
+    def save_in_background(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Future[Path | str]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
 
         Returns:

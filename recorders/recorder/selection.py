@@ -19,7 +19,7 @@ __all__ = ["Criteria", "Excluded", "Names", "Place", "select_modules", "select_p
 Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
 Excluded: TypeAlias = "str | re.Pattern[str] | type | Iterable[str | re.Pattern[str] | type]"
 
-_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"}  # the last is of Fabric
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -147,7 +147,7 @@ def _walk(module: nn.Module, name: str, recursive: bool, above: tuple[int, ...] 
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile`, checkpointing or data parallelism wrapped; hooks are put on it."""
+    """The module that `torch.compile`, checkpointing, data parallelism or Fabric wrapped; hooks are put on it."""
     while True:
         key = next((key for key in module._modules.keys() if key in _WRAPPERS), None)  # noqa: SIM118
         if key is None and isinstance(module, _PARALLEL):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from recorders.capture.given import BatchContext
 from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
@@ -43,6 +44,7 @@ class Subrecorders(Mapping[str, Monitor]):
     Attributes:
         prototypes: the monitors that are copied, by group.
         aliases: the name of a monitor by each further name of its module, parameter or capture.
+        context: what `Recorder.given` gives to all of them.
     """
 
     def __init__(self, monitors: Mapping[str, Prototype], clock: Clock, meter: Meter, fuse: bool) -> None:
@@ -50,6 +52,7 @@ class Subrecorders(Mapping[str, Monitor]):
             group: as_prototype(item, f"Recorder({group}=...)" if group else "Recorder(...)") for group, item in monitors.items()
         }
         self.aliases: dict[str, str] = {}
+        self.context = BatchContext()
         self._clock, self._meter, self._fuse = clock, meter, fuse
         self._monitors: dict[str, Monitor] = {}
         self._nets: list[weakref.ref[nn.Module]] = []
@@ -151,6 +154,10 @@ class Subrecorders(Mapping[str, Monitor]):
                 gc.enable()
         self._monitors.update(added)
         self.aliases.update(aliases)
+        self.know(net)
+
+    def know(self, net: nn.Module) -> None:
+        """Remembers a net that modules were selected from."""
         inner = unwrapped(net)
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))
@@ -293,7 +300,7 @@ class Subrecorders(Mapping[str, Monitor]):
         """Sets the name, the clock and the compilation of a monitor; with a budget its clock always switches it."""
         monitor.name = name
         monitor.gate.chooses_steps = monitor.gate.chooses_steps or self._meter.budget is not None
-        monitor.clock = self._clock
+        monitor.clock, monitor.context = self._clock, self.context
         if self._fuse:
             monitor.buffer.fuse()
 

@@ -108,7 +108,8 @@ class Contents:
 
 def _readable(path: tuple[str, ...]) -> str:
     # Empty leaves and keys are left out; lone surrogates cannot be encoded.
-    return "/".join(str(part) for part in path if part != "").encode(errors="backslashreplace").decode()
+    name = "/".join([str(part) for part in path if part != ""])
+    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
 class Recipes:

@@ -90,7 +90,16 @@ def is_count(value: Any) -> bool:
 
 def mapping(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """A check: whether a value is a dict with texts as keys, of which each value passes the check `item`."""
-    return lambda value: isinstance(value, dict) and all(isinstance(key, str) and item(part) for key, part in value.items())
+
+    def fits(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        for key, part in value.items():  # noqa: SIM110 - a generator takes twice the time, and this is half of a small save
+            if not isinstance(key, str) or not item(part):
+                return False
+        return True
+
+    return fits
 
 
 def _is_tree(value: Any, depth: int = 0) -> bool:

@@ -6,8 +6,12 @@ import contextlib
 import functools
 import gc
 import os
+import shutil
+import tempfile
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -20,8 +24,9 @@ from recorders.recordings.entry import Entry
 from recorders.recordings.manifest import Manifest, read_manifest, recording_of
 from recorders.recordings.packed import PackedParts
 from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.remote import fetch, fetched, renamed
 from recorders.recordings.tensorfile import read_tensors
-from recorders.recordings.whole import as_path, open_regular
+from recorders.recordings.whole import as_path, is_url, open_regular
 from reducers import Reducer
 
 __all__ = ["load", "load_lazily"]
@@ -43,7 +48,7 @@ def load(
     `reducers` they compute, merge and continue again. The same holds for reducers whose code is not imported, with a warning.
 
     Args:
-        path: its folder; a leading "~" is the home folder.
+        path: its folder; a leading "~" is the home folder. Or its URL, as for `save`: it is fetched into a temporary folder first.
         reducers: for subrecordings without a reducer: one for all, or a mapping from name or glob to reducer.
         damaged: "skip" leaves out subrecorders whose file or line in the manifest is damaged, with a warning; `lost` of the
             recording names them. "error" raises.
@@ -57,17 +62,20 @@ def load(
         CorruptRecordingError: it is damaged, incomplete or forged; the message names the file and the reason.
         StorageError: it cannot be read.
     """
-    root = as_path(path)
-    with torch.inference_mode(False):  # inference tensors could not be updated later
-        read = functools.partial(_load, skip=damaged == "skip", mmap=mmap)
-        recording: Recording
-        recording, unknown = without_modes(read, root)
-    if reducers is not None:
-        without = [name for name, part in recording.items() if part.reducer is None]
-        recording, checked = recording.with_reducers(reducers), Checked()
-        for name in without:
-            without_modes(checked.require, f"{root} (subrecorder {name!r}), with the reducer that was given,", recording[name])
-    _warn(recording, unknown, root)
+    with fetched(path) as folder:
+        root = as_path(folder)
+        with torch.inference_mode(False):  # inference tensors could not be updated later
+            read = functools.partial(_load, skip=damaged == "skip", mmap=mmap)
+            recording: Recording
+            recording, unknown = without_modes(read, root)
+        if folder is not path:
+            recording = replace(recording, lost=renamed(recording.lost, root, str(path)))
+        if reducers is not None:
+            without = [name for name, part in recording.items() if part.reducer is None]
+            recording, checked = recording.with_reducers(reducers), Checked()
+            for name in without:
+                without_modes(checked.require, f"{path} (subrecorder {name!r}), with the reducer that was given,", recording[name])
+    _warn(recording, unknown, os.fspath(path))
     return recording
 
 
@@ -77,6 +85,16 @@ def load_lazily(path: str | os.PathLike[str]) -> Recording:
     Raises:
         StorageError: the manifest, or a file that all share, cannot be read; see `load`.
     """
+    if is_url(path):
+        copy = tempfile.mkdtemp()
+        try:
+            fetch(os.fspath(path), copy)
+            found = load_lazily(copy)
+        except BaseException:
+            shutil.rmtree(copy, ignore_errors=True)
+            raise
+        weakref.finalize(found.subrecordings, shutil.rmtree, copy, ignore_errors=True)
+        return found
     root = as_path(path)
     manifest = _manifest(root, skip=False)
     folder = _folder(root, manifest)

@@ -25,11 +25,12 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     they are until then.
 
     Args:
-        paths: folders of recordings.
+        paths: folders or URLs of recordings. What is at a URL is fetched into a temporary folder.
         missing: "keep" keeps names that only some of them hold; "error" refuses them.
 
     Raises:
-        MergeError: there is no path, or the names differ. Later also, when a subrecording is looked at, if its reducers differ.
+        MergeError: there is no path, one is given twice, or the names differ. Later also, when a subrecording is looked at, if its
+            reducers differ.
         StorageError: a recording cannot be read, see `load`.
 
     >>> import tempfile, torch
@@ -42,7 +43,11 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     ...     merge([f"{folder}/0", f"{folder}/1"]).compute()
     {'loss': tensor(3., dtype=torch.float64)}
     """
-    found = {os.fspath(path): load_lazily(path) for path in paths}
+    found: dict[str, Recording] = {}
+    for path in [os.fspath(path) for path in paths]:
+        if path in found:
+            raise MergeError(f"{path} is given twice: it would count twice")
+        found[path] = load_lazily(path)
     if not found:
         raise MergeError("there is nothing to merge: give the folders of recordings")
     first, *others = found

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from recorders.recordings.unknown import why_unknown
-from recorders.recordings.values import unwrapped_leaf
+from recorders.recordings.values import Values, bare
 from reducers import History, NoHistoryError, Result, State
 from reducers.temporal.history import history_of
 from reducers.temporal.interpolation import Extrapolation, Interpolation
@@ -24,8 +24,8 @@ class _Recorded(Protocol):
     def states(self) -> Mapping[str, State]: ...
 
 
-class Past:
-    """`latest`, `view` and `dump` for monitors and subrecordings whose reducer is a `History`.
+class Past(Values):
+    """The `Values` of the present, and `latest`, `view` and `dump` for monitors and subrecordings whose reducer is a `History`.
 
     The results have the form of `peek`, but functions given to `apply` are not called.
     """
@@ -69,4 +69,4 @@ def _read(recorded: _Recorded, read: Callable[[History, State], Result]) -> Any:
     if recorded.reducer is None:
         raise NoHistoryError(why_unknown(getattr(recorded, "recipe", None)))
     history = history_of(recorded.reducer)
-    return unwrapped_leaf({path: read(history, state) for path, state in recorded.states.items() if state})
+    return bare({path: read(history, state) for path, state in recorded.states.items() if state})

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
+from recorders.recordings.export import Exported
 from recorders.recordings.past import Past
 from recorders.recordings.progress import Progress
-from recorders.recordings.shown import Rows, Table, brief
+from recorders.recordings.shown import Names, Rows, Table, brief, cut, listed
 from recorders.recordings.unknown import why_unknown
-from recorders.recordings.values import Values, ValuesByName
+from recorders.recordings.values import ValuesByName, bare
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 
-__all__ = ["Missing", "Recording", "Subrecording", "check_same_names", "lookup", "register_writer"]
+__all__ = ["Missing", "Recording", "Subrecording", "check_same_names", "lookup", "part_rows", "register_writer"]
 
 
 Missing: TypeAlias = Literal["error", "keep"]
@@ -27,7 +29,7 @@ Missing: TypeAlias = Literal["error", "keep"]
 
 
 @dataclass(frozen=True)
-class Subrecording(Table, Past, Values):
+class Subrecording(Table, Past):
     """What one monitor recorded.
 
     Attributes:
@@ -56,22 +58,30 @@ class Subrecording(Table, Past, Values):
     progress: Progress | None = None
 
     def __repr__(self) -> str:
+        return f"<{self.title_shown()}, {brief(bare(dict(islice(self.iter_leaves(), 5))))}>"  # as brief shows four statistics
+
+    def title_shown(self) -> str:
+        """The monitor, its module and how often it recorded."""
         what = f"{self.monitor or 'Monitor'}({'unknown' if self.reducer is None else self.reducer})"
-        return f"<{what}{f' on {self.module}' if self.module else ''}: {self.samples:,} observations, {brief(self.peek())}>"
+        return f"{cut(what, 160)}{f' on {self.module}' if self.module else ''}: {self.samples:,} observations"
 
     def rows_shown(self) -> Rows:
         """One row for each leaf."""
-        return ("leaf", "result"), [(path, brief(result)) for path, result in self.leaves().items()]
+        number = len(self.values or {}) if self.reducer is None else sum(map(bool, self.states.values()))
+        return ("leaf", "result"), ([(path, brief(result))] for path, result in self.iter_leaves()), number
 
     def leaves(self) -> dict[str, Any]:
         """Results by path of the leaf; leaves without observations are left out."""
+        return dict(self.iter_leaves())
+
+    def iter_leaves(self) -> Iterator[tuple[str, Any]]:
+        """The same one by one, each computed when its turn comes."""
         if self.reducer is None:
-            return dict(self.values or {})
-        results: dict[str, Any] = {}
+            yield from (self.values or {}).items()
+            return
         for path, state in self.states.items():
             if state:
-                results[path] = outside_modes(self._compute, state)
-        return results
+                yield path, outside_modes(self._compute, state)
 
     def _compute(self, state: State) -> Any:
         result: Any = self.reducer.compute(state)  # type: ignore[union-attr]
@@ -96,8 +106,8 @@ class Subrecording(Table, Past, Values):
         return replace(self, states=states, samples=self.samples + other.samples, values=None, progress=None)
 
 
-@dataclass(frozen=True)
-class Recording(Table, ValuesByName, Mapping[str, Subrecording]):
+@dataclass(frozen=True, repr=False)
+class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
     """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
 
     Attributes:
@@ -131,19 +141,16 @@ class Recording(Table, ValuesByName, Mapping[str, Subrecording]):
     def __len__(self) -> int:
         return len(self.subrecordings)
 
-    def __repr__(self) -> str:
-        names = ", ".join(map(repr, list(self)[:5]))
-        return f"<Recording of {len(self)} subrecorders{': ' if len(self) else ''}{names}{', ...' if len(self) > 5 else ''}>"
+    def keys(self) -> Names:
+        return Names(self)
+
+    def title_shown(self) -> str:
+        """How much was recorded, and when."""
+        return f"Recording of {len(self):,} subrecorders" + ("" if self.step is None else f" at step {self.step:,}")
 
     def rows_shown(self) -> Rows:
         """One row for each leaf of each subrecorder."""
-        rows = []
-        for name, part in self.items():
-            what = f"{part.monitor} {part.attr}" if part.attr else part.monitor
-            for path, result in (part.leaves() or {"": None}).items():
-                shown = f"{name}[{path}]" if path else name
-                rows.append((shown or "(net)", what, part.module, brief(result), f"{part.samples:,}"))
-        return ("name", "monitor", "on", "result", "observations"), rows
+        return part_rows(self, self.__getitem__)
 
     def compute(self) -> dict[str, Result]:
         """Results by name, each as deep as `peek` says; subrecordings without observations are left out."""
@@ -180,7 +187,7 @@ class Recording(Table, ValuesByName, Mapping[str, Subrecording]):
 
     def save(
         self, path: str | os.PathLike[str], *, layout: Literal["folder", "packed"] = "folder", overwrite: bool = False
-    ) -> Path:
+    ) -> Path | str:
         """Writes the recording into the folder `path`, and returns the folder; see `recorders.save`, also for errors."""
         return _writers["save"](self, path, layout=layout, overwrite=overwrite)
 
@@ -201,10 +208,27 @@ class Recording(Table, ValuesByName, Mapping[str, Subrecording]):
         return replace(self, subrecordings=parts)
 
 
-_writers: dict[str, Callable[..., Path]] = {}
+def part_rows(names: Mapping[str, Any], part_of: Callable[[str], Subrecording]) -> Rows:
+    """One row for each leaf of each subrecorder; each is asked for when it is shown, and errors take the place of results."""
+
+    def rows(name: str) -> list[Sequence[str]]:
+        try:
+            part = part_of(name)
+            what = f"{part.monitor} {part.attr}" if part.attr else part.monitor
+            leaves = [
+                (f"{name}[{path}]" if path else name, brief(result)) for path, result in (part.leaves() or {"": None}).items()
+            ]
+        except Exception as error:
+            return [(name or "(net)", "", "", f"{type(error).__name__}: {error}", "")]
+        return [(shown or "(net)", what, part.module, result, f"{part.samples:,}") for shown, result in leaves]
+
+    return ("name", "monitor", "on", "result", "observations"), map(rows, names), len(names)
 
 
-def register_writer(write: Callable[..., Path]) -> None:
+_writers: dict[str, Callable[..., Path | str]] = {}
+
+
+def register_writer(write: Callable[..., Path | str]) -> None:
     """Registers the function that `Recording.save` calls; this module must not import the one that writes files."""
     _writers["save"] = write
 
@@ -213,7 +237,8 @@ def check_same_names(first: Iterable[str], second: Iterable[str], this: str, oth
     """Raises `MergeError` if the names differ; `this` and `other` say in the message whose they are."""
     here, there = set(first), set(second)
     if here != there:
-        raise MergeError(f"the names differ: only {this} has {sorted(here - there)}, only {other} {sorted(there - here)}")
+        mine, theirs = listed(sorted(here - there)), listed(sorted(there - here))
+        raise MergeError(f"the names differ: only {this} has {mine}, only {other} {theirs}")
 
 
 def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
@@ -226,4 +251,4 @@ def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]
         return name
     if name in aliases:
         return aliases[name]
-    raise SelectionError(f"no subrecorder {name!r}; there are {list(names)[:20]}{' and more' if len(names) > 20 else ''}")
+    raise SelectionError(f"no subrecorder {name!r}; there are {listed(names)}")

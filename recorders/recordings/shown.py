@@ -4,31 +4,127 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "Table", "brief", "flat_numbers", "number"]
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
-Rows: TypeAlias = "tuple[Sequence[str], Sequence[Sequence[str]]]"
-"""Headings, and rows of as many cells."""
+__all__ = ["Names", "Recorded", "Rows", "Table", "brief", "cut", "flat_leaves", "flat_numbers", "listed", "number", "rich_table"]
+
+Rows: TypeAlias = "tuple[Sequence[str], Iterable[Sequence[Sequence[str]]], int]"
+"""Headings; the rows of each item, made when they are looked at, of as many cells; and the number of items."""
 
 _SHOWN = 4  # statistics of one result, or elements of one tensor
+_LINES = 20  # rows as text
+_ROWS = 100  # rows in terminals and notebooks
+_CELL, _LINE = 40, 110  # characters
 
 
 class Table:
-    """An object that notebooks show as a table."""
+    """An object that is shown as one table of rows: as text, by `rich`, and in notebooks. Only rows that are shown are computed."""
 
-    def rows_shown(self) -> Rows:
-        """Headings and cells."""
+    def title_shown(self) -> str:
+        """One line above the table."""
         raise NotImplementedError
 
+    def rows_shown(self) -> Rows:
+        """Headings and rows."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        headings, rows, more = self._shown(_LINES)
+        cells = [[cut(" ".join(cell.split()), _CELL) for cell in row] for row in (headings, *rows)] if rows else []
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+        title = cut(self.title_shown(), 2 * _LINE)
+        return "\n".join([title, *(cut(line, _LINE) for line in lines), *([more] if more else [])])
+
+    def __rich__(self) -> RichTable:
+        from rich.text import Text
+
+        headings, rows, more = self._shown(_ROWS)
+        table = rich_table(*headings)
+        table.title, table.title_justify = Text(self.title_shown()), "left"
+        table.caption, table.caption_justify = more or None, "left"
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return table
+
     def _repr_html_(self) -> str:
-        headings, rows = self.rows_shown()
-        lines = [_row("th", headings), *(_row("td", row) for row in rows)]
-        return f"<table>\n{chr(10).join(lines)}\n</table>"
+        headings, rows, more = self._shown(_ROWS)
+        lines = [_row("th", headings), *(_row("td", row) for row in rows)] if rows else []
+        title = f'<caption style="text-align: left">{html.escape(self.title_shown())}</caption>'
+        return "\n".join(["<table>", title, *lines, "</table>", *([f"<p>{more}</p>"] if more else [])])
+
+    def _shown(self, most: int) -> tuple[Sequence[str], list[Sequence[str]], str]:
+        """Headings and at most so many rows, without columns that are empty in all of them; and how many more there are."""
+        headings, items, left = self.rows_shown()
+        rows: list[Sequence[str]] = []
+        rest = iter(items)
+        while len(rows) < most and (item := next(rest, None)) is not None:
+            rows += item
+            left -= 1
+        left += max(len(rows) - most, 0)
+        rows = rows[:most]
+        filled = [place for place in range(len(headings)) if any(row[place] for row in rows)]
+        shown = [[row[place] for place in filled] for row in rows]
+        return [headings[place] for place in filled], list(shown), f"... and {left:,} more" if left else ""
+
+
+class Recorded(Table):
+    """An object that is shown as what it recorded so far."""
+
+    def snapshot(self) -> Any:
+        """What was recorded so far."""
+        raise NotImplementedError
+
+    def title_shown(self) -> str:
+        return str(self.snapshot().title_shown())
+
+    def rows_shown(self) -> Rows:
+        rows: Rows = self.snapshot().rows_shown()
+        return rows
+
+
+class Names(KeysView[str]):
+    """The names of a mapping, which print as a list."""
+
+    def __repr__(self) -> str:
+        return listed(self)
+
+
+def rich_table(*headings: str, numbers: int = 0) -> RichTable:
+    """A table for `rich` without lines, with the last `numbers` columns to the right."""
+    from rich.table import Table as RichTable  # here, as it takes long to import and most programs print none
+
+    made = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for place, heading in enumerate(headings):
+        right = place >= len(headings) - numbers
+        made.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return made
+
+
+def listed(names: Iterable[object]) -> str:
+    """The first of them as a list, for messages.
+
+    >>> listed(["out", "grad"]), listed(range(23))[-14:]
+    ("['out', 'grad']", '19] and 3 more')
+    """
+    every = list(names)
+    return f"{every[:_LINES]}" + (f" and {len(every) - _LINES:,} more" if len(every) > _LINES else "")
+
+
+def cut(text: str, most: int) -> str:
+    """A text with at most so many characters.
+
+    >>> cut("ForwardMonitor", 10)
+    'Forward...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _row(tag: str, cells: Iterable[str]) -> str:
@@ -47,16 +143,23 @@ def brief(result: Any) -> str:
     return ", ".join([*texts[:_SHOWN], *(["..."] if len(texts) > _SHOWN else [])]) or "nothing"
 
 
-def flat_numbers(result: Any, path: str = "") -> dict[str, Tensor]:
-    """The numbers in a nested result as float64 tensors on the CPU, by path: names joined by dots."""
+def flat_numbers(result: Any) -> dict[str, Tensor]:
+    """The numbers in a nested result as float64 tensors on the CPU, by path; complex ones and empty tensors are left out."""
+    tensors = ((path, x) for path, x in flat_leaves(result) if isinstance(x, Tensor) and x.numel() and not x.is_complex())
+    return {path: x.detach().cpu().double() for path, x in tensors}
+
+
+def flat_leaves(result: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What a nested result holds, numbers as tensors, by path: names joined by dots."""
     if isinstance(result, Mapping):
-        nested = ((f"{path}.{name}" if path else str(name), part) for name, part in result.items())
-        return {key: x for name, part in nested for key, x in flat_numbers(part, name).items()}
-    if isinstance(result, (bool, int, float)):
+        for name, part in result.items():
+            yield from flat_leaves(part, f"{path}.{name}" if path else str(name))
+        return
+    if isinstance(result, (float, complex)):
+        result = torch.tensor(result, dtype=torch.complex128 if isinstance(result, complex) else torch.float64)
+    elif isinstance(result, int) and -(2**63) <= result < 2**63:
         result = torch.tensor(result)
-    if not isinstance(result, Tensor) or not result.numel() or result.is_complex():
-        return {}
-    return {path: result.detach().cpu().double()}
+    yield path, result
 
 
 def _is_count(path: str, among: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import os
 import re
+import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
@@ -29,9 +30,10 @@ from recorders.recordings.entry import Entry
 from recorders.recordings.manifest import Head, encode
 from recorders.recordings.packed import name_prefix
 from recorders.recordings.recording import Recording, Subrecording, register_writer
+from recorders.recordings.remote import send
 from recorders.recordings.tensorfile import chunks, describe
-from recorders.recordings.unchanged import LastSave, Saved, check_same_net, last_saved, remember, unchanged
-from recorders.recordings.whole import as_path
+from recorders.recordings.unchanged import LastSave, Saved, check_same_net, forget, last_saved, names_at, remember, unchanged
+from recorders.recordings.whole import as_path, is_url
 
 __all__ = ["Layout", "save", "save_in_background"]
 
@@ -41,15 +43,16 @@ Layout: TypeAlias = Literal["folder", "packed"]
 PACKED_FILE = "0-packed.safetensors"
 
 
-def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False) -> Path:
-    """Writes a recording into the folder `path`, completely or not at all; returns the folder.
+def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
+    """Writes a recording into the folder `path`, completely or not at all; returns the folder, or the URL.
 
     If the process is killed, the disk is full or anything fails, the folder still holds the last complete save. Processes that save
     into one folder wait for each other; the last one wins. On systems without file locks (Windows, some network file systems) what
     killed saves left is not removed. Subrecorders that did not change since this process saved them there are not written again.
 
     Args:
-        path: a new or empty folder, or one that holds a recording; parents are created.
+        path: a new or empty folder, or one that holds a recording; parents are created. Or a URL that fsspec knows, such as
+            "s3://bucket/run": see `docs/recordings.md` for what is promised there.
         layout: "folder" for one safetensors file per subrecorder; "packed" for one file for all, which is faster for thousands of
             small ones, and of which damage anywhere loses all.
         overwrite: replace the recording of another net, too.
@@ -74,6 +77,13 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
     ...     load(save(Recording({"loss": part}), folder + "/run")).compute()
     {'loss': tensor(2., dtype=torch.float64)}
     """
+    if is_url(path):
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder, "recording")
+            save(recording, local, layout=layout)
+            forget(os.path.abspath(local))
+            send(local, os.fspath(path), None if overwrite else recording.keys())
+        return os.fspath(path)
     root = Path(as_path(path))
     if layout not in ("folder", "packed"):
         raise ValueError(f"layout={layout!r}: give 'folder' or 'packed'")
@@ -88,13 +98,13 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
 
 def save_in_background(
     recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False
-) -> Future[Path]:
+) -> Future[Path | str]:
     """Like `save`, in a thread of its own; the process waits for it before it ends.
 
     Returns:
         a future; its `result()` waits for the end and raises what `save` raises.
     """
-    future: Future[Path] = Future()
+    future: Future[Path | str] = Future()
 
     def work() -> None:
         try:
@@ -115,7 +125,7 @@ def _save(recording: Recording, root: Path, layout: Layout, overwrite: bool) -> 
         if last is not None and layout == "folder" and _is_saved(recording, root, last):
             return
         if commit.live and not overwrite:
-            check_same_net(recording.keys(), key, last)
+            check_same_net(recording.keys(), names_at(key) if last is None else last.names, key)
         write = _write_packed if layout == "packed" else _write_folder
         entries = write(recording, commit, before, left_out)
         known = {entry.name: entry for entry in entries}

@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from json.encoder import encode_basestring_ascii as in_quotes
 from typing import BinaryIO, NamedTuple
 
 import torch
@@ -118,7 +119,7 @@ def describe(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor], dict[s
             raise StorageError(f"{name!r} has {len(shape)} axes, and {MAX_RANK} can be stored")
         begin, end = end, end + stored.itemsize * math.prod(shape)
         numbers = ",".join(map(str, shape))
-        parts.append(f'{json.dumps(name)}:{{"dtype":"{_CODES[stored]}","shape":[{numbers}],"data_offsets":[{begin},{end}]}}')
+        parts.append(f'{in_quotes(name)}:{{"dtype":"{_CODES[stored]}","shape":[{numbers}],"data_offsets":[{begin},{end}]}}')
     text = f"{{{','.join(parts)}}}".encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:

@@ -16,7 +16,7 @@ from recorders.recordings.entry import Entry
 from recorders.recordings.manifest import Head, read_manifest
 from recorders.recordings.recording import Subrecording
 
-__all__ = ["LastSave", "Saved", "check_same_net", "forget", "last_saved", "remember", "unchanged"]
+__all__ = ["LastSave", "Saved", "check_same_net", "forget", "last_saved", "names_at", "remember", "unchanged"]
 
 _FOLDERS = 4
 """Of how many folders this is known."""
@@ -70,24 +70,25 @@ def last_saved(root: str, generation: str) -> LastSave | None:
     return last if last is not None and generation == last.head.generation else None
 
 
-def check_same_net(names: Collection[str], root: str, last: LastSave | None) -> None:
-    """Raises `RecordingExistsError` if the recording in the folder is that of another net than the one of these names.
+def names_at(root: str) -> Collection[str]:
+    """The names in the recording in a folder; none if its manifest cannot be read."""
+    try:
+        return read_manifest(root, skip=True).lines
+    except (StorageError, OSError):
+        return ()
 
-    Names are all that tells: of the smaller of both recordings, half of them must be in the other. So one of fewer or of more
-    modules of the same net is the same. A manifest that cannot be read tells nothing.
+
+def check_same_net(names: Collection[str], there: Collection[str], where: str) -> None:
+    """Raises `RecordingExistsError` if a recording of the names `there` is that of another net than the one of these names.
+
+    Names are all that tells: of those of the smaller of both recordings, half must be in the other. So one of fewer or of more
+    modules of the same net is the same.
     """
-    if last is None:
-        try:
-            there: Collection[str] = read_manifest(root, skip=True).lines
-        except (StorageError, OSError):
-            return
-    else:
-        there = last.names
     common = set(names).intersection(there)
     if there and 2 * len(common) < max(1, min(len(names), len(there))):
         new, old = ([name for name in some if name not in common][:5] for some in (names, there))
         raise RecordingExistsError(
-            f"{root} holds the recording of another net, of {len(there)} subrecorders such as {old}; only {len(common)} of the "
+            f"{where} holds the recording of another net, of {len(there)} subrecorders such as {old}; only {len(common)} of the "
             f"{len(names)} to be saved, such as {new}, are in it: save into another folder, or replace it with overwrite=True"
         )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from recorders.errors import SelectionError
+from recorders.recordings.shown import flat_leaves, listed
 
-__all__ = ["Values", "ValuesByName", "unwrapped_leaf"]
+__all__ = ["Values", "ValuesByName", "bare"]
 
 
 class Values:
@@ -24,12 +25,12 @@ class Values:
         If the operand was one tensor, this is the result of the reducer; if it was nested, or parameters of a module, results by
         path of the leaf. The result of a reducer is one tensor, or tensors by statistic.
         """
-        return unwrapped_leaf(self.leaves())
+        return bare(self.leaves())
 
     compute = peek
 
     def value(self, *, leaf: str | None = None, stat: str | None = None) -> Any:
-        """One statistic of one leaf: a tensor, or what a function given to `apply` or `postmap` made of it.
+        """One statistic of one leaf: a tensor; or what a function given to `apply` or `postmap` made of it, if that is no number.
 
         Args:
             leaf: the path of the leaf; may be left out if there is one.
@@ -41,7 +42,8 @@ class Values:
         >>> import torch
         >>> from recorders import CallMonitor
         >>> from reducers import Mean, Product, Summary
-        >>> loss = CallMonitor(Product(all=Summary(), mean=Mean())).push(torch.tensor([1.0, 3.0]))
+        >>> loss = CallMonitor(Product(all=Summary(), mean=Mean()))
+        >>> loss.push(torch.tensor([1.0, 3.0]))
         >>> loss.value(stat="all.var"), loss.value(stat="mean")
         (tensor(2., dtype=torch.float64), tensor(2., dtype=torch.float64))
         """
@@ -78,7 +80,7 @@ class ValuesByName:
         return _value(self[name].leaves(), leaf, stat, f"subrecorder {name!r}")
 
 
-def unwrapped_leaf(leaves: Mapping[str, Any]) -> Any:
+def bare(leaves: Mapping[str, Any]) -> Any:
     """The result of a lone tensor; results by path of the leaf if operands were nested; None if there are none."""
     return leaves.get("", leaves) if len(leaves) == 1 else leaves or None
 
@@ -87,15 +89,8 @@ def _value(leaves: Mapping[str, Any], leaf: str | None, stat: str | None, where:
     if not leaves:
         raise SelectionError(f"{where} recorded nothing, so it has no value: report() of the recorder says why")
     leaf = _chosen(leaves, leaf, "leaf", "leaves", where)
-    statistics = dict(_statistics(leaves[leaf], ""))
+    statistics = dict(flat_leaves(leaves[leaf]))
     return statistics[_chosen(statistics, stat, "stat", "statistics", f"{where}{f', leaf {leaf!r},' * bool(leaf)}")]
-
-
-def _statistics(result: Any, path: str) -> Iterable[tuple[str, Any]]:
-    """The parts of a nested result that are not nested, by path: names joined by dots."""
-    if not isinstance(result, Mapping):
-        return [(path, result)]
-    return [each for name, part in result.items() for each in _statistics(part, f"{path}.{name}" if path else str(name))]
 
 
 def _chosen(known: Mapping[str, Any], given: str | None, option: str, several: str, where: str) -> str:
@@ -105,9 +100,8 @@ def _chosen(known: Mapping[str, Any], given: str | None, option: str, several: s
         return given
     if set(known) == {""}:
         raise SelectionError(f"{where} has one result, without {several}: leave {option}={given!r} out")
-    listed = f"{list(known)[:20]}{' and more' if len(known) > 20 else ''}"
     if given is None:
-        raise SelectionError(f"{where} has the {several} {listed}: give one, such as {option}={next(iter(known))!r}")
+        raise SelectionError(f"{where} has the {several} {listed(known)}: give one, such as {option}={next(iter(known))!r}")
     close = difflib.get_close_matches(given, known, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
-    raise SelectionError(f"{where} has no {option} {given!r}: {guess}there are {listed}")
+    raise SelectionError(f"{where} has no {option} {given!r}: {guess}there are {listed(known)}")

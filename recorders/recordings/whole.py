@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from recorders.errors import CorruptRecordingError, StorageError
 
-__all__ = ["as_path", "open_regular", "read_regular", "written_whole"]
+__all__ = ["as_path", "is_url", "open_regular", "read_regular", "written_whole"]
 
 
 @contextlib.contextmanager
@@ -42,8 +43,22 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise
 
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a URL, also one of fsspec's chains.
+
+    >>> is_url("s3://bucket/run"), is_url("simplecache::gs://bucket/run"), is_url("runs/a::b"), is_url("C://run")
+    (True, True, False, False)
+    """
+    return _URL.match(os.fspath(path)) is not None
+
+
 def as_path(path: str | os.PathLike[str]) -> str:
     """The path, with a leading "~" expanded; raises `StorageError` if no file can have it."""
+    if is_url(path):
+        raise StorageError(f"{path} is a URL; this needs a path: only recordings are saved at URLs, and loaded, merged, verified")
     text = os.path.expanduser(os.fspath(path))
     try:
         sound = b"\0" not in os.fsencode(text)

@@ -61,8 +61,6 @@ class Clock:
         attached: whether an optimizer advances the clock.
         busy: whether any monitor with `steps` or `every_step`, or with a budget, records in this step.
         cadence: one in this many of the steps that a monitor chooses is recorded; 1 without a budget.
-        micro_batch: the number of micro-batches of this step before the present one. The clock counts forwards with gradients on,
-            if an optimizer is attached or there is a budget; with a budget only in steps that record. May be set by hand.
 
     >>> clock = Clock()
     >>> clock.advance()
@@ -71,8 +69,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._step = 0
-        self.micro_batch = 0
+        self._step = self._micro_batch = 0
         self.attached = False
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
@@ -105,6 +102,19 @@ class Clock:
             self._catch_up()
             self._set_step(step)
 
+    @property
+    def micro_batch(self) -> int:
+        """The number of micro-batches of this step before the present one.
+
+        The clock counts forwards with gradients on, if an optimizer is attached or there is a budget; with a budget only in steps
+        that record. Set it at the beginning of a micro-batch, if the network is called otherwise: the next forward belongs to it.
+        """
+        return self._micro_batch
+
+    @micro_batch.setter
+    def micro_batch(self, micro_batch: int) -> None:
+        self._micro_batch, self._begun = micro_batch, False
+
     def advance(self) -> None:
         """Ends a step. Threads may call it at the same time.
 
@@ -117,7 +127,7 @@ class Clock:
                 self._uneventful -= 1
                 self._skipped += 1
                 self._step += 1
-                self.micro_batch, self._begun = 0, False
+                self._micro_batch, self._begun = 0, False
                 if meter is not None:
                     meter.uneventful -= 1
                 return
@@ -140,7 +150,7 @@ class Clock:
 
     def _set_step(self, step: int) -> None:
         """Sets the step, and switches the groups for which the decision has changed."""
-        self._step, self.micro_batch, self._begun = step, 0, False
+        self._step, self.micro_batch = step, 0
         failed: MonitorError | None = None
         busy = False
         for group in self._groups:
@@ -276,10 +286,10 @@ class Clock:
         """Counts a forward with gradients on that has begun, in a compiled graph or outside of one."""
         if not recomputing():
             with self._lock:
-                self.micro_batch += self._begun
+                self._micro_batch += self._begun
                 self._begun = True
             if self._meter is not None:
-                self._meter.forwards(self.micro_batch + 1)
+                self._meter.forwards(self._micro_batch + 1)
 
     def __repr__(self) -> str:
         return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"

@@ -23,6 +23,7 @@ from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import Excluded, Names
+from recorders.recordings import shown
 from recorders.recordings.whole import as_path
 from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, Rows, moment
@@ -37,7 +38,7 @@ __all__ = ["Stream"]
 MIB = 1 << 20
 
 
-class Stream:
+class Stream(shown.Table):
     """Writes rows of tensors to the folder `path`, from a thread of its own, as safetensors files; `StreamDataset` reads them.
 
     Rows go through a queue to the thread, so the network waits for no disk and no device, unless the queue is full. Every so many
@@ -236,10 +237,15 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
+    def title_shown(self) -> str:
+        """Where it writes, and how much is committed."""
         dropped = f", {self.dropped} rows dropped" if self.dropped else ""
         failed = f"; stopped: {self.failure}" if self.failure else ""
         return f"Stream({str(self.path)!r}): {self._writer.complete}{dropped}{failed}"
+
+    def rows_shown(self) -> shown.Rows:
+        """One row for each place."""
+        return ("place", "rows committed"), ([(place, f"{rows:,}")] for place, rows in self.rows.items()), len(self.rows)
 
     @property
     def rows(self) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from recorders.errors import SelectionError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
-from recorders.recordings.shown import flat_numbers
+from recorders.recordings.shown import flat_numbers, listed
 from recorders.watch.timeline import Timeline
 
 __all__ = ["Change", "Comparison", "compare", "results_by_name"]
@@ -68,7 +68,7 @@ class Comparison:
         lines = [str(change) for change in self.changes if change.score][:20] or ["no difference"]
         for which, names in (("first", self.only_first), ("second", self.only_second)):
             if names:
-                lines.append(f"only in the {which}: {', '.join(names[:20])}{' and more' if len(names) > 20 else ''}")
+                lines.append(f"only in the {which}: {listed(names)}")
         return "\n".join(lines)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from recorders.recordings.shown import Rows, Table
+
 __all__ = [
     "GRADIENT_DECAY",
     "MASSIVE",
@@ -89,35 +91,45 @@ class Finding:
         return f"{self.layer}: {self.what}{since}. {self.why} Try: {self.remedy}"
 
 
-class Findings(list[Finding]):
+class Findings(Table, list[Finding]):
     """A list of likely faults, with what was examined and what could not be.
 
     Attributes:
         examined: each kind of fault that was looked for, with how many layers tell of it.
         unexamined: each kind of fault that was not looked for, with what to record for it.
 
-    >>> Findings([], ["dead units: 2 of 7 layers"], ["NaN and infinity: record a Summary of the loss"])
-    <Findings: none; examined dead units; not examined NaN and infinity>
-    >>> Findings([], [], ["dead units: record Activity"])
-    <Findings: none, for nothing was examined; not examined dead units>
+    >>> Findings([], ["NaN and infinity: record a Summary of the loss"], examined=["dead units: 2 of 7"])
+    no fault was found; examined: dead units; not examined: NaN and infinity
+    >>> Findings([], ["dead units: record Activity"])
+    nothing was examined, so no fault could be found; not examined: dead units
     """
 
-    def __init__(self, found: Iterable[Finding], examined: Iterable[str], unexamined: Iterable[str]) -> None:
+    def __init__(self, found: Iterable[Finding], unexamined: Iterable[str], examined: Iterable[str] = ()) -> None:
         super().__init__(found)
         self.examined, self.unexamined = tuple(examined), tuple(unexamined)
 
-    def __repr__(self) -> str:
-        found = "; ".join(f"{finding.layer}: {finding.what}" for finding in self) or "none"
-        parts = [found if self.examined or self else "none, for nothing was examined"]
-        for label, kinds in (("examined", self.examined), ("not examined", self.unexamined)):
-            parts += [f"{label} {', '.join(kind.partition(':')[0] for kind in kinds)}"] * bool(kinds)
-        return f"<Findings: {'; '.join(parts)}>"
+    @property
+    def _none(self) -> str:
+        """What an empty list says."""
+        return "no fault was found" if self.examined else "nothing was examined, so no fault could be found"
 
     def __str__(self) -> str:
-        none = "no fault was found" if self.examined else "nothing was examined, so no fault could be found"
-        lines = [str(finding) for finding in self] or [none]
+        lines = [str(finding) for finding in self] or [self._none]
         lines += [f"examined: {', '.join(self.examined)}"] * bool(self.examined)
         return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
+
+    def title_shown(self) -> str:
+        """How many faults there are, what was examined and what was not."""
+        parts = [f"{len(self):,} likely faults" if self else self._none]
+        for label, kinds in (("examined", self.examined), ("not examined", self.unexamined)):
+            parts += [f"{label}: {', '.join(kind.partition(':')[0] for kind in kinds)}"] * bool(kinds)
+        return "; ".join(parts)
+
+    def rows_shown(self) -> Rows:
+        """One row for each finding."""
+        since = ["" if finding.since is None else f"{finding.since}" for finding in self]
+        rows = ([(one.layer, tick, one.what, one.remedy)] for one, tick in zip(self, since, strict=True))
+        return ("layer", "since tick", "what", "try"), rows, len(self)
 
 
 _ADVICE = {

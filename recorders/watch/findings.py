@@ -106,7 +106,7 @@ def _counts_nonfinite(spread: Spread | None) -> bool:
 
 
 def _coverage(layers: list[Layer], calls: dict[str, Spread]) -> tuple[list[str], list[str]]:
-    """The kinds of faults that were examined, and in how many layers; and those that were not, each with what to record."""
+    """The kinds of faults that were not examined, each with what to record; and those that were, each with in how many layers."""
     examined, unexamined = [], []
     for kind, (tells, remedy) in _KINDS.items():
         count, most = sum(map(tells, layers)), len(layers)
@@ -123,7 +123,7 @@ def _coverage(layers: list[Layer], calls: dict[str, Spread]) -> tuple[list[str],
             examined.append(f"{kind}: {count} of {most}")
     if still := [layer.name for layer in layers if _is_still(layer) and layer.trained is None and not _has_gradients(layer)]:
         unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(still)}")
-    return examined, unexamined
+    return unexamined, examined
 
 
 def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Finding]:

@@ -75,7 +75,7 @@ def findings_over_time(timeline: Timeline) -> Findings:
         examined.insert(0, f"NaN and infinity: {len(seen)} of {len(order)}")
     if unknown := [layer for layer in still if layer not in moved]:
         unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(unknown)}")
-    return Findings(found, examined, unexamined)
+    return Findings(found, unexamined, examined)
 
 
 class _Known:

@@ -64,6 +64,17 @@ class Cell(nn.Module):
             check_states(self.reducer, self._shapes, state)
         self._state = state
 
+    def forward(self, *xs: Tensor) -> Result:
+        """Reduce one more observation, and return the statistic of it alone; `push` costs half of that.
+
+        Raises:
+            StateMismatchError: as `push`.
+        """
+        with torch.no_grad():
+            alone = self.reducer.compute(self.reducer.update(self.reducer.init(), *xs))
+        self.push(*xs)
+        return alone
+
     def peek(self) -> Result:
         """Return the statistic of all observations.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, Union
+from typing import NamedTuple, TypeAlias, Union
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ __all__ = [
     "explained_variance_ratio",
     "intrinsic_dimension",
     "participation_ratio",
+    "principal_axes",
 ]
 
 Covariances: TypeAlias = Union[Tensor, Mapping[str, Tensor]]
@@ -71,6 +72,42 @@ def eigenvalues(covariance: Covariances) -> Tensor:
     is_finite = torch.isfinite(matrix).all()
     values = torch.linalg.eigvalsh(torch.where(is_finite, matrix, 0.0))  # LAPACK raises on NaN
     return torch.where(is_finite, values.flip(0).clamp(min=0.0), torch.nan)
+
+
+class PrincipalAxes(NamedTuple):
+    """The variances `values` [d], largest first, and the axes, which are the columns of `vectors` [d, d]."""
+
+    values: Tensor
+    vectors: Tensor
+
+
+def principal_axes(covariance: Covariances) -> PrincipalAxes:
+    """Return the principal axes of a covariance matrix and the variances along them: principal component analysis.
+
+    `(x - mean) @ axes.vectors[:, :k]` projects rows of features onto the first k axes. The entry of each axis with the largest
+    magnitude is positive, so that two runs can be compared.
+
+    Args:
+        covariance: the result of `Covariance`, or a symmetric matrix [d, d] without negative eigenvalues.
+
+    Returns:
+        `values` float64 [d], those of `eigenvalues`; `vectors` float64 [d, d], a column of length 1 for each value. All NaN if an
+        entry is not finite.
+
+    Raises:
+        ArgumentError: the input is not a square matrix.
+
+    >>> import torch
+    >>> values, vectors = principal_axes(torch.diag(torch.tensor([1.0, 3.0])))
+    >>> values, vectors[:, 0]
+    (tensor([3., 1.], dtype=torch.float64), tensor([0., 1.], dtype=torch.float64))
+    """
+    matrix = _matrix(covariance)
+    is_finite = torch.isfinite(matrix).all()
+    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(torch.where(is_finite, matrix, 0.0)))  # LAPACK raises on NaN
+    largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True)) if len(values) else vectors
+    vectors = torch.where(largest < 0, -vectors, vectors)
+    return PrincipalAxes(torch.where(is_finite, values.clamp(min=0.0), torch.nan), torch.where(is_finite, vectors, torch.nan))
 
 
 def explained_variance_ratio(covariance: Covariances) -> Tensor:

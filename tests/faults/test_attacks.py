@@ -35,7 +35,7 @@ def attacked(folder: Path, *mode: str) -> Sequence[dict[str, Any]]:
 
 def test_some_of_each(tmp_path: Path) -> None:
     rows = attacked(tmp_path, "quick")
-    assert len(rows) == 11
+    assert len(rows) == 13
     assert all(row["tries"] > 1 for row in rows)
 
 

@@ -43,8 +43,7 @@ def shards(folder: Path) -> int:
     return index.read_bytes().count(b"\n") - 1 if index.exists() else 0
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.long)])
-def test_streams_that_are_killed_lose_nothing_that_was_committed(tmp_path: Path, kills: int) -> None:
+def kill_and_check(tmp_path: Path, kills: int) -> None:
     folder, draw = tmp_path / "acts", random.Random(kills)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     before = 0
@@ -69,6 +68,11 @@ def test_streams_that_are_killed_lose_nothing_that_was_committed(tmp_path: Path,
         assert stream.rows == {"a": len(data), "b": len(data)}
         assert stream.batches * ROWS == len(data)
     assert len(list(folder.glob("*.safetensors"))) == 2 * before
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_streams_that_are_killed_lose_nothing_that_was_committed(tmp_path: Path, kills: int) -> None:
+    kill_and_check(tmp_path, kills)
 
 
 if __name__ == "__main__":

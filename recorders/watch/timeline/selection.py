@@ -1,4 +1,4 @@
-"""What is chosen of a timeline, and tables of it for pandas and Polars."""
+"""What is chosen of a timeline, and a data frame of it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeAlias
 
 from recorders.errors import SelectionError
-from recorders.watch.extras import require
+from recorders.recordings.export import Backend, as_frame
+from recorders.recordings.shown import listed
 from recorders.watch.timeline.reading import Course, Reader
 from recorders.watch.timeline.schema import Series, Tick
 
-__all__ = ["Chosen", "ChosenTicks", "Row", "columns", "listed", "selected", "to_pandas", "to_polars"]
+__all__ = ["Chosen", "ChosenTicks", "Row", "frame", "selected"]
 
 Chosen: TypeAlias = "str | Collection[str] | None"
 """A glob or a name, several of them, or None for all."""
 ChosenTicks: TypeAlias = "slice | Collection[int] | None"
 """A slice of ticks without its end, the ticks themselves, or None for all."""
+
+
+_COLUMNS = {"tick": "int64", "step": "Int64", "name": "string", "statistic": "string", "value": "float64"}
+"""The columns of a table of rows, with their kinds; the step may be missing."""
 
 
 class Row(NamedTuple):
@@ -42,16 +47,16 @@ def selected(
     yield from ((wanted[number], course) for number, course in found.items())
 
 
-def columns(found: Iterable[tuple[Series, Course]], ticks: Mapping[int, Tick]) -> dict[str, list[Any]]:
-    """The columns of a table of what was selected."""
-    made: dict[str, list[Any]] = {name: [] for name in ("tick", "step", "name", "statistic", "value")}
+def frame(found: Iterable[tuple[Series, Course]], ticks: Mapping[int, Tick], backend: Backend) -> Any:
+    """A data frame of what was selected."""
+    made: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for series, (numbers, values) in found:
         made["tick"] += numbers
         made["step"] += [ticks[number].step for number in numbers]
         made["name"] += [series.name] * len(numbers)
         made["statistic"] += [series.statistic] * len(numbers)
         made["value"] += values
-    return made
+    return as_frame(made, _COLUMNS, backend)
 
 
 def _chosen(known: Iterable[str], wanted: Chosen, what: str) -> set[str]:
@@ -76,21 +81,3 @@ def _chosen_ticks(known: Mapping[int, Tick], wanted: ChosenTicks) -> dict[int, T
         start, stop = (-math.inf if wanted.start is None else wanted.start), (math.inf if wanted.stop is None else wanted.stop)
         return {number: tick for number, tick in known.items() if start <= number < stop}
     return {number: tick for number, tick in known.items() if wanted is None or number in wanted}
-
-
-def listed(known: list[Any]) -> str:
-    """The first of them, for messages."""
-    return f"{known[:20]}{' and more' if len(known) > 20 else ''}"
-
-
-def to_pandas(columns: dict[str, list[Any]]) -> Any:
-    """The columns as a `pandas.DataFrame`."""
-    frame = require("pandas", "pandas").DataFrame(columns)
-    return frame.astype({"tick": "int64", "step": "Int64", "name": "string", "statistic": "string", "value": "float64"})
-
-
-def to_polars(columns: dict[str, list[Any]]) -> Any:
-    """The columns as a `polars.DataFrame`."""
-    library = require("polars", "polars")
-    kinds = {"tick": library.Int64, "step": library.Int64, "name": library.String, "statistic": library.String}
-    return library.DataFrame(columns, schema={**kinds, "value": library.Float64})

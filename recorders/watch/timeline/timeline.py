@@ -9,12 +9,14 @@ from typing import Any, Literal
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, SelectionError, TickError
+from recorders.recordings.shown import listed
 from recorders.watch.timeline.damage import Damages
 from recorders.watch.timeline.reading import Course, Reader
 from recorders.watch.timeline.rows import TimelineRows, numbers_of
 from recorders.watch.timeline.schema import Series
-from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, columns, listed, selected, to_pandas, to_polars
+from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
 from recorders.watch.timeline.session import MEMORY, Session, located
+from recorders.watch.timeline.shown import SeriesTable
 from recorders.watch.timeline.tables import Tables
 from recorders.watch.timeline.tensors import tensors_as_bytes
 from recorders.watch.timeline.writing import add_note, add_tick, remove_ticks
@@ -22,7 +24,7 @@ from recorders.watch.timeline.writing import add_note, add_tick, remove_ticks
 __all__ = ["Timeline"]
 
 
-class Timeline:
+class Timeline(SeriesTable):
     """An append-only table of scalars over time, in one SQLite file.
 
     Each tick is written in one transaction and is on the disk when `append` returns: if the process is killed, the file holds every
@@ -181,8 +183,7 @@ class Timeline:
         with self._session.reading() as db:
             known: Mapping[Any, int] = self._tables.ids(db)
             wanted = {known[key]: key for key in keys if key in known}
-            found = self._reader.courses(db, wanted, self._tables.ticks(db))
-            return {wanted[number]: course for number, course in found.items()}
+            return {wanted[number]: course for number, course in self._reader.courses(db, wanted, self._tables.ticks(db)).items()}
 
     def select(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> list[Row]:
         """Rows by name, statistic and tick, without reading the others.
@@ -216,12 +217,12 @@ class Timeline:
             MissingExtraError: pandas is not installed.
         """
         with self._session.reading() as db:
-            return to_pandas(columns(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db)))
+            return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "pandas")
 
     def to_polars(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
         """The same as a `polars.DataFrame`."""
         with self._session.reading() as db:
-            return to_polars(columns(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db)))
+            return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "polars")
 
     def tensor(self, name: str, tick: int) -> Tensor:
         """A tensor that was appended, in its shape and dtype, on the CPU.
@@ -303,9 +304,6 @@ class Timeline:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"Timeline({self.path!r})"
 
     @property
     def _tables(self) -> Tables:

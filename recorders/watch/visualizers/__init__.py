@@ -4,7 +4,7 @@ from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.choice import as_visualizers
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, html_report, write_report
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
-from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer
+from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer, add_histogram
 from recorders.watch.visualizers.text import TextVisualizer
 from recorders.watch.visualizers.visualizer import Visualizer
 from recorders.watch.visualizers.wandb import WandbVisualizer
@@ -18,6 +18,7 @@ __all__ = [
     "TextVisualizer",
     "Visualizer",
     "WandbVisualizer",
+    "add_histogram",
     "as_visualizers",
     "html_report",
     "write_report",

@@ -59,7 +59,7 @@ class LiveTable:
         self._rows: list[_Row] = []
         self._charts: Sequence[ChartView] = ()
         self._drawing, self._looking = Pace(PAUSE, SHARE), Pace(PAUSE, SHARE)
-        self._found, self._drawn = Findings((), (), ()), True
+        self._found, self._drawn = Findings((), ()), True
 
     def show(self, tick: int, charts: Sequence[ChartView]) -> None:
         """Reads a tick, and those before it if the timeline is new; draws the table if that is due."""

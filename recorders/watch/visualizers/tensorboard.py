@@ -1,4 +1,4 @@
-"""Charts as scalars for TensorBoard."""
+"""Charts as scalars, and histograms, for TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from recorders.recordings.whole import as_path
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.numbers import ends_of, numbers
 from recorders.watch.visualizers.visualizer import require
 
-__all__ = ["TensorBoardVisualizer"]
+__all__ = ["TensorBoardVisualizer", "add_histogram"]
 
 _LARGEST = 3.4028234e38
 _STRING = 7
@@ -153,6 +155,47 @@ class TensorBoardVisualizer:
         return self._layouts.MarginChartContent(
             series=[series(value=f"{row}/{line}", lower=f"{row}/{low}", upper=f"{row}/{high}") for line, low, high in found]
         )
+
+
+def add_histogram(writer: Any, tag: str, result: Mapping[str, Tensor], step: int) -> None:
+    """Writes the result of a `Histogram` to TensorBoard's tab "Histograms", with its own bins.
+
+    Kept axes are added up. What lies outside the edges, and NaN, are left out: they have no place in a bin. Sums, which TensorBoard
+    asks for and does not show, are those of the middles of the bins.
+
+    Args:
+        writer: a `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_histogram_raw`.
+        tag: the name in TensorBoard.
+        result: `counts` of shape (*kept axes, bins) and `edges` of shape (bins + 1,).
+        step: of the training.
+
+    Raises:
+        KeyError: `result` is not that of a `Histogram`.
+
+    >>> import torch
+    >>> from reducers import Histogram
+    >>> class Printer:
+    ...     def add_histogram_raw(self, tag, **given):
+    ...         print(tag, given["num"], given["bucket_limits"], given["bucket_counts"])
+    >>> histogram = Histogram(bins=2, low=0.0, high=2.0)
+    >>> result = histogram.compute(histogram.update({}, torch.tensor([0.0, 1.0, 1.5, 9.0])))
+    >>> add_histogram(Printer(), "out/encoder.0", result, step=3)
+    out/encoder.0 3 [1.0, 2.0] [1, 2]
+    """
+    edges = result["edges"].double().cpu()
+    counts = result["counts"].cpu().reshape(-1, len(edges) - 1).sum(0)
+    middles = (edges[1:] + edges[:-1]) / 2
+    writer.add_histogram_raw(
+        tag,
+        min=float(edges[0]),
+        max=float(edges[-1]),
+        num=int(counts.sum()),
+        sum=float((counts * middles).sum()),
+        sum_squares=float((counts * middles**2).sum()),
+        bucket_limits=edges[1:].tolist(),
+        bucket_counts=counts.tolist(),
+        global_step=step,
+    )
 
 
 def _float32(number: float) -> float:

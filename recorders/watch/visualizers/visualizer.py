@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from recorders.recordings.extras import require
 from recorders.watch.charts import ChartView
-from recorders.watch.extras import require
 
 __all__ = ["Visualizer", "finish", "require", "shortened"]
 

@@ -22,6 +22,7 @@ from recorders import (
     Recording,
     Subrecording,
 )
+from recorders.integrations.cells import Cells
 from recorders.recordings.sync import sync
 from reducers import Collect, Count, First, Fold, Geometry, Last, Max, Mean, Min, Moments, Product, Reducer, State, Sum
 
@@ -509,3 +510,18 @@ def union_with_a_function(place: Place) -> Any:
 
 def test_a_rank_cannot_merge_with_a_function_that_it_does_not_have(world: World) -> None:
     assert "ranks [0], which do not record it, do not have its function" in refused(world.run(union_with_a_function))
+
+
+def cells(place: Place) -> Any:
+    rank, group = place
+    mine = Cells({"mean": Mean(), "top": Max()})
+    for _ in range(min(rank, 1)):
+        mine.update(torch.full((rank,), float(rank)))
+    before = mine.state_dict()
+    results = {name: float(result) for name, result in mine.sync(group).items()}  # type: ignore[arg-type]
+    torch.testing.assert_close(mine.state_dict(), before, rtol=0, atol=0)
+    return results
+
+
+def test_cells_give_the_results_of_all_ranks_also_of_one_without_batches(world: World) -> None:
+    assert alike(world.run(cells)) == {"mean": 5 / 3, "top": 2.0}

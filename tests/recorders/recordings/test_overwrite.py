@@ -78,10 +78,20 @@ def test_all_ways_to_save_ask(run: Path, save: Callable[..., object]) -> None:
 
 
 def test_merged_recordings_that_are_read_from_files_ask_too(run: Path, tmp_path: Path) -> None:
-    other = recording("conv").save(tmp_path / "other")
+    others = [recording("conv").save(tmp_path / f"{number}") for number in range(2)]
     with pytest.raises(RecordingExistsError):
-        merge([other, other]).save(run)
-    assert list(load(merge([run, run]).save(tmp_path / "both"))) == list(OLD)
+        merge(others).save(run)
+    assert list(load(merge(others).save(others[0]))) == ["conv"]
+
+
+def test_a_recording_at_a_url_is_kept_too() -> None:
+    pytest.importorskip("fsspec")
+    recording(*OLD).save("memory://runs/overwrite")
+    recording(*OLD, "more").save("memory://runs/overwrite")
+    with pytest.raises(RecordingExistsError, match=r"^memory://runs/overwrite holds the recording of another net"):
+        recording("conv").save("memory://runs/overwrite")
+    recording("conv").save("memory://runs/overwrite", overwrite=True)
+    assert list(load("memory://runs/overwrite")) == ["conv"]
 
 
 def test_what_cannot_be_read_is_replaced_as_before(tmp_path: Path) -> None:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from recorders import CallMonitor, ForwardMonitor, Recorder
-from recorders.recordings.recording import Subrecording
+from recorders import (
+    CallMonitor,
+    ForwardMonitor,
+    MergeError,
+    Recorder,
+    Recording,
+    SelectionError,
+    Stream,
+    Subrecording,
+    Timeline,
+)
+from recorders.recorder.overhead import Overhead
 from recorders.recordings.shown import Table, brief
+from recorders.watch.fault import Findings, fault
 from reducers import Collect, Count, Product, Summary
 
 
@@ -27,9 +43,12 @@ def cells(table: Table) -> list[list[str]]:
     return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
 
 
-def test_recordings_print_in_one_line() -> None:
+def test_recordings_print_as_short_tables() -> None:
     recording = recorder().snapshot()
-    assert repr(recording) == "<Recording of 4 subrecorders: 'loss', 'out', 'out/0', 'out/1'>"
+    lines = repr(recording).splitlines()
+    assert lines[0] == "Recording of 4 subrecorders at step 0"
+    assert [line.split("  ")[0] for line in lines[1:]] == ["name", "loss", "out", "out/0", "out/1"]
+    assert (repr(recording.keys()), repr(recorder().keys())) == ("['loss', 'out', 'out/0', 'out/1']",) * 2
     assert repr(recording["out/0"]).startswith("<ForwardMonitor(Product(s=Summary(pattern='b c -> c', correction=1), n=Count(")
     assert "on Linear: 1 observations, s.mean " in repr(recording["out/0"])
     assert len(repr(recording["out/0"])) < 300
@@ -41,19 +60,20 @@ def test_recorders_and_recordings_are_tables_in_notebooks() -> None:
     found = cells(made.snapshot())
     assert found[0] == ["name", "monitor", "on", "result", "observations"]
     assert found[1] == ["loss", "CallMonitor", "", "0.5", "1"]
+    assert cells(made) == found
+    assert "<caption" in made._repr_html_()
     assert found[3][0:3] == ["out/0", "ForwardMonitor", "Linear"]
     assert re.search(r"s\.mean .* to .* in 300", found[3][3])
-    assert made._repr_html_() == made.snapshot()._repr_html_()
-    assert cells(made.snapshot()["loss"]) == [["leaf", "result"], ["", "0.5"]]
+    assert cells(made.snapshot()["loss"]) == cells(made["loss"]) == [["result"], ["0.5"]]
 
 
 def test_reports_plans_and_costs_are_tables_in_notebooks() -> None:
     made = recorder()
-    report, plan, overhead = cells(made.report()), cells(made.plan(torch.ones(1, 300))), cells(made.overhead())
+    report, plan = cells(made.report()), cells(made.plan(torch.ones(1, 300)))
     assert [row[0] for row in report] == ["name", "loss", "out", "out/0", "out/1"]
     assert report[3][3:5] == ["1", "1"]
     assert plan[-1][3].endswith("bytes of state")
-    assert [row[0] for row in overhead] == ["name", "all"]
+    assert "nothing was measured" in made.overhead()._repr_html_()
 
 
 def test_names_are_escaped() -> None:
@@ -69,3 +89,83 @@ def test_brief_texts() -> None:
     assert brief({str(i): torch.tensor(i) for i in range(6)}) == "0 0, 1 1, 2 2, 3 3, ..."
     assert brief(torch.tensor([float("nan"), 1.0])) == "nan 1"
     assert brief({}) == "nothing"
+
+
+LAYERS = 1000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Each class that is shown, with a thousand layers; what notebooks and terminals show of it is asked for once."""
+    folder = tmp_path_factory.mktemp("many")
+    net = nn.Sequential(*(nn.Identity() for _ in range(LAYERS)))
+    made = Recorder(ForwardMonitor(Summary("b c -> c"))).modules(net, nn.Identity)
+    net(torch.ones(2, 3))
+    nested = CallMonitor(Summary())
+    nested.push({f"<b>{place}": torch.ones(3) for place in range(LAYERS)})
+    timeline = Timeline(folder / "run.db")
+    timeline.append(0, {f"layer [{place}]": {"mean": 0.5} for place in range(LAYERS)})
+    with Stream(folder / "stream") as stream:
+        stream._writer.rows = {f"place {place}": 1 for place in range(LAYERS)}  # as writing a thousand files takes a second
+        yield {
+            "recorder": made,
+            "recording": made.snapshot(),
+            "subrecording": nested.snapshot(),
+            "monitor": nested,
+            "report": made.report(),
+            "plan": made.plan(),
+            "overhead": Overhead(0.002, 0.1, dict.fromkeys(made, 0.001), steps=72, every_step=1),
+            "timeline": timeline,
+            "findings": Findings([fault("dead", name, "3 of 3 units are dead") for name in made], ["saturated units: record"]),
+            "stream": stream,
+        }
+    timeline.close()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["recorder", "recording", "subrecording", "monitor", "report", "plan", "overhead", "timeline", "findings", "stream"],
+)
+def test_a_thousand_layers_are_short_in_all_three_forms(many: dict[str, Any], kind: str) -> None:
+    shown = many[kind]
+    text = repr(shown)
+    assert len(text) < 3000
+    assert len(text.splitlines()) <= 23
+    if kind not in ("subrecording", "monitor", "timeline"):  # which print in one line
+        assert text.endswith("... and 980 more")
+        assert len(text.splitlines()) == 23
+    html = shown._repr_html_()
+    assert html.count("<tr>") == 101
+    assert html.endswith("<p>... and 900 more</p>")
+    assert "<b>" not in html
+    console = Console(file=io.StringIO(), width=200)
+    console.print(shown)
+    printed = console.file.getvalue()
+    assert "... and 900 more" in printed
+    if kind == "timeline":
+        assert "layer [3]" in printed  # no markup
+
+
+def test_only_what_is_shown_is_computed() -> None:
+    class Watched(Subrecording):
+        def iter_leaves(self) -> Iterator[tuple[str, Any]]:
+            computed.append(self.module)
+            return super().iter_leaves()
+
+    computed: list[str] = []
+    recording = Recording({str(place): Watched(Count(), module=str(place)) for place in range(LAYERS)})
+    assert len(repr(recording).splitlines()) == 23
+    assert computed == [str(place) for place in range(20)]
+
+
+def test_a_result_that_fails_is_shown_as_its_error() -> None:
+    made = recorder().apply(lambda result: 1 / 0)
+    assert "ZeroDivisionError: division by zero" in repr(made)
+
+
+def test_names_in_messages_are_lists_of_bounded_length() -> None:
+    recording = Recording({str(place): Subrecording(Count()) for place in range(LAYERS)})
+    with pytest.raises(SelectionError, match=r"there are \['0', .*'19'\] and 980 more"):
+        recording["x"]
+    with pytest.raises(MergeError, match=r"and 980 more, only the second \[\]"):
+        recording.merge(Recording({}))

@@ -420,6 +420,18 @@ def test_micro_batches_are_the_forwards_of_a_step() -> None:
     assert recorder[0].samples == 6  # each step: the validation, and the first micro-batch
 
 
+def test_a_micro_batch_that_is_set_by_hand_has_the_next_forward() -> None:
+    net = Net()
+    clock = Recorder(ForwardMonitor(Count())).modules(net).attach(sgd(net)).clock
+    net(torch.ones(1, 3))
+    clock.micro_batch = 3
+    seen = []
+    for _ in range(2):
+        net(torch.ones(1, 3))
+        seen.append(clock.micro_batch)
+    assert seen == [3, 4]
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("gates", [{}, {"steps": [100]}], ids=["recording", "at rest"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part of more"])

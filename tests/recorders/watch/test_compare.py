@@ -75,7 +75,7 @@ def test_what_only_one_has_is_listed_and_shapes_that_differ_are_left_out() -> No
     other = Recorder(a=CallMonitor(Last()), c=CallMonitor(Last())).push("a", torch.zeros(3)).push("c", 1.0)
     comparison = compare(one, other)
     assert (comparison.changes, comparison.only_first, comparison.only_second) == ((), ("b",), ("c",))
-    assert str(comparison) == "no difference\nonly in the first: b\nonly in the second: c"
+    assert str(comparison) == "no difference\nonly in the first: ['b']\nonly in the second: ['c']"
 
 
 def test_leaves_and_bools_are_compared() -> None:

@@ -227,9 +227,7 @@ def test_what_was_not_recorded_is_said() -> None:
     assert str(nothing).startswith(
         "nothing was examined, so no fault could be found\nnot examined: NaN and infinity: record a Summary"
     )
-    assert repr(nothing).startswith(
-        "<Findings: none, for nothing was examined; not examined NaN and infinity, layers that never ran, "
-    )
+    assert repr(nothing).startswith("nothing was examined, so no fault could be found; not examined: NaN and infinity, layers")
     recorder = watch(net)
     train(net, recorder)
     assert findings(recorder).unexamined == ()
@@ -302,10 +300,10 @@ def test_a_list_of_findings_prints_in_short() -> None:
     with Recorder(ForwardMonitor(Activity())).modules(net, types=nn.ReLU) as recorder:
         nn.init.constant_(net[0].bias, -100.0)
         net(torch.randn(8, 8))
-    told = (
-        "<Findings: 1: 32 of 32 units are dead: they were never active; examined layers that never ran, dead units; not examined "
+    first = repr(findings(recorder)).splitlines()[0]
+    assert first.startswith(
+        "1 likely faults; examined: layers that never ran, dead units; not examined: NaN and infinity, outlier f"
     )
-    assert repr(findings(recorder)).startswith(told)
 
 
 def test_saturated_units_are_found(tmp_path: Path) -> None:

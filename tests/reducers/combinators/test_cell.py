@@ -110,3 +110,9 @@ def test_no_parameters_and_no_buffers() -> None:
 def test_needs_a_reducer() -> None:
     with pytest.raises(ReducerTypeError, match=r"write Mean\(\), not Mean"):
         Cell(Mean)  # type: ignore[arg-type]
+
+
+def test_a_call_returns_the_statistic_of_its_observation_and_reduces_it() -> None:
+    cell = filled(A)
+    assert cell(B)["top"] == 4.0
+    assert values(cell) == values(filled(A, B))

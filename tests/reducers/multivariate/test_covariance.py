@@ -33,6 +33,7 @@ from reducers import (
     from_recipe,
     intrinsic_dimension,
     participation_ratio,
+    principal_axes,
     to_recipe,
 )
 
@@ -216,6 +217,21 @@ def test_dimensions_lie_in_their_bounds_and_do_not_see_turns_and_scale(seed: int
         assert reading(other).item() == pytest.approx(reading(one).item(), rel=1e-9)
     assert participation_ratio(one).item() <= effective_rank(one).item() + 1e-12
     assert 1 <= intrinsic_dimension(0.9)(one).item() <= d
+
+
+def test_principal_axes_are_those_of_a_one_shot_decomposition() -> None:
+    x = correlated(200, 5)
+    values, vectors = principal_axes(Covariance().compute(Covariance().update({}, x)))
+    centred = (x - x.mean(dim=0)).double()
+    _, singular, right = torch.linalg.svd(centred)
+    torch.testing.assert_close(values, singular.square() / 199, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close((vectors.T @ right.T).abs(), torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-5)
+    torch.testing.assert_close((centred @ vectors).var(dim=0), values, rtol=1e-6, atol=1e-9)
+    assert (vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True)) > 0).all()
+    assert principal_axes(torch.zeros(0, 0)).vectors.shape == (0, 0)
+    assert all(part.isnan().all() for part in principal_axes(torch.full((3, 3), torch.nan)))
+    with pytest.raises(ArgumentError, match=r"covariance matrix \[d, d\]"):
+        principal_axes(torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda reading: getattr(reading, "__name__", repr(reading)))

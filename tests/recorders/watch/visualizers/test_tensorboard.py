@@ -21,8 +21,9 @@ from recorders.errors import RecordingWarning
 from recorders.watch.across import Across
 from recorders.watch.charts import Chart, charts_of
 from recorders.watch.replay import replay
-from recorders.watch.visualizers import TensorBoardVisualizer
+from recorders.watch.visualizers import TensorBoardVisualizer, add_histogram
 from recorders.watch.visualizers.numbers import numbers
+from reducers import Histogram
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 layout_pb2 = pytest.importorskip("tensorboard.plugins.custom_scalar.layout_pb2")
@@ -208,7 +209,7 @@ import os, sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pages import filled
 from recorders.watch.charts import charts_of
-from recorders.watch.visualizers import TensorBoardVisualizer
+from recorders.watch.visualizers import TensorBoardVisualizer, add_histogram
 timeline = filled()
 visualizer = TensorBoardVisualizer({str(tmp_path)!r})
 for tick in timeline.ticks():
@@ -231,3 +232,15 @@ def test_without_a_folder_a_run_is_named_for_the_time(tmp_path: Path, monkeypatc
     visualizer.flush()
     assert visualizer.folder.parent.name == "runs"
     assert "Loss/train/mean" in scalars(tmp_path / visualizer.folder)
+
+
+def test_a_histogram_is_written_with_its_own_bins(tmp_path: Path) -> None:
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path))
+    histogram = Histogram("b c -> c", edges=(-1.0, 0.0, 0.5, 4.0))
+    x = torch.tensor([[-0.5, 0.0], [0.25, 4.0], [9.0, torch.nan]])
+    add_histogram(writer, "out/0", histogram.compute(histogram.update({}, x)), 7)
+    writer.close()
+    event = accumulator.EventAccumulator(str(tmp_path), {"tensors": 0, "histograms": 0}).Reload().Histograms("out/0")[0]
+    found = event.histogram_value
+    assert (event.step, found.num, found.min, found.max) == (7, 4, -1.0, 4.0)
+    assert (found.bucket_limit, found.bucket) == ([0.0, 0.5, 4.0], [1, 2, 1])

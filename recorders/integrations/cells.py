@@ -1,0 +1,81 @@
+"""Cells: reducers by name, as a module that is used like `torchmetrics.MetricCollection`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor, nn
+
+from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.sync import sync
+from reducers import Cell, Reducer, Result
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Cells"]
+
+
+class Cells(nn.ModuleDict):
+    """Reducers with their states, by name. Each call reduces the same inputs with all of them.
+
+    `cells(x)` returns the results of this batch alone and reduces it; `update(x)` only reduces it, at half the cost. Unlike in
+    torchmetrics, `compute` communicates with no other rank: `sync` does. `.to()`, `state_dict()` and `load_state_dict()` are those
+    of modules. A single result is that of `cells[name]`.
+
+    Args:
+        reducers: by name.
+
+    Raises:
+        ReducerTypeError: one of them is not a reducer.
+        KeyError: a name holds a dot, is empty, or is that of a method of `nn.ModuleDict`.
+
+    >>> import torch
+    >>> from reducers import Max, Mean
+    >>> cells = Cells({"mean": Mean(), "top": Max()})
+    >>> cells(torch.tensor([1.0, 2.0]))["mean"], cells(torch.tensor([6.0]))["mean"]
+    (tensor(1.5000, dtype=torch.float64), tensor(6., dtype=torch.float64))
+    >>> cells.compute()
+    {'mean': tensor(3., dtype=torch.float64), 'top': tensor(6.)}
+    """
+
+    def __init__(self, reducers: Mapping[str, Reducer]) -> None:
+        super().__init__()
+        for name, reducer in reducers.items():
+            self[name] = Cell(reducer)
+
+    def forward(self, *xs: Tensor) -> dict[str, Result]:
+        """Reduces a batch; returns its own results by name."""
+        return {name: cell(*xs) for name, cell in self._cells().items()}
+
+    def update(self, *xs: Tensor) -> None:  # type: ignore[override]  # of mappings; here as in torchmetrics
+        """Reduces a batch."""
+        for cell in self._cells().values():
+            cell.push(*xs)
+
+    def compute(self) -> dict[str, Result]:
+        """Results of all batches, by name.
+
+        Raises:
+            EmptyStateError: there was none.
+        """
+        return {name: cell.compute() for name, cell in self._cells().items()}
+
+    def reset(self) -> None:
+        """Resets all states."""
+        for cell in self._cells().values():
+            cell.reset()
+
+    def sync(self, group: ProcessGroup | None = None) -> dict[str, Result]:
+        """Results of the batches of all ranks, by name, on every rank; those without batches are left out. States stay as they are.
+
+        Raises:
+            SyncError: see `recorders.recordings.sync.sync`.
+        """
+        states = {name: {"": cell.state} if cell.state else {} for name, cell in self._cells().items()}
+        parts = {name: Subrecording(cell.reducer, states[name], len(states[name])) for name, cell in self._cells().items()}
+        return sync(Recording(parts), group).compute()
+
+    def _cells(self) -> dict[str, Cell]:
+        return cast("dict[str, Cell]", self._modules)

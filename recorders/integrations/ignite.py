@@ -1,0 +1,71 @@
+"""A recorder as a handler of an engine of PyTorch Ignite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from recorders.integrations.training import InTraining
+from recorders.recorder.recorder import Recorder
+from recorders.recordings.extras import require
+
+__all__ = ["RecorderHandler"]
+
+
+class RecorderHandler(InTraining):
+    """Records while the engine of a training runs, and what evaluators run within it.
+
+    The clock advances with the optimizer, and counts the forwards of each step as micro-batches. The handler is an object for
+    `Checkpoint(to_save={"recorder": handler, ...})`, and after `Checkpoint.load_objects` it goes on, bit for bit. Ignite writes one
+    checkpoint for all ranks, which holds what rank 0 recorded: if several ranks go on from it, they warn. A failure of the recorder
+    is a warning, and the training goes on.
+
+    Args:
+        recorder: its modules are selected.
+        optimizer: the optimizer of the training.
+
+    Raises:
+        TypeError: `recorder` is not a recorder.
+
+    >>> import torch
+    >>> from ignite.engine import Engine
+    >>> from recorders import ForwardMonitor
+    >>> from reducers import Mean
+    >>> net = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(net.parameters())
+    >>> engine = Engine(lambda engine, batch: (net(batch), optimizer.step()))
+    >>> recorder = Recorder(ForwardMonitor(Mean())).modules(net)
+    >>> RecorderHandler(recorder, optimizer).attach(engine)
+    >>> _ = engine.run(torch.ones(3, 1, 2))
+    >>> recorder.clock.step, recorder[0].samples
+    (3, 3)
+    """
+
+    def __init__(self, recorder: Recorder, optimizer: Optimizer) -> None:
+        if not isinstance(recorder, Recorder):
+            raise TypeError(f"RecorderHandler takes a Recorder whose modules are selected; got {type(recorder).__name__}")
+        super().__init__(recorder)
+        self._optimizer = optimizer
+
+    def attach(self, engine: Any) -> None:
+        """Records while `engine` runs. Hooks stay on if it raises, because ignite hides errors that have a handler.
+
+        Raises:
+            MissingExtraError: ignite is not installed.
+        """
+        events = require("ignite.engine", "ignite").Events
+        engine.add_event_handler(events.STARTED, self._begin)
+        engine.add_event_handler(events.COMPLETED | events.TERMINATE, self._training.end)
+
+    def _begin(self) -> None:
+        self._training.begin(None, [self._optimizer])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank recorded."""
+        return self._training.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; if it does not fit, warns."""
+        self._training.load_state_dict(state_dict)

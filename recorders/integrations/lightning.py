@@ -1,0 +1,68 @@
+"""A recorder as a callback of Lightning, whether it is imported as `lightning` or as `pytorch_lightning`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+from recorders.integrations.training import InTraining
+from recorders.recordings.extras import require
+
+__all__ = ["RecorderCallback"]
+
+
+def _libraries() -> list[str]:
+    """Those that are imported; else one that is installed."""
+    both = ["lightning.pytorch", "pytorch_lightning"]
+    installed = [name for name in both if importlib.util.find_spec(name.partition(".")[0])]
+    return [name for name in both if name in sys.modules] or installed[:1] or both[:1]
+
+
+class RecorderCallback(InTraining, *[require(name, "lightning").Callback for name in _libraries()]):  # type: ignore[misc]
+    """Records while `Trainer.fit` runs, training and validation; the validation that checks sanity is not recorded.
+
+    The clock advances with the first optimizer. It counts the batches of each step as micro-batches, whichever method of the module
+    Lightning calls. What was recorded is part of Lightning's checkpoints, and `fit(ckpt_path=...)` goes on with it, bit for bit.
+    Lightning writes one checkpoint for all ranks, which holds what rank 0 recorded: if several ranks go on from it, they warn. A
+    failure of the recorder is a warning, and the training goes on. For `Trainer.test` and `predict`, use `with callback.recorder:`.
+
+    Args:
+        recorder: a recorder whose modules are selected; or a function that makes one from the `LightningModule`, called when the
+            training begins, such as `lambda module: Recorder(ForwardMonitor(Mean())).modules(module.net)`.
+
+    Raises:
+        MissingExtraError: neither `lightning` nor `pytorch_lightning` is installed.
+        TypeError: `recorder` is neither a recorder nor a function.
+
+    >>> import torch
+    >>> from recorders import ForwardMonitor, Recorder
+    >>> from reducers import Mean
+    >>> callback = RecorderCallback(Recorder(ForwardMonitor(Mean())).modules(torch.nn.Linear(2, 1)))
+    >>> callback.recorder.clock.step
+    0
+    """
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._training.begin(pl_module, trainer.optimizers)
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        self._training.begin_rehearsal()
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        self._training.end_rehearsal()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._training.begin_batch()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._training.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._training.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._training.load_state_dict(state_dict)

@@ -1,0 +1,213 @@
+"""What was recorded as data of other libraries: one number in each row, arrays by name, labelled arrays, JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from recorders.errors import RecordingWarning
+from recorders.recordings.extras import require
+from recorders.recordings.shown import flat_leaves
+
+__all__ = ["COLUMNS", "Backend", "Exported", "Row", "as_data", "as_frame", "plain", "rows"]
+
+Backend: TypeAlias = Literal["pandas", "polars"]
+Row: TypeAlias = "tuple[str, str, str, str, float]"
+
+COLUMNS = {"name": "string", "leaf": "string", "statistic": "string", "index": "string", "value": "float64"}
+"""The columns of the table of a recording, with their kinds, by the names that pandas has for them."""
+
+_BLOCK = 100_000  # numbers converted at once
+_EXACT = 2**53  # from here on, float64 does not hold every integer
+
+
+class Exported(Mapping[str, Any]):
+    """The part of recordings and recorders that hands over what was recorded."""
+
+    def to_frame(self, backend: Backend | None = None) -> Any:
+        """A data frame with one number in each row, in the columns name, leaf, statistic, index and value.
+
+        `leaf` is the path of the tensor in a nested operand, else ""; `statistic` is the path in the result, such as "mean", or ""
+        if it is one tensor. `index` is the place in it, such as "3" or "0,2", or "" for a single number. Values are float64:
+        booleans are 0 and 1, complex numbers have the statistics "x.real" and "x.imag". Arrow, Parquet and CSV are written by the
+        frame itself.
+
+        Args:
+            backend: "pandas" or "polars"; None for pandas if it is installed, else Polars.
+
+        Raises:
+            MissingExtraError: the library is not installed.
+            ValueError: `backend` is something else.
+
+        >>> from recorders import CallMonitor, Recorder
+        >>> from reducers import Extremes
+        >>> recorder = Recorder(loss=CallMonitor(Extremes())).push("loss", 0.5).push("loss", 0.25)
+        >>> print(recorder.to_frame("pandas")[["name", "statistic", "value"]].to_string(index=False))
+        name statistic  value
+        loss       min   0.25
+        loss       max   0.50
+        """
+        columns = [list(column) for column in zip(*rows(self), strict=True)] or [[] for _ in COLUMNS]
+        return as_frame(dict(zip(COLUMNS, columns, strict=True)), COLUMNS, backend)
+
+    def to_numpy(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """NumPy arrays by name, leaf and statistic, as in `to_frame`, in their shapes and dtypes (bfloat16 and float8 as float32).
+
+        Raises:
+            MissingExtraError: NumPy is not installed.
+
+        >>> from recorders import CallMonitor, Recorder
+        >>> from reducers import Mean
+        >>> Recorder(loss=CallMonitor(Mean())).push("loss", 0.5).to_numpy()
+        {'loss': {'': {'': array(0.5)}}}
+        """
+        require("numpy", "numpy")
+        return {name: _mapped(results, _array) for name, _, results in _parts(self)}
+
+    def to_xarray(self) -> Any:
+        """An `xarray.DataTree` with a node for each name ("out/0" is the node "0" in "out"), whose variables are the statistics.
+
+        A result that is one tensor is the variable "value"; if operands were nested, "leaf:statistic". An axis is named by its
+        position and size, such as "axis0_64", so results of one shape can be computed with each other. The attributes of a node
+        are the monitor, the module, the attribute, the reducer and the number of observations.
+
+        Raises:
+            MissingExtraError: xarray is not installed.
+            ValueError: a name is no path, such as "../loss".
+
+        >>> from recorders import CallMonitor, Recorder
+        >>> from reducers import Extremes
+        >>> tree = Recorder(loss=CallMonitor(Extremes())).push("loss", 0.5).to_xarray()
+        >>> float(tree["loss"]["max"]), tree["loss"].attrs["observations"]
+        (0.5, 1)
+        """
+        xarray = require("xarray", "xarray")
+        nodes = {}
+        for name, part, results in _parts(self):
+            variables = {
+                f"{leaf}:{statistic or 'value'}" if leaf else statistic or "value": x
+                for leaf, statistics in results.items()
+                for statistic, x in statistics.items()
+            }
+            attributes = {key: "" if value is None else value for key, value in _about(part).items()}
+            data = {
+                key.replace("/", "|"): (_axes(x), _array(x)) for key, x in variables.items()
+            }  # "/" is no part of a variable's name
+            nodes[f"/{name}"] = xarray.Dataset(data, attrs=attributes)
+        return xarray.DataTree.from_dict(nodes)
+
+    def to_json(self) -> str:
+        """Everything as JSON: step, further names, and for each subrecorder what it is and its results by leaf and statistic.
+
+        Integers are exact. NaN and infinities, which JSON does not have, are the texts "nan", "inf" and "-inf"; complex numbers are
+        `{"real": ..., "imag": ...}`.
+
+        >>> import json
+        >>> from recorders import CallMonitor, Recorder
+        >>> from reducers import Extremes
+        >>> text = Recorder(loss=CallMonitor(Extremes())).push("loss", 0.5).to_json()
+        >>> json.loads(text)["subrecorders"]["loss"]["results"]
+        {'': {'min': 0.5, 'max': 0.5}}
+        """
+        return json.dumps(as_data(self), allow_nan=False)
+
+
+def rows(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> Iterator[Row]:
+    """The rows of `to_frame`, of all names or of some: one subrecorder after the other, as a recording may be large."""
+    for name, _, results in _parts(recorded, names):
+        for leaf, statistics in results.items():
+            for statistic, x in statistics.items():
+                parts = {"real": x.real, "imag": x.imag} if x.is_complex() else {"": x}
+                for part, numbers in parts.items():
+                    _warn_of_rounding(name, statistic, numbers)
+                    label = ".".join(filter(None, (statistic, part)))
+                    places = itertools.product(*map(range, numbers.shape))
+                    values = (value for block in torch.split(numbers.reshape(-1), _BLOCK) for value in block.double().tolist())
+                    for place, value in zip(places, values, strict=True):
+                        yield name, leaf, label, ",".join(map(str, place)), value
+
+
+def as_frame(columns: Mapping[str, list[Any]], kinds: Mapping[str, str], backend: Backend | None) -> Any:
+    """A data frame of columns, whose kinds have the names of pandas."""
+    chosen = backend or next((name for name in ("pandas", "polars") if importlib.util.find_spec(name)), "pandas")
+    if chosen not in ("pandas", "polars"):
+        raise ValueError(f"to_frame(backend={backend!r}): choose 'pandas' or 'polars'")
+    if chosen == "pandas":
+        return require("pandas", "pandas").DataFrame(dict(columns)).astype(dict(kinds))
+    library = require("polars", "polars")
+    types = {"string": library.String, "float64": library.Float64, "int64": library.Int64, "Int64": library.Int64}
+    return library.DataFrame(dict(columns), schema={name: types[kind] for name, kind in kinds.items()})
+
+
+def as_data(recorded: Any, most: int | None = None) -> dict[str, Any]:
+    """What `to_json` writes; tensors of more than `most` elements as their shape and extremes."""
+
+    def data(x: Tensor) -> Any:
+        if x.is_complex():
+            return {"real": data(x.real), "imag": data(x.imag)}
+        if most is not None and x.numel() > most:
+            return {"shape": list(x.shape), "min": plain(x.min().item()), "max": plain(x.max().item())}
+        return plain(x.tolist()) if x.is_floating_point() and not x.isfinite().all() else x.tolist()
+
+    parts = {name: {**_about(part), "results": _mapped(results, data)} for name, part, results in _parts(recorded)}
+    step = recorded.clock.step if hasattr(recorded, "clock") else recorded.step
+    return {"kind": "recording", "step": step, "subrecorders": parts, "aliases": dict(recorded.aliases)}
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON, with numbers that it does not know as texts, such as "nan"."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parts(
+    recorded: Mapping[str, Any], names: Iterable[str] | None = None
+) -> Iterator[tuple[str, Any, dict[str, dict[str, Tensor]]]]:
+    """Each name with its subrecording, and with its tensors by leaf and statistic; what is no number is left out with a warning."""
+    for name in recorded if names is None else names:
+        item = recorded[name]
+        part = item.snapshot() if hasattr(item, "snapshot") else item
+        results: dict[str, dict[str, Tensor]] = {}
+        for leaf, result in part.iter_leaves():
+            found = dict(flat_leaves(result))
+            results[leaf] = {path: x.detach().cpu() for path, x in found.items() if isinstance(x, Tensor)}
+            for path in found.keys() - results[leaf].keys():
+                kind = type(found[path]).__name__
+                what = f"{name!r}: its result {path!r} is a {kind}" if path else f"{name!r}: its result is a {kind}"
+                warnings.warn(f"{what}, and is left out: only tensors and numbers are exported", RecordingWarning, stacklevel=2)
+        yield name, part, results
+
+
+def _about(part: Any) -> dict[str, Any]:
+    reducer = None if part.reducer is None else repr(part.reducer)
+    return {"monitor": part.monitor, "attr": part.attr, "module": part.module, "reducer": reducer, "observations": part.samples}
+
+
+def _mapped(results: Mapping[str, Mapping[str, Tensor]], function: Callable[[Tensor], Any]) -> dict[str, dict[str, Any]]:
+    return {leaf: {path: function(x) for path, x in statistics.items()} for leaf, statistics in results.items()}
+
+
+def _array(x: Tensor) -> Any:
+    narrow = x.is_floating_point() and (x.dtype == torch.bfloat16 or x.dtype.itemsize == 1)
+    return (x.float() if narrow else x.clone()).resolve_conj().resolve_neg().numpy()
+
+
+def _axes(x: Tensor) -> list[str]:
+    return [f"axis{position}_{size}" for position, size in enumerate(x.shape)]
+
+
+def _warn_of_rounding(name: str, statistic: str, x: Tensor) -> None:
+    if x.dtype in (torch.int64, torch.uint64) and bool((x.double().abs() > _EXACT).any()):
+        what = f"{name!r}: integers of {statistic or 'its result'!r} beyond 2**53 are rounded in a column of float64"
+        warnings.warn(f"{what}; to_numpy, to_xarray and to_json keep them", RecordingWarning, stacklevel=2)

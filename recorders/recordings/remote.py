@@ -1,0 +1,190 @@
+"""Recordings in object stores and on servers, by fsspec: they are sent from a temporary folder, and fetched into one.
+
+An object cannot be renamed, and nobody can lock it. So the files of a new generation are sent first, and the manifest last, which
+the store replaces at once. Then the generation goes that the manifest before it named. So the URL always has one complete
+recording, and a save that was killed leaves files that no manifest names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from recorders.errors import MissingExtraError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
+from recorders.recordings.extras import require
+from recorders.recordings.manifest import MANIFEST, MAX_BYTES, SCHEMA, Manifest, decode, is_manifest, schema_of
+from recorders.recordings.unchanged import check_same_net
+from recorders.recordings.whole import is_url
+
+__all__ = ["fetch", "fetched", "renamed", "send"]
+
+ATTEMPTS = 10
+"""How often a recording is fetched again if a save replaced it meanwhile."""
+
+_GENERATION = re.compile(r"generation-[0-9a-f]{32}")
+
+
+def send(folder: Path, url: str, names: Collection[str] | None) -> None:
+    """Copies the recording in a folder to a URL; the manifest goes last.
+
+    Args:
+        names: those of the recording, which must be of the same net as one that is there; None to replace any.
+
+    Raises:
+        NotARecordingError: there is something else.
+        RecordingExistsError: there is the recording of another net.
+        SchemaError: there is a recording of a newer version.
+        StorageError: the store refuses.
+    """
+    generation = next(path for path in folder.iterdir() if _GENERATION.fullmatch(path.name))
+    files = list(generation.iterdir())
+    with _told(f"cannot save to {url}"):
+        store, root = _opened(url)
+        _check_place(store, root, url)
+        if names is not None:
+            check_same_net(names, _names(store, root, url), url)
+        store.put([os.fspath(path) for path in files], [f"{root}/{generation.name}/{path.name}" for path in files])
+        replaced = _generation(store, root)
+        store.pipe_file(f"{root}/{MANIFEST}", (folder / MANIFEST).read_bytes())
+        if replaced and replaced != generation.name:
+            # It holds the save before this one. If it cannot be removed, the new recording is there all the same.
+            with contextlib.suppress(Exception):
+                store.rm(f"{root}/{replaced}", recursive=True)
+
+
+def fetch(url: str, folder: str) -> None:
+    """Copies the recording at a URL into an empty folder; what is damaged there is damaged here.
+
+    Raises:
+        RecordingNotFoundError: there is nothing.
+        NotARecordingError: there is something else.
+        StorageError: the store refuses, or other saves replaced the recording again and again.
+    """
+    with _told(f"cannot load {url}"):
+        store, root = _opened(url)
+        for _ in range(ATTEMPTS):
+            raw = _manifest(store, root, url)
+            Path(folder, MANIFEST).write_bytes(raw)
+            manifest = decode(raw, url, skip=True)
+            if _fetch_files(store, root, manifest, Path(folder)) or _generation(store, root) == manifest.generation:
+                return
+    raise StorageError(f"cannot load {url}: it was saved again {ATTEMPTS} times during the attempt; try again")
+
+
+@contextlib.contextmanager
+def fetched(path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str]]:
+    """The path of a recording in a local folder: the path itself, or a temporary folder that has what is at the URL.
+
+    Errors name the URL.
+    """
+    if not is_url(path):
+        yield path
+        return
+    url = os.fspath(path)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps files that are mapped
+        try:
+            fetch(url, folder)
+            yield folder
+        except StorageError as error:
+            raise type(error)(str(error).replace(folder, url)) from error
+
+
+def renamed(reasons: Mapping[str, str], folder: str, url: str) -> dict[str, str]:
+    """Messages that name a temporary folder, with the URL in its place."""
+    return {name: reason.replace(folder, url) for name, reason in reasons.items()}
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    try:
+        store, root = require("fsspec.core", "remote").url_to_fs(url)
+    except MissingExtraError:
+        raise
+    except ImportError as error:  # fsspec says what to install
+        raise MissingExtraError(f"{url}: {error}") from error
+    store.invalidate_cache()
+    return store, str(root).rstrip("/")
+
+
+def _check_place(store: Any, root: str, url: str) -> None:
+    """Raises if there is something that a save would replace, and that is no recording, or one of a newer version."""
+    try:
+        start = bytes(store.cat_file(f"{root}/{MANIFEST}", start=0, end=200))
+    except FileNotFoundError:
+        try:
+            names = {str(path).rstrip("/").rpartition("/")[2] for path in store.ls(root, detail=False)}
+        except FileNotFoundError:
+            return
+        if others := sorted(name for name in names - {""} if not _GENERATION.fullmatch(name)):
+            raise NotARecordingError(f"{url} holds {others[:5]} and no recording: save to another URL") from None
+        return
+    schema = schema_of(start)
+    if schema is not None and schema > SCHEMA:
+        newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
+        raise SchemaError(f"{url} holds a recording of {newer}: upgrade torch-recorders, or save to another URL")
+    if not is_manifest(start):
+        raise NotARecordingError(f"{url} holds a {MANIFEST} of something else: save to another URL")
+
+
+def _names(store: Any, root: str, url: str) -> Collection[str]:
+    """The names in the recording at a URL; none if there is none, or its manifest cannot be read."""
+    try:
+        return decode(_manifest(store, root, url), url, skip=True).lines
+    except StorageError:
+        return ()
+
+
+def _generation(store: Any, root: str) -> str:
+    """The generation that the present manifest names; "" if there is none."""
+    try:
+        found = _GENERATION.search(bytes(store.cat_file(f"{root}/{MANIFEST}", start=0, end=4096)).decode(errors="replace"))
+    except FileNotFoundError:
+        return ""
+    return found[0] if found else ""
+
+
+def _manifest(store: Any, root: str, url: str) -> bytes:
+    try:
+        return bytes(store.cat_file(f"{root}/{MANIFEST}", start=0, end=MAX_BYTES + 1))
+    except FileNotFoundError as error:
+        if store.exists(root):
+            raise NotARecordingError(f"{url} is no recording: it holds no manifest; save one with recorder.save(url)") from error
+        raise RecordingNotFoundError(f"there is nothing at {url}") from error
+
+
+def _fetch_files(store: Any, root: str, manifest: Manifest, folder: Path) -> bool:
+    """Copies the files that a manifest names, as far as they are there and not longer than it says; returns whether all were."""
+    generation = folder / manifest.generation
+    generation.mkdir()
+    wanted = {}
+    for name in manifest.lines:
+        with contextlib.suppress(StorageError):  # a damaged line; `load` says so
+            entry = manifest.entry(name)
+            wanted[entry.file] = entry.bytes
+    try:
+        there = store.ls(f"{root}/{manifest.generation}", detail=True)
+    except FileNotFoundError:
+        return False
+    sizes = {str(found["name"]).rpartition("/")[2]: found["size"] for found in there}
+    files = [file for file, size in wanted.items() if file in sizes and sizes[file] <= size]
+    try:
+        store.get([f"{root}/{manifest.generation}/{file}" for file in files], [os.fspath(generation / file) for file in files])
+    except FileNotFoundError:
+        return False
+    return len(files) == len(wanted)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raises errors of the store, which are of any type, as `StorageError`."""
+    try:
+        yield
+    except (StorageError, MissingExtraError):
+        raise
+    except Exception as error:
+        raise StorageError(f"{what}: {type(error).__name__}: {error}") from error

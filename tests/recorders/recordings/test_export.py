@@ -1,0 +1,144 @@
+"""Results as data of other libraries: every number, none changed, none left out silently."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recorders import CallMonitor, MissingExtraError, Recorder, Recording, RecordingWarning, Subrecording, load
+from reducers import Extremes, Last, Mean, Summary
+
+COMPLEX = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)
+VALUES: dict[str, Any] = {
+    "": 0.1,
+    "whole": torch.tensor([[1.5, float("nan")], [float("inf"), -float("inf")]]),
+    "group/0.layer": {"hidden": torch.tensor([True, False]), "a.b/c": torch.tensor([2**60, -(2**53) - 1])},
+    "complex": COMPLEX.conj(),
+    "half": torch.tensor([0.5, 1.0], dtype=torch.bfloat16),
+}
+
+
+def recorder() -> Recorder:
+    made = Recorder(start=CallMonitor(Mean()))
+    for name, value in VALUES.items():
+        made.add(name, CallMonitor(Last())).push(name, value)
+    return made
+
+
+@pytest.fixture(params=["recorder", "recording", "loaded"])
+def recorded(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
+    made = recorder()
+    return {"recorder": lambda: made, "recording": made.snapshot, "loaded": lambda: load(made.save(tmp_path / "run"))}[
+        request.param
+    ]()
+
+
+@pytest.mark.parametrize("backend", ["pandas", "polars"])
+def test_frames_have_one_number_in_each_row(recorded: Any, backend: Any) -> None:
+    library = pytest.importorskip(backend)
+    with pytest.warns(RecordingWarning, match=r"'group/0.layer': integers of 'its result' beyond 2\*\*53"):
+        frame = recorded.to_frame(backend)
+    assert isinstance(frame, library.DataFrame)
+    assert list(frame.columns) == ["name", "leaf", "statistic", "index", "value"]
+    rows = [tuple(row) for row in (frame.itertuples(index=False) if backend == "pandas" else frame.iter_rows())]
+    assert rows[0] == ("", "", "", "", 0.1)
+    assert [row[3:] for row in rows if row[0] == "whole" and math.isfinite(row[4])] == [("0,0", 1.5)]
+    assert sum(row[0] == "whole" for row in rows) == 4
+    assert [row[1:] for row in rows if row[1] == "hidden"] == [("hidden", "", "0", 1.0), ("hidden", "", "1", 0.0)]
+    assert [row[2:] for row in rows if row[0] == "complex"] == [
+        ("real", "0", 1.0),
+        ("real", "1", 3.0),
+        ("imag", "0", -2.0),
+        ("imag", "1", 1.0),
+    ]
+    assert {row[0] for row in rows} == {"", "whole", "group/0.layer", "complex", "half"}
+
+
+def test_frames_take_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    polars = pytest.importorskip("polars")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "pandas" else found(name, *rest))
+    made = Recorder(loss=CallMonitor(Mean())).push("loss", 0.5)
+    assert isinstance(made.to_frame(), polars.DataFrame)
+    assert made.to_frame().write_csv() == 'name,leaf,statistic,index,value\nloss,"","","",0.5\n'
+    with pytest.raises(ValueError, match="choose 'pandas' or 'polars'"):
+        made.to_frame("arrow")  # type: ignore[arg-type]
+    monkeypatch.setitem(__import__("sys").modules, "xarray", None)
+    with pytest.raises(MissingExtraError, match=r"torch-recorders\[xarray\]"):
+        made.to_xarray()
+
+
+@pytest.mark.parametrize("backend", ["pandas", "polars"])
+def test_nothing_recorded_is_an_empty_frame_of_the_same_columns(backend: Any) -> None:
+    pytest.importorskip(backend)
+    for empty in (Recording({}), Recorder(loss=CallMonitor(Mean()))):
+        frame = empty.to_frame(backend)
+        assert (frame.shape, frame.columns[0]) == ((0, 5), "name")
+        assert [str(kind).lower() for kind in frame.dtypes][-1] == "float64"
+    assert (Recording({}).to_numpy(), len(Recording({}).to_xarray().children)) == ({}, 0)
+    assert json.loads(Recording({}).to_json())["subrecorders"] == {}
+
+
+def test_arrays_are_exact_and_their_own(recorded: Any) -> None:
+    found = recorded.to_numpy()
+    assert found["group/0.layer"]["a\\.b/c"][""].tolist() == [2**60, -(2**53) - 1]
+    assert found["group/0.layer"]["hidden"][""].dtype == np.bool_
+    assert found["complex"][""][""].tolist() == COMPLEX.conj().tolist()
+    assert (found["half"][""][""].dtype, found["half"][""][""].tolist()) == (np.float32, [0.5, 1.0])
+    assert found["start"] == {}
+    found["whole"][""][""][:] = 0
+    assert recorded["whole"].peek()[0, 0] == 1.5
+
+
+def test_json_is_strict_and_exact(recorded: Any) -> None:
+    def refused(text: str) -> None:
+        raise AssertionError(text)
+
+    data = json.loads(recorded.to_json(), parse_constant=refused)
+    parts = data["subrecorders"]
+    assert parts["whole"]["results"] == {"": {"": [[1.5, "nan"], ["inf", "-inf"]]}}
+    assert 2**60 in parts["group/0.layer"]["results"]["a\\.b/c"][""]
+    assert parts["complex"]["results"][""][""] == {"real": [1.0, 3.0], "imag": [-2.0, 1.0]}
+    assert (parts["start"]["observations"], parts["start"]["results"], parts["start"]["monitor"]) == (0, {}, "CallMonitor")
+    assert (data["kind"], data["step"], parts[""]["results"][""][""]) == ("recording", 0, 0.1)
+
+
+def test_xarray_has_a_node_for_each_name(recorded: Any) -> None:
+    pytest.importorskip("xarray")
+    tree = recorded.to_xarray()
+    node = tree["group/0.layer"]
+    assert sorted(node.data_vars) == ["a\\.b|c:value", "hidden:value"]
+    assert node["hidden:value"].dims == ("axis0_2",)
+    assert (node.attrs["monitor"], node.attrs["observations"], node.attrs["attr"]) == ("CallMonitor", 1, "")
+    assert float(tree["value"]) == 0.1
+    assert tree["whole"]["value"].shape == (2, 2)
+    assert (tree["whole"]["value"][:, 0] - tree["whole"]["value"][0, 0]).dims == ("axis0_2",)
+
+
+def test_statistics_of_nested_results_have_paths() -> None:
+    made = Recorder(loss=CallMonitor(Extremes())).push("loss", 1.0)
+    made.apply(lambda result: {"deep": result, "count": 3, "text": "x"})
+    with pytest.warns(RecordingWarning, match="'loss': its result 'text' is a str, and is left out"):
+        assert list(made.to_numpy()["loss"][""]) == ["deep.min", "deep.max", "count"]
+
+
+def test_frames_agree_with_results() -> None:
+    pandas = pytest.importorskip("pandas")
+    made = Recorder(a=CallMonitor(Summary("b c -> c"))).push("a", torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+    frame = made.to_frame("pandas")
+    table = frame.pivot(index="index", columns="statistic", values="value")
+    assert isinstance(table, pandas.DataFrame)
+    for statistic, x in made["a"].peek().items():
+        assert table[statistic].tolist() == x.double().tolist()
+
+
+def test_what_was_loaded_without_its_reducer_is_exported() -> None:
+    part = Subrecording(None, values={"": {"mean": torch.tensor(2.0), "top": torch.zeros(0, 3)}}, samples=3)
+    found = Recording({"x": part}).to_numpy()["x"][""]
+    assert (found["mean"], found["top"].shape) == (2.0, (0, 3))
