@@ -10,7 +10,8 @@ _second = dict.fromkeys((nn.GroupNorm, nn.LocalResponseNorm, nn.Dropout1d, nn.Dr
 _TOKENS = (nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 _axes: dict[type[nn.Module], int] = {**_second, **dict.fromkeys((nn.Linear, nn.Bilinear, *_TOKENS), -1)}
 _FILES = ("conv", "batchnorm", "instancenorm", "pooling", "padding", "upsampling", "pixelshuffle", "channelshuffle")  # of torch: 1
-_NAMES = {"LayerNorm2d": 1, "RMSNorm": -1, "LayerNorm": -1, "Conv1D": -1, "Linear": -1}  # classes of other libraries, by their ends
+_NAMES = {"LayerNorm2d": 1, **dict.fromkeys(("RMSNorm", "LayerNorm", "Conv1D", "Linear", "PatchEmbed", "PatchEmbeddings"), -1)}
+"""Classes of other libraries, by the ends of their names."""
 _UNKNOWN = ("Rearrange", "Reduce")  # layers of einops: what comes before them tells nothing of what comes behind
 
 
@@ -38,7 +39,7 @@ def register_channel_axis(kind: type[nn.Module], axis: int) -> None:
 
 
 def channel_axis(module: nn.Module, net: nn.Module | None = None) -> int | None:
-    """The axis of a module's output that the pattern `"channels"` keeps; None if it is not known.
+    """The axis of a module's output that the pattern `"channels"` keeps; None if it is not known: then a monitor takes 1.
 
     - By type: 1 for convolutions, batch, group and instance norms, pooling, padding and channel dropout, as PyTorch defines them;
       the last for linear layers, layer norms, RMS norms (those of transformers too), embeddings, attention and recurrent layers.
@@ -48,8 +49,9 @@ def channel_axis(module: nn.Module, net: nn.Module | None = None) -> int | None:
       container is no `Sequential` and its order tells nothing, because a layer is made before or after all others, it is 1 in a
       mix of convolutions and linear layers, which holds for 2-d outputs too, and the last if there are layers for tokens.
 
-    `register_channel_axis` extends the types. An output without a batch axis does not have its channels there: an `nn.Conv2d` that
-    is given 3 axes returns (c, h, w), of which axis 1 is the height; the first such observation warns.
+    `register_channel_axis` extends the types. If the axis is not known and the first observation has more than two axes, there is a
+    warning. So there is if a convolution gets no batch: it returns (c, h, w) then, of which axis 1 is the height. Inside a compiled
+    graph there is none, because only lifts leave it.
 
     Args:
         module: the layer.
@@ -123,7 +125,9 @@ class _Walk:
     def _place_all(self, module: nn.Module, children: list[nn.Module], before: int | None) -> int | None:
         """The same for the children of a module; returns the axis of its output."""
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            for child in children:
+            for at, child in enumerate(children):
+                if before is None and not self._kinds(child)[0]:  # the first layers of a net: what they are fed, the next gets too
+                    before = next((own for later in children[at:] if (own := own_axis(later)) is not None), None)
                 before = self._place(child, before)
             return before
         settled = [at for at, child in enumerate(children) if self._kinds(child)[0]]
