@@ -109,8 +109,12 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
 
 def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
     for layer in layers:
-        # The attention of PyTorch uses the weights of its out_proj, which is of this class, without calling it.
-        used = layer.kind == "NonDynamicallyQuantizableLinear" or _has_gradients(layer) or layer.ratio_at(1.0) > 0
+        # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it.
+        used = (
+            layer.kind in ("NonDynamicallyQuantizableLinear", "ModuleList", "ModuleDict")
+            or _has_gradients(layer)
+            or layer.ratio_at(1.0) > 0
+        )
         if "output" in layer.silent and not used:
             yield fault("never ran", layer.name, "no output was recorded" + _because(layer.silent["output"]))
 
