@@ -48,6 +48,7 @@ class GradientMonitor(Monitor):
     unless the tensor is a leaf of autograd: then the monitor breaks the graph once.
     """
 
+    has_channels = True
     records_recomputed = True  # gradients arrive during backward, and so do recomputations by checkpointing
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:

@@ -96,14 +96,16 @@ class Findings(Table, list[Finding]):
 
     Attributes:
         unexamined: each kind of fault that was not looked for, with what to record for it.
+        notices: what healthy nets have too, but fewer of: dead units that are not most of their layer.
     """
 
-    def __init__(self, found: Iterable[Finding], unexamined: Iterable[str]) -> None:
+    def __init__(self, found: Iterable[Finding], unexamined: Iterable[str], notices: Iterable[Finding] = ()) -> None:
         super().__init__(found)
-        self.unexamined = tuple(unexamined)
+        self.unexamined, self.notices = tuple(unexamined), tuple(notices)
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self] or ["no fault was found"]
+        lines += [f"notice: {notice.layer}: {notice.what}" for notice in self.notices]
         return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
 
     def title_shown(self) -> str:

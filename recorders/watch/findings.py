@@ -27,6 +27,9 @@ from recorders.watch.timeline import Timeline
 
 __all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
 
+SHOWN = 16
+"""The most dead units that a notice names."""
+
 
 def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     """The likely faults of the net, worst first; empty if none was found.
@@ -35,6 +38,9 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     gradients that vanish or explode with depth, and weights that change too much, too little or not at all. What was not recorded
     is not examined; `findings(...).unexamined` says what that is. Thresholds, and their sources, are in `recorders.watch.fault`.
     A timeline also tells since when: see `findings_over_time`.
+
+    Dead units of which a layer has no more than `fault.UNIT_SHARE` are no fault, because healthy nets have some too; they are in
+    `findings(...).notices`, by their numbers, and in what is printed.
 
     Weights with `requires_grad=False` are frozen on purpose, which is no fault. A recording does not tell that, so weights that
     never changed are a fault there only if gradients of them came; else `unexamined` names them.
@@ -56,8 +62,9 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     if isinstance(recorded, Timeline):
         return findings_over_time(recorded)
     layers, calls = overview(recorded), pushed(recorded)
-    found = [*_nonfinite(layers, calls), *_never_ran(layers), *_dead(layers), *_saturated(layers), *_outliers(layers)]
-    return Findings([*found, *_gradients(layers), *_updates(layers)], _unexamined(layers, calls))
+    dead, few_dead = _dead(layers)
+    found = [*_nonfinite(layers, calls), *_never_ran(layers), *dead, *_saturated(layers), *_outliers(layers)]
+    return Findings([*found, *_gradients(layers), *_updates(layers)], _unexamined(layers, calls), few_dead)
 
 
 def _unexamined(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[str]:
@@ -66,11 +73,11 @@ def _unexamined(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[str]:
     if all(spread is None or math.isnan(spread.nonfinite) for spread in spreads) and not any(layer.since for layer in layers):
         yield "NaN and infinity: record a Summary of outputs, gradients or the loss"
     if all(layer.dead is None for layer in layers):
-        yield "dead units: record ForwardMonitor(Activity('b c ... -> c')) of the activation functions"
+        yield "dead units: record ForwardMonitor(Activity('channels')) of the activation functions"
     if not layers or any(layer.kind in ("Tanh", "Sigmoid") and layer.units is None for layer in layers):
-        yield "saturated units: record ForwardMonitor(Summary('b c ... -> c')) of the activation functions"
+        yield "saturated units: record ForwardMonitor(Summary('channels')) of the activation functions"
     if all(_largest_and_typical(layer) is None for layer in layers):
-        yield "outlier features: record ForwardMonitor(Summary('b ... c -> c')) of the layers, c their features"
+        yield "outlier features: record ForwardMonitor(Summary('channels')) of the layers"
     if sum(layer.gradient is not None and math.isfinite(layer.gradient.norm) for layer in layers) < 2:
         yield "gradients that vanish or explode: record BackwardMonitor(Summary()) of several layers"
     if all(layer.update is None and "update" not in layer.silent for layer in layers):
@@ -102,8 +109,12 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
 
 def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
     for layer in layers:
-        # The attention of PyTorch uses the weights of its out_proj, which is of this class, without calling it.
-        used = layer.kind == "NonDynamicallyQuantizableLinear" or _has_gradients(layer) or layer.ratio_at(1.0) > 0
+        # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it.
+        used = (
+            layer.kind in ("NonDynamicallyQuantizableLinear", "ModuleList", "ModuleDict")
+            or _has_gradients(layer)
+            or layer.ratio_at(1.0) > 0
+        )
         if "output" in layer.silent and not used:
             yield fault("never ran", layer.name, "no output was recorded" + _because(layer.silent["output"]))
 
@@ -112,13 +123,20 @@ def _has_gradients(layer: Layer) -> bool:
     return layer.weight_gradient is not None and layer.weight_gradient.norm > 0
 
 
-def _dead(layers: list[Layer]) -> Iterator[Finding]:
+def _dead(layers: list[Layer]) -> tuple[list[Finding], list[Finding]]:
+    """The layers in which most units are dead, and those in which some are."""
+    most: list[Finding] = []
+    some: list[Finding] = []
     previous: Layer | None = None
     for layer in layers:
-        if layer.dead is not None and layer.dead.double().mean() > UNIT_SHARE and not _inherited(layer, previous):
-            what = f"{int(layer.dead.sum())} of {layer.dead.numel()} units are dead: they were never active"
-            yield fault("dead", layer.name, what)
+        if layer.dead is not None and layer.dead.any() and not _inherited(layer, previous):
+            units = layer.dead.flatten().nonzero().flatten().tolist()
+            found = most if len(units) > UNIT_SHARE * layer.dead.numel() else some
+            which = "" if found is most else f" ({', '.join(map(str, units[:SHOWN]))}{', ...' if len(units) > SHOWN else ''})"
+            what = f"{len(units)} of {layer.dead.numel()} units{which} are dead: they were never active"
+            found.append(fault("dead", layer.name, what))
         previous = layer
+    return most, some
 
 
 def _inherited(layer: Layer, previous: Layer | None) -> bool:
