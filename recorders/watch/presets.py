@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameter_gradients import ParameterGradientMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.recorder.recorder import Recorder
-from recorders.watch.lenses.attention import AttentionEntropy
+from recorders.watch.lenses.attention import entropies, probabilities
 from recorders.watch.lenses.distribution import Outliers
 from recorders.watch.lenses.health import update_ratio as ratio_of
 from recorders.watch.lenses.lens import Lens
@@ -22,6 +23,7 @@ from reducers import (
     Collect,
     Extremes,
     FirstNonfinite,
+    Masked,
     Norm,
     PerObservation,
     Product,
@@ -87,13 +89,18 @@ def gradient_noise(batch_size: int) -> Recorder:
     return _of(GradientNoise(batch_size=batch_size))
 
 
-def attention_entropy() -> Recorder:
+def attention_entropy(mask: str | None = None) -> Recorder:
     """How widely attention is spread over its keys: what the lens `AttentionEntropy` shows.
 
     It watches `nn.MultiheadAttention` and classes whose names end with Attention, if they return their probabilities.
+
+    Args:
+        mask: the name of a mask of queries, of shape (batch, time), that `recorder.given` gives: those that are False, such as
+            padding, are left out. None if all count.
     """
-    (monitor,) = AttentionEntropy(record_eval=True).monitors.values()
-    return Recorder(_AttentionMonitor(monitor.reducer, op_=monitor.op_))
+    if mask is None:
+        return Recorder(_AttentionMonitor(running().premap(entropies), op_=probabilities))
+    return Recorder(_AttentionMonitor(Masked(running()), op_=_entropies_by_query, given=mask))
 
 
 def mup_coordinates() -> Recorder:
@@ -125,6 +132,15 @@ class _AttentionMonitor(ForwardMonitor):
 
     def applies(self, module: nn.Module) -> bool:
         return any(kind.__name__.endswith("Attention") for kind in type(module).__mro__)
+
+
+def _entropies_by_query(output: Any) -> Any:
+    """The entropies of attention, (batch, time) or (batch, time, heads); None if there are no probabilities."""
+    found = probabilities(output)
+    if found is None:
+        return None
+    found = entropies(found)
+    return found.movedim(1, -1) if found.ndim == 3 else found  # heads come before queries
 
 
 def _of(lens: Lens) -> Recorder:

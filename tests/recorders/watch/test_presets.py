@@ -103,6 +103,18 @@ def test_gradient_noise_is_that_of_the_lens(net: Net) -> None:
         presets.gradient_noise(batch_size=0)
 
 
+@pytest.mark.parametrize("average", [True, False])
+def test_attention_entropy_leaves_out_queries_that_a_mask_excludes(average: bool) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    x, mask = torch.randn(3, 5, 8), torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [False] * 5])
+    with torch.no_grad(), presets.attention_entropy(mask="mask").modules(attention) as recorder, recorder.given(mask=mask):
+        rows = attention(x, x, x, average_attn_weights=average)[1]
+    rows = rows[mask] if average else rows.movedim(1, 2)[mask]
+    found = recorder[0].peek()
+    assert found["count"] == rows[..., 0].numel() == 7 * (1 if average else 2)
+    torch.testing.assert_close(found["mean"], torch.special.entr(rows.double()).sum(-1).mean(), rtol=1e-6, atol=0)
+
+
 def test_attention_entropy_watches_attention_only(net: Net) -> None:
     with torch.no_grad(), presets.attention_entropy().modules(net.eval()) as recorder:
         net(torch.zeros(2, 5, 8))
