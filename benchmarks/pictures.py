@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import preset_pictures
 import report
 import torch
 from torch import nn
@@ -184,6 +185,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "page-dark.png": page("dark", "Layers over time"),
     "report.png": report.picture,
     "tensorboard.png": board,
+    **preset_pictures.PICTURES,
 }
 
 

@@ -1,5 +1,6 @@
 """Records what happens inside PyTorch networks: monitors capture tensors, reducers reduce them, recordings keep the results."""
 
+from recorders.capture.channels import channel_axis, register_channel_axis
 from recorders.errors import (
     CorruptRecordingError,
     GivenError,
@@ -39,7 +40,7 @@ from recorders.recordings.storage import save
 from recorders.schedule.clock import Clock
 from recorders.streams.dataset import StreamDataset
 from recorders.streams.stream import Stream
-from recorders.watch import lenses, visualizers
+from recorders.watch import lenses, presets, visualizers
 from recorders.watch.compare import compare
 from recorders.watch.findings import findings
 from recorders.watch.inspector import Inspector
@@ -91,12 +92,15 @@ __all__ = [
     "TickError",
     "Timeline",
     "cache",
+    "channel_axis",
     "compare",
     "findings",
     "lenses",
     "load",
     "merge",
     "overview",
+    "presets",
+    "register_channel_axis",
     "repair",
     "replay",
     "save",

@@ -13,6 +13,7 @@ from recorders.capture.buffers import MonitorState
 from recorders.capture.given import BatchContext
 from recorders.capture.hooks import Hook
 from recorders.errors import MergeError, TargetError
+from recorders.monitors import channels
 from recorders.monitors.attachment import Attachment
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe, rebuild, recipe
@@ -29,7 +30,6 @@ from recorders.recordings.shown import Recorded
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer
 from reducers import Reducer, State
-from reducers.core.reducer import check_reducer
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -65,6 +65,7 @@ class Monitor(Recorded, Past, ABC):
     _defaults: ClassVar[dict[str, Any]]
     attr: Any = None  # the attributes or parameters that the monitor watches, if any
     buffer_class: ClassVar[type[Buffer]] = Buffer
+    has_channels: ClassVar[bool] = False  # whether it watches what a layer returns or is given, so that "channels" means an axis
     hooks_change: ClassVar[bool] = False  # whether hooks are added while the monitor is on
     records_recomputed: ClassVar[bool] = False  # whether calls in a recomputation by activation checkpointing count
 
@@ -74,20 +75,20 @@ class Monitor(Recorded, Past, ABC):
         cls._defaults = spell_out(cls, Monitor)
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
-        self.reducer = check_reducer(reducer, type(self).__name__)
+        self.reducer = channels.check(reducer, type(self))
         chosen = check_options(type(self).__name__, options)
         self.gate = Gate(chosen)
         self._options = {**chosen, "steps": self.gate.steps}
         self.prepend, self.on_error, self.filter_ = chosen["prepend"], chosen["on_error"], chosen["filter_"]
-        self.map_, self.op_ = chosen["map_"], chosen["op_"]
-        self.given, self.context = chosen["given"], BatchContext()
+        self.map_, self.op_, self.given = chosen["map_"], chosen["op_"], chosen["given"]
         self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
         self.buffer = self.buffer_class(self.reducer)
-        self.name, self.hooks = "", Attachment()
+        self.name, self.hooks, self.context = "", Attachment(), BatchContext()
         self.counts: dict[str, int] = {}
         self.last_error: str | None = None
         self.timer: Timer | None = None  # set while a measured step times this monitor
-        self.compiled = self.dry_run = False  # whether a graph has recorded something; whether only shapes are looked at
+        # Whether a graph has recorded something; whether only shapes are looked at; whether the pattern may not keep channels.
+        self.compiled = self.dry_run = self.doubtful = False
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
         self.receiver, self.twin_key = GraphReceiver(self), ""
         self._may_wait = self.bare and not self.given and self.buffer.batchable and type(self)._default is Monitor._default
@@ -148,18 +149,17 @@ class Monitor(Recorded, Past, ABC):
         """
         target = module if module is not None else self.module
         if not isinstance(target, nn.Module):
-            given = "none" if target is None else repr(target)
-            raise TargetError(f"{self.describe()} needs a torch.nn.Module to sit on and got {given}")
+            raise TargetError(f"{self.describe()} needs a torch.nn.Module to sit on and got {target!r}")
         if not self.hooks.resume(target):
             self._check(target)
+            self.doubtful = channels.resolve(self, target)
             self.deregister()
             self.hooks.move(target)
             self._ensure_clock()
             try:
                 self.hooks.handles = self._attach(target)
             except RuntimeError as error:  # modules of torch.jit.script take no hooks
-                remedy = f"leave it out of the selection with exclude={type(target).__name__}"
-                raise TargetError(f"{self.describe(target)}: {error}; {remedy}") from error
+                raise TargetError(f"{self.describe(target)}: {error}; leave it out with exclude={type(target).__name__}") from error
         self.gate.on = True
         return self
 
@@ -218,7 +218,7 @@ class Monitor(Recorded, Past, ABC):
         return operands[0]
 
     def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
-        return reducer_inputs(self, operands)
+        return channels.checked(self, reducer_inputs(self, operands)) if self.doubtful else reducer_inputs(self, operands)
 
     def _training(self, module: nn.Module | None) -> bool:
         """Whether what `module` does now counts as training."""

@@ -42,6 +42,8 @@ class ForwardMonitor(Monitor):
     tensor(1.5000, dtype=torch.float64)
     """
 
+    has_channels = True
+
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._after_quickly if self._quick else self._after, "_trace_after")
         return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=True)]
@@ -84,6 +86,8 @@ class ForwardInputMonitor(Monitor):
     >>> monitor.peek()
     tensor(7.)
     """
+
+    has_channels = True
 
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._before_quickly if self._quick else self._before, "_trace_before")

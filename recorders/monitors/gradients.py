@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders._torch import outside_modes
+from recorders._torch import graph_task, outside_modes
 from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves, find_receiver, find_twin
 from recorders.capture.context import capturing
 from recorders.capture.given import Block, block_of, keep, remember, under
@@ -48,6 +48,7 @@ class GradientMonitor(Monitor):
     unless the tensor is a leaf of autograd: then the monitor breaks the graph once.
     """
 
+    has_channels = True
     records_recomputed = True  # gradients arrive during backward, and so do recomputations by checkpointing
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
@@ -115,11 +116,13 @@ class GradientMonitor(Monitor):
 
     def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
-        known = self._watched.get(tensor)
+        known: _Sighting | None = self._watched.get(tensor)
+        if known is None and graph_task() != -1:
+            known = self._recomputed(tensor)
         block = keep(self) if self.given else None
         if known is not None and known.version == version:  # it has a hook, which gets the total gradient
             known.training = self._training(module)
-            known.block = block and known.block.followed_by(block)
+            known.block = known.block.followed_by(block) if block and known.block else block
             return
         # A clone, because operations in place after this module would change the output before the gradient arrives.
         seen = () if self.bare else (tensor.detach().clone(),)
@@ -131,6 +134,12 @@ class GradientMonitor(Monitor):
 
         sighting.handle = _hook(tensor, arrive)
         self._watched[tensor] = sighting
+
+    def _recomputed(self, tensor: Tensor) -> _Sighting | None:
+        """In a backward, the sighting of a tensor that nested checkpoints saved, and gave back as another object."""
+        node = tensor.grad_fn
+        same = (known for known in self._watched if node is not None and known.grad_fn is node)
+        return next((self._watched[known] for known in same if known.output_nr == tensor.output_nr), None)
 
     @tensor_hook
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:

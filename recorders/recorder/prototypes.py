@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeAlias
 
 from torch import nn
 
+from recorders.capture.channels import channel_axes, channel_pattern
 from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
+from reducers.core.channels import has_channels, with_channels
 
-__all__ = ["Prototype", "as_prototype", "check_names", "join"]
+__all__ = ["Prototype", "as_prototype", "check_names", "join", "recipes"]
 
 Prototype: TypeAlias = "Monitor | MonitorConstructor[Monitor]"
 
@@ -41,3 +45,18 @@ def check_names(prototype: Monitor, modules: list[nn.Module]) -> None:
             raise SelectionError(
                 f"none of the {len(modules)} modules selected has a parameter {sorted(missing)}, which {prototype!r} names"
             )
+
+
+def recipes(
+    prototype: Monitor, nets: Iterable[nn.Module]
+) -> Callable[[nn.Module | None], tuple[MonitorConstructor[Monitor], bool]]:
+    """A function that returns the recipe of a prototype for a module, in which "channels" is the axis of that module in its net.
+
+    It also returns whether that axis is not known; then it is 1.
+    """
+    recipe = prototype.constructor
+    if not has_channels(recipe.reducer):
+        return lambda module: (recipe, False)
+    axes = {key: axis for net in nets for key, axis in channel_axes(net).items()}
+    made = {axis: replace(recipe, reducer=with_channels(recipe.reducer, channel_pattern(axis))) for axis in {1, *axes.values()}}
+    return lambda module: (made[axes.get(id(module), 1)], id(module) not in axes)

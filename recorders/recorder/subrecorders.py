@@ -19,7 +19,7 @@ from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.monitors.snapshots import resume
 from recorders.recorder.meter import Meter
-from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join
+from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join, recipes
 from recorders.recorder.selection import Place, unwrapped
 from recorders.recordings.recording import Subrecording, check_same_names, lookup
 from recorders.schedule.clock import Clock
@@ -122,10 +122,11 @@ class Subrecorders(Mapping[str, Monitor]):
             for group, prototype in chosen.items():
                 if isinstance(prototype, CallMonitor):
                     continue
-                make = prototype.constructor
+                recipe = recipes(prototype, [net])
                 for place in places:
                     if place.attr is None and not prototype.applies(place.module):
                         continue
+                    make, doubtful = recipe(place.module)
                     matched = True
                     attr = prototype.attr if place.attr is None else place.attr
                     name, *others = [join(group, name) for name in place.names]
@@ -137,6 +138,7 @@ class Subrecorders(Mapping[str, Monitor]):
                         self._configure(name, monitor)
                         present = name
                         added[name] = monitor.register(place.module)
+                        monitor.doubtful = monitor.doubtful or doubtful
                         self._by_module.setdefault(place.module, []).append(monitor)
                     aliases.update({other: present for other in (name, *others) if other != present})
                 check_names(prototype, [place.module for place in places if place.attr is None])
@@ -172,11 +174,12 @@ class Subrecorders(Mapping[str, Monitor]):
         if module is None and not isinstance(prototype, CallMonitor):
             raise SelectionError(f"{here} needs the module to put {prototype!r} on; only a CallMonitor needs none")
         target = module if module is None else unwrapped(module)
-        make = prototype.constructor
+        make, doubtful = recipes(prototype, self.nets if target is None else [target, *self.nets])(target)
         present = None if target is None else self._find_equal(make, prototype.attr, target)
         if present is None:
             made = make(prototype.attr)
             self[name] = made if target is None else made.register(target)
+            made.doubtful = made.doubtful or doubtful
         else:
             self.aliases[name] = present
 

@@ -97,6 +97,7 @@ class Findings(Table, list[Finding]):
     Attributes:
         examined: each kind of fault that was looked for, with how many layers tell of it.
         unexamined: each kind of fault that was not looked for, with what to record for it.
+        notices: what healthy nets have too, but fewer of: dead units that are not most of their layer.
 
     >>> Findings([], ["NaN and infinity: record a Summary of the loss"], examined=["dead units: 2 of 7"])
     no fault was found; examined: dead units; not examined: NaN and infinity
@@ -104,9 +105,15 @@ class Findings(Table, list[Finding]):
     nothing was examined, so no fault could be found; not examined: dead units
     """
 
-    def __init__(self, found: Iterable[Finding], unexamined: Iterable[str], examined: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        found: Iterable[Finding],
+        unexamined: Iterable[str],
+        examined: Iterable[str] = (),
+        notices: Iterable[Finding] = (),
+    ) -> None:
         super().__init__(found)
-        self.examined, self.unexamined = tuple(examined), tuple(unexamined)
+        self.examined, self.unexamined, self.notices = tuple(examined), tuple(unexamined), tuple(notices)
 
     @property
     def _none(self) -> str:
@@ -115,6 +122,7 @@ class Findings(Table, list[Finding]):
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self] or [self._none]
+        lines += [f"notice: {notice.layer}: {notice.what}" for notice in self.notices]
         lines += [f"examined: {', '.join(self.examined)}"] * bool(self.examined)
         return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
 

@@ -31,6 +31,8 @@ __all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
 
 _CURVES = {"Tanh": "tanh", "Sigmoid": "sigmoid"}
 """The curves of activation functions that saturate, by class of the module."""
+SHOWN = 16
+"""The most dead units that a notice names."""
 
 
 def findings(recorded: Recorder | Recording | Timeline) -> Findings:
@@ -42,6 +44,9 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     for it. An empty list that prints "nothing was examined" says nothing of the net. Thresholds, and their sources, are in
     `recorders.watch.fault`.
     A timeline also tells since when: see `findings_over_time`.
+
+    Dead units of which a layer has no more than `fault.UNIT_SHARE` are no fault, because healthy nets have some too; they are in
+    `findings(...).notices`, by their numbers, and in what is printed.
 
     Weights with `requires_grad=False` are frozen on purpose, which is no fault. A recording does not tell that, so weights that
     never changed are a fault there only if gradients of them came; else `unexamined` names them.
@@ -63,8 +68,9 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     if isinstance(recorded, Timeline):
         return findings_over_time(recorded)
     layers, calls = overview(recorded), pushed(recorded)
-    found = [*_nonfinite(layers, calls), *_never_ran(layers), *_dead(layers), *_saturated(layers), *_outliers(layers)]
-    return Findings([*found, *_gradients(layers), *_updates(layers)], *_coverage(layers, calls))
+    dead, few_dead = _dead(layers)
+    found = [*_nonfinite(layers, calls), *_never_ran(layers), *dead, *_saturated(layers), *_outliers(layers)]
+    return Findings([*found, *_gradients(layers), *_updates(layers)], *_coverage(layers, calls), few_dead)
 
 
 _Tells: TypeAlias = Callable[[Layer], bool]
@@ -79,15 +85,15 @@ _KINDS: dict[str, tuple[_Tells, str]] = {
     ),
     "dead units": (
         lambda layer: layer.dead is not None,
-        "record ForwardMonitor(Activity('b c ... -> c')) of the activation functions",
+        "record ForwardMonitor(Activity('channels')) of the activation functions",
     ),
     "saturated units": (
         lambda layer: layer.units is not None and _curve(layer) is not None,
-        "record ForwardMonitor(Summary('b c ... -> c')) of the activation functions",
+        "record ForwardMonitor(Summary('channels')) of the activation functions",
     ),
     "outlier features": (
         lambda layer: _largest_and_typical(layer) is not None,
-        "record ForwardMonitor(Summary('b ... c -> c')) of the layers, c their features",
+        "record ForwardMonitor(Summary('channels')) of the layers",
     ),
     "gradients that vanish or explode": (
         lambda layer: layer.gradient is not None and math.isfinite(layer.gradient.norm),
@@ -155,8 +161,12 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
 
 def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
     for layer in layers:
-        # The attention of PyTorch uses the weights of its out_proj, which is of this class, without calling it.
-        used = layer.kind == "NonDynamicallyQuantizableLinear" or _has_gradients(layer) or layer.ratio_at(1.0) > 0
+        # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it.
+        used = (
+            layer.kind in ("NonDynamicallyQuantizableLinear", "ModuleList", "ModuleDict")
+            or _has_gradients(layer)
+            or layer.ratio_at(1.0) > 0
+        )
         if "output" in layer.silent and not used:
             yield fault("never ran", layer.name, "no output was recorded" + _because(layer.silent["output"]))
 
@@ -165,13 +175,20 @@ def _has_gradients(layer: Layer) -> bool:
     return layer.weight_gradient is not None and layer.weight_gradient.norm > 0
 
 
-def _dead(layers: list[Layer]) -> Iterator[Finding]:
+def _dead(layers: list[Layer]) -> tuple[list[Finding], list[Finding]]:
+    """The layers in which most units are dead, and those in which some are."""
+    most: list[Finding] = []
+    some: list[Finding] = []
     previous: Layer | None = None
     for layer in layers:
-        if layer.dead is not None and layer.dead.double().mean() > UNIT_SHARE and not _inherited(layer, previous):
-            what = f"{int(layer.dead.sum())} of {layer.dead.numel()} units are dead: they were never active"
-            yield fault("dead", layer.name, what)
+        if layer.dead is not None and layer.dead.any() and not _inherited(layer, previous):
+            units = layer.dead.flatten().nonzero().flatten().tolist()
+            found = most if len(units) > UNIT_SHARE * layer.dead.numel() else some
+            which = "" if found is most else f" ({', '.join(map(str, units[:SHOWN]))}{', ...' if len(units) > SHOWN else ''})"
+            what = f"{len(units)} of {layer.dead.numel()} units{which} are dead: they were never active"
+            found.append(fault("dead", layer.name, what))
         previous = layer
+    return most, some
 
 
 def _inherited(layer: Layer, previous: Layer | None) -> bool:

@@ -158,7 +158,7 @@ def _rows(role: str, leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _is_weight(path: str) -> bool:
-    return not path.rpartition(".")[2].startswith("bias")
+    return "bias" not in path.rpartition(".")[2]  # that of attention is called in_proj_bias
 
 
 def _facts(role: str, part: Subrecording, results: list[Any]) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from reducers.errors import PatternError
 
-__all__ = ["arrange", "arrange_all", "kept_axes", "rows", "validate", "validate_features"]
+__all__ = ["CHANNELS", "arrange", "arrange_all", "kept_axes", "rows", "sides", "validate", "validate_features"]
+
+CHANNELS = "channels"
+"""Stands for the pattern that keeps the channels of a layer; who knows the layer puts it in place by `with_channels`."""
 
 _MAX_LENGTH = 1000
 _ELLIPSIS = "\u2026"  # the einops parser replaces "..." by this
@@ -29,6 +32,11 @@ class Layout(NamedTuple):
 @lru_cache(maxsize=1024)
 def _parse(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
     left, arrow, right = pattern.partition("->")
+    if pattern == CHANNELS:
+        raise PatternError(
+            f"pattern {pattern!r} is the channel axis of a layer, and here is none: put the reducer on a layer by a ForwardMonitor "
+            "or a BackwardMonitor, or write the pattern, 'b c ... -> c' for convolutions and '... c -> c' for linear layers"
+        )
     if not arrow:
         raise PatternError(f"pattern {pattern!r} has no '->': write all axes, '->', then the axes to keep, as in 'b c h w -> c'")
     try:
@@ -47,16 +55,24 @@ def _parse(pattern: str) -> tuple[ParsedExpression, ParsedExpression, str, str]:
 
 
 def validate(pattern: str) -> None:
-    """Raise `PatternError` if `pattern` is not an einops pattern of the form `"axes -> axes to keep"`."""
+    """Raise `PatternError` if `pattern` is neither an einops pattern of the form `"axes -> axes to keep"` nor `"channels"`."""
     if not isinstance(pattern, str):
         raise PatternError(f"a pattern is a string such as 'b c h w -> c'; got {type(pattern).__name__} {pattern!r}")
     if len(pattern) > _MAX_LENGTH:
         raise PatternError(f"a pattern has at most {_MAX_LENGTH} characters; got {len(pattern)}")
-    _parse(pattern)
+    if pattern != CHANNELS:
+        _parse(pattern)
+
+
+def sides(pattern: str) -> tuple[str, str]:
+    """Return the left and the right side of a pattern; raise `PatternError` if it has none."""
+    return _parse(pattern)[2:]
 
 
 def kept_axes(pattern: str) -> int | None:
     """Return the number of axes that a pattern keeps; None if it keeps any number of them."""
+    if pattern == CHANNELS:
+        return 1
     kept = _parse(pattern)[1].composition
     return None if _ELLIPSIS in kept else len(kept)
 
@@ -66,6 +82,8 @@ def validate_features(*patterns: str) -> None:
     reduced = []
     for pattern in patterns:
         validate(pattern)
+        if pattern == CHANNELS:
+            continue
         left, right, _, _ = _parse(pattern)
         if len(right.composition) != 1 or not right.identifiers or right.composition == [_ELLIPSIS]:
             raise PatternError(

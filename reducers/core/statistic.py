@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation
-from reducers.core.patterns import arrange, arrange_all, kept_axes, validate
+from reducers.core.patterns import arrange, arrange_all, kept_axes, sides, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
@@ -34,6 +34,7 @@ class Statistic(Reducer):
     Args:
         pattern: einops pattern. Axes on the right are kept, all others are reduced: `"... ->"` reduces everything,
             `"b c h w -> c"` gives one value per channel, `"b ... d -> d"` one per feature for any number of axes between.
+            `"channels"` keeps the channels of the layer that a monitor sits on; see `recorders.channel_axis`.
     """
 
     pattern: str = "... ->"
@@ -142,11 +143,11 @@ class Statistic(Reducer):
 
 def lift_each(statistic: Statistic, xs: Tensor) -> State:
     """Return the lifts of several observations, stacked along a new first axis; `xs` has them along its first axis."""
-    left, _, right = statistic.pattern.partition("->")
+    left, right = sides(statistic.pattern)
     axis = "observation"
     while axis in left:
         axis += "s"
-    each = replace(statistic, pattern=f"{axis} {left}-> {axis} {right}")
+    each = replace(statistic, pattern=f"{axis} {left} -> {axis} {right}")
     x, axes = arrange(xs.detach(), each.pattern)
     # In float64 if they are small, as in `update_all`.
     return Statistic.observe(each, x, axes) if xs[0].numel() < BIG else each.observe(x, axes)

@@ -13,7 +13,7 @@ from recorders.watch.across import Across
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked_line
-from recorders.watch.lenses.spread import Moment, Names, names_of, phase_of, spread
+from recorders.watch.lenses.spread import Moment, Names, names_of, pattern_of, phase_of, spread
 from reducers import Activity, PerObservation, Reducer
 
 __all__ = ["OutputActivation", "ParameterGradientActivation"]
@@ -27,7 +27,7 @@ def OutputActivation(
     dropout: bool = True,
     include: Classes = (),
     exclude: Classes = (),
-    channel_last: bool = False,
+    channel_last: bool | None = None,
     warning_plot: bool = True,
     activation_aggregation: str = "mean",
     death_aggregation: str = "mean",
@@ -45,7 +45,7 @@ def OutputActivation(
         dropout: watch its dropout layers.
         include: further classes of modules to watch, such as `nn.Linear`.
         exclude: classes of modules to leave out, whatever the other options say.
-        channel_last: units are the last axis of outputs, as in transformers; False: the second axis, as in convolutions.
+        channel_last: units are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         warning_plot: also draw the lowest active share and the highest dead share of all layers.
         activation_aggregation: the aggregation of active shares: "mean", "std", "min", "max", and with `inplace=False` "median",
             "Q1", "Q3".
@@ -58,7 +58,7 @@ def OutputActivation(
     ['Output Activation', 'Output Death', 'Warning Output Activations']
     """
     lines = _lines(inplace, activation_aggregation, death_aggregation)
-    reducer = activity("b ... c -> c" if channel_last else "b c ... -> c", inplace)
+    reducer = activity(pattern_of(channel_last), inplace)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad))
     charts = _charts({"output": "Output"}, lines, "Warning Output Activations" if warning_plot else None)
     kinds = OfKind(activation, dropout, classes(include), classes(exclude))

@@ -14,7 +14,7 @@ from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked
 from recorders.watch.lenses.spread import phase_of, running
 
-__all__ = ["AttentionEntropy"]
+__all__ = ["AttentionEntropy", "entropies", "probabilities"]
 
 
 def AttentionEntropy(
@@ -60,7 +60,7 @@ def AttentionEntropy(
     unit, most = ("share of log k", 1.0) if normalize_by_size else ("nats", None)
     chart = Chart("Attention Entropy", ("rows",), unit, *checked(True, line_aggregation, range_aggregation), limits=(0.0, most))
     reducer = running().premap(relative_entropies if normalize_by_size else entropies)
-    monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad), op_=_probabilities)
+    monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad), op_=probabilities)
     where = OfKind(False, False, classes(include), classes(exclude))
     return Lens("AttentionEntropy", (chart,), {"rows": monitor}, where, inner=True)  # attention contains its projections
 
@@ -86,6 +86,6 @@ def relative_entropies(probabilities: Tensor) -> Tensor:
     return found / math.log(probabilities.shape[-1]) if probabilities.shape[-1] > 1 else torch.full_like(found, torch.nan)
 
 
-def _probabilities(output: Any) -> Any:
-    """The second of a tuple, None if it has no second, or the output itself."""
+def probabilities(output: Any) -> Any:
+    """The probabilities among what attention returns: the second of a tuple, None if there is none, or the output itself."""
     return (*output, None)[1] if isinstance(output, tuple) else output

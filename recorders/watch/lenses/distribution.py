@@ -16,7 +16,7 @@ from recorders.watch.across import Across
 from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked
-from recorders.watch.lenses.spread import phase_of
+from recorders.watch.lenses.spread import pattern_of, phase_of
 from reducers import Moments, Product, Quantile, Result, Summary
 from reducers.kernels.precision import real
 
@@ -86,7 +86,7 @@ def Outliers(
     evaluation_from_grad: bool = False,
     include: Classes = (nn.Linear, nn.LayerNorm),
     exclude: Classes = (),
-    channel_last: bool = True,
+    channel_last: bool | None = None,
     threshold: float = OUTLIER,
     log_scale: bool = False,
     warning_plot: bool = True,
@@ -103,7 +103,7 @@ def Outliers(
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         include: classes of modules to watch; add blocks, with the depth of the inspector, to see a residual stream.
         exclude: classes of modules to leave out, whatever `include` says.
-        channel_last: features are the last axis of outputs, as in transformers; False: the second axis, as in convolutions.
+        channel_last: features are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         threshold: the magnitude from which on a feature is an outlier, in the unit of the outputs; the default is `OUTLIER`.
         log_scale: draw the largest magnitude on a logarithmic axis.
         warning_plot: also draw the highest share of outlier features of all layers.
@@ -124,7 +124,7 @@ def Outliers(
     if warning_plot:
         worst = (Across("Outlier Features", "max"),)
         charts.append(Chart("Warning Outlier Features", (), "share of features", limits=(0.0, 1.0), across=worst))
-    features = Summary("... d -> d" if channel_last else "b d ... -> d", correction=0)
+    features = Summary(pattern_of(channel_last), correction=0)
     reducer = Product(moments=Moments(order=4), features=features).postmap(_Outliers(threshold))
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad))
     return Lens("Outliers", tuple(charts), {"output": monitor}, OfKind(False, False, classes(include), classes(exclude)))

@@ -18,7 +18,7 @@ from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.fault import UPDATE_RANGE
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked
-from recorders.watch.lenses.spread import Names, names_of, phase_of, spread
+from recorders.watch.lenses.spread import Names, names_of, pattern_of, phase_of, spread
 from reducers import Activity, FirstNonfinite, Product, Result, Summary
 from reducers.kernels.precision import real
 
@@ -84,7 +84,7 @@ def DeadUnits(
     activation: bool = True,
     include: Classes = (),
     exclude: Classes = (),
-    channel_last: bool = False,
+    channel_last: bool | None = None,
     warning_plot: bool = True,
 ) -> Lens:
     """A lens on dead units: the share of the units of each layer that were nowhere active in the whole epoch.
@@ -99,7 +99,7 @@ def DeadUnits(
         activation: watch the activation functions of `torch.nn`.
         include: further classes of modules to watch, such as `nn.Linear`.
         exclude: classes of modules to leave out, whatever the other options say.
-        channel_last: units are the last axis of outputs, as in transformers; False: the second axis, as in convolutions.
+        channel_last: units are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         warning_plot: also draw the highest share of all layers.
 
     >>> [chart.title for chart in DeadUnits().charts]
@@ -109,7 +109,7 @@ def DeadUnits(
     if warning_plot:
         worst = (Across("Dead Units", "max"),)
         charts.append(Chart("Warning Dead Units", (), "share of units", limits=(0.0, 1.0), across=worst))
-    reducer = Activity("b ... c -> c" if channel_last else "b c ... -> c").postmap(_with_share)
+    reducer = Activity(pattern_of(channel_last)).postmap(_with_share)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad))
     return Lens("DeadUnits", tuple(charts), {"output": monitor}, OfKind(activation, False, classes(include), classes(exclude)))
 

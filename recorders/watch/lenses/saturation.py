@@ -11,7 +11,7 @@ from recorders.watch.charts import Chart
 from recorders.watch.fault import SATURATED_SLOPE, relative_slope
 from recorders.watch.lenses.kinds import OfKind
 from recorders.watch.lenses.lens import Lens
-from recorders.watch.lenses.spread import phase_of
+from recorders.watch.lenses.spread import pattern_of, phase_of
 from reducers import Mean, Result
 from reducers.kernels.precision import real
 
@@ -19,7 +19,7 @@ __all__ = ["Saturation"]
 
 
 def Saturation(
-    record_eval: bool = False, evaluation_from_grad: bool = False, channel_last: bool = False, warning_plot: bool = True
+    record_eval: bool = False, evaluation_from_grad: bool = False, channel_last: bool | None = None, warning_plot: bool = True
 ) -> Lens:
     """A lens on the share of units of `nn.Tanh` and `nn.Sigmoid` that are saturated in an epoch: hardly any gradient passes them.
 
@@ -29,7 +29,7 @@ def Saturation(
     Args:
         record_eval: record evaluation too, not only training.
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
-        channel_last: units are the last axis of outputs, as in transformers; False: the second axis, as in convolutions.
+        channel_last: units are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         warning_plot: also draw the highest share of all layers.
 
     >>> [chart.title for chart in Saturation().charts]
@@ -39,7 +39,7 @@ def Saturation(
     if warning_plot:
         worst = (Across("Saturated Units", "max"),)
         charts.append(Chart("Warning Saturated Units", (), "share of units", limits=(0.0, 1.0), across=worst))
-    reducer = Mean("b ... c -> c" if channel_last else "b c ... -> c").postmap(_share)
+    reducer = Mean(pattern_of(channel_last)).postmap(_share)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad), op_=_slope)
     return Lens("Saturation", tuple(charts), {"output": monitor}, OfKind(False, False, (nn.Tanh, nn.Sigmoid)))
 

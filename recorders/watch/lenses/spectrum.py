@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from recorders.capture.channels import own_axis
 from recorders.capture.operands import leaves
 from recorders.errors import LensError
 from recorders.monitors.forward import ForwardMonitor
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens
-from recorders.watch.lenses.spread import phase_of
+from recorders.watch.lenses.spread import pattern_of, phase_of
 from reducers import Covariance, Result, effective_rank
 
 __all__ = ["EffectiveRank"]
@@ -24,7 +25,7 @@ def EffectiveRank(
     evaluation_from_grad: bool = False,
     include: Classes = nn.Linear,
     exclude: Classes = (),
-    channel_last: bool = True,
+    channel_last: bool | None = None,
     most_features: int = 1024,
 ) -> Lens:
     """A lens on the effective rank of outputs: how many directions they vary in, from 1 to the number of features.
@@ -42,7 +43,7 @@ def EffectiveRank(
         evaluation_from_grad: evaluation is when gradients are off; False: when the module is in evaluation mode.
         include: classes of modules to watch.
         exclude: classes of modules to leave out, whatever `include` says.
-        channel_last: features are the last axis of outputs, as in transformers; False: the second axis, as in convolutions.
+        channel_last: features are the last axis of outputs; False: the second; None: that of the layer, see `channel_axis`.
         most_features: outputs with more features than this are left out, and `report()` counts them as filtered out.
 
     Raises:
@@ -54,8 +55,8 @@ def EffectiveRank(
     if not isinstance(most_features, int) or most_features < 1:
         raise LensError(f"EffectiveRank(most_features={most_features!r}): give a whole number of features, at least 1")
     chart = Chart("Output Effective Rank", ("output",), "dimensions", "mean", None, limits=(1.0, None))
-    reducer = Covariance("... d -> d" if channel_last else "b d ... -> d").postmap(_rank)
-    few = _Fits(-1 if channel_last else 1, most_features)
+    reducer = Covariance(pattern_of(channel_last)).postmap(_rank)
+    few = _Fits(None if channel_last is None else -1 if channel_last else 1, most_features)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad), filter_=few)
     return Lens("EffectiveRank", (chart,), {"output": monitor}, OfKind(False, False, classes(include), classes(exclude)))
 
@@ -67,10 +68,11 @@ def _rank(covariance: dict[str, Tensor]) -> Result:
 
 @dataclass(frozen=True)
 class _Fits:
-    """Whether no tensor of an output has more features than `most` on `axis`."""
+    """Whether no tensor of an output has more features than `most` on `axis`, or if that is None on the axis of its channels."""
 
-    axis: int
+    axis: int | None
     most: int
 
-    def __call__(self, output: Any) -> bool:
-        return all(tensor.ndim == 0 or tensor.shape[min(self.axis, tensor.ndim - 1)] <= self.most for _, tensor in leaves(output))
+    def __call__(self, output: Any, *, module: nn.Module) -> bool:
+        axis = own_axis(module) or -1 if self.axis is None else self.axis
+        return all(tensor.ndim == 0 or tensor.shape[min(axis, tensor.ndim - 1)] <= self.most for _, tensor in leaves(output))

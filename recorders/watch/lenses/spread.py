@@ -8,10 +8,23 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from recorders.capture.channels import channel_pattern
 from recorders.schedule.clock import Phase
 from reducers import Collect, Reducer, Summary
 
-__all__ = ["QUARTILES", "Moment", "Names", "collected", "names_of", "phase_of", "running", "size_of", "spread", "statistics"]
+__all__ = [
+    "QUARTILES",
+    "Moment",
+    "Names",
+    "collected",
+    "names_of",
+    "pattern_of",
+    "phase_of",
+    "running",
+    "size_of",
+    "spread",
+    "statistics",
+]
 
 Names: TypeAlias = "str | Iterable[str]"
 Moment: TypeAlias = Literal["step", "accumulate"]
@@ -38,6 +51,11 @@ def spread(inplace: bool) -> Reducer:
 def names_of(parameters: Names) -> tuple[str, ...]:
     """One name of a parameter or several, as a tuple without duplicates."""
     return (parameters,) if isinstance(parameters, str) else tuple(dict.fromkeys(parameters))
+
+
+def pattern_of(channel_last: bool | None) -> str:
+    """The pattern that keeps the channels: those of the layer if it is None."""
+    return "channels" if channel_last is None else channel_pattern(-1 if channel_last else 1)
 
 
 def phase_of(evaluation_from_grad: bool) -> Phase:

@@ -135,6 +135,19 @@ def test_hooks_taken_off_between_forward_and_backward_record_nothing() -> None:
     assert monitor.samples == 0
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_inputs_of_nested_checkpoints_are_recorded_once(depth: int) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    monitors = [kind(Count(), net[1]) for kind in (BackwardInputMonitor, BackwardMonitor)]
+
+    def nested(x: Tensor, level: int = 0) -> Tensor:
+        return net[1](x) + net[1](x) if level == depth else checkpoint(nested, x, level + 1, use_reentrant=False)
+
+    for _ in range(2):
+        nested(net[0](torch.randn(2, 3)) * 1).sum().backward()
+    assert [monitor.samples for monitor in monitors] == [2, 4]  # one tensor goes in twice, and two come out
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointed_modules_are_recorded_once(use_reentrant: bool) -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))

@@ -327,7 +327,7 @@ def test_a_monitor_pickles_with_its_state_and_without_its_module() -> None:
         (lambda: ForwardMonitor(Mean), ReducerTypeError, r"write Mean\(\), not Mean"),
         (lambda: ForwardMonitor(torch.mean), ReducerTypeError, "needs a reducer such as"),
         (lambda: ForwardMonitor(Mean(), "layer"), TargetError, "needs a torch.nn.Module"),
-        (lambda: ForwardMonitor(Mean()).register(), TargetError, "got none"),
+        (lambda: ForwardMonitor(Mean()).register(), TargetError, "got None"),
         (lambda: ForwardMonitor(Mean(), every=0), ValueError, "at least 1"),
         (lambda: ForwardMonitor(Mean(), on_error="ignore"), ValueError, "'raise', 'warn' or 'disable'"),
         (lambda: ForwardMonitor(Mean(), op_=3), TypeError, "op_ must be callable"),

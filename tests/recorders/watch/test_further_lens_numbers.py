@@ -19,6 +19,7 @@ from recorders.watch.findings import UPDATE_RANGE
 from recorders.watch.lenses.attention import entropies, relative_entropies
 from recorders.watch.lenses.distribution import OUTLIER
 from recorders.watch.lenses.health import update_ratio
+from reducers.core.channels import with_channels
 
 EPOCHS = 3
 ALL = (
@@ -363,9 +364,10 @@ def test_lenses_are_data_that_pickle_and_read_no_value_in_hooks(make: Any) -> No
     meta = torch.ones(4, 6, 6, device="meta")  # it has no values, so whoever looks at them raises
     for name, monitor in lens.monitors.items():
         operands = (meta, meta) if make is lenses.UpdateRatio else ((meta, meta),) if make is lenses.AttentionEntropy else (meta,)
-        assert monitor.filter_ is None or monitor.filter_(*operands) is True
+        assert monitor.filter_ is None or monitor.filter_(*operands, module=nn.Linear(1, 1)) is True
         x = monitor.op_(*operands) if monitor.op_ is not None else operands[0]
-        state = monitor.reducer.update(monitor.reducer.update({}, x), x)
+        reducer = with_channels(monitor.reducer, "... c -> c")
+        state = reducer.update(reducer.update({}, x), x)
         assert state, name
         assert {value.device.type for value in state.values()} == {"meta"}
 
