@@ -1,6 +1,9 @@
-"""Exceptions of `reducers`. Every message says what was wrong, where, and what to do."""
+"""Exceptions and warnings of `reducers`. Every message says what was wrong, where, and what to do."""
 
 from __future__ import annotations
+
+import sys
+import warnings
 
 __all__ = [
     "ArgumentError",
@@ -14,7 +17,10 @@ __all__ = [
     "ReducerTypeError",
     "StateError",
     "StateMismatchError",
+    "warn_user",
 ]
+
+_LIBRARIES = {"recorders", "reducers", "torch", "contextlib"}  # a warning does not point at their lines
 
 
 class ReducerError(Exception):
@@ -59,3 +65,16 @@ class NotMergeableError(ReducerError, TypeError):
 
 class RecipeError(ReducerError, ValueError):
     """A reducer cannot be written as a recipe, or a recipe does not describe a known reducer."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warns at the line of the user's code, however deep within this library and PyTorch the warning is given.
+
+    In a thread without any code of the user's, the warning points at the first line of the thread. Code that PyTorch generates has
+    no module name.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "torch").partition(".")[0] in _LIBRARIES:
+        frame = frame.f_back
+    known = frame.f_globals.setdefault("__warningregistry__", {})  # what Python has shown once already
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), known)

@@ -9,7 +9,6 @@ compared with them. This shows what recording slows down elsewhere.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -18,6 +17,7 @@ from recorders.recorder.overhead import Overhead
 from recorders.recorder.window import FIRST, Sums, Window
 from recorders.schedule.call_cost import CallCost
 from recorders.schedule.stopwatch import Sample, now
+from reducers.errors import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,11 +179,10 @@ class Meter:
         """Warns once if there were many forwards and no step."""
         if self.budget is not None and count >= PATIENCE and not self._advanced and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock. The budget "
                 "is kept by steps: call recorder.attach(optimizer), or recorder.step() after every step",
                 RecordingWarning,
-                stacklevel=2,
             )
 
     def _choose(self) -> None:
@@ -205,12 +204,11 @@ class Meter:
             return
         give_up()
         least = window.least_share
-        warnings.warn(
+        warn_user(
             f"Recorder(budget={self.budget}): recording has stopped. Without it a step takes {1e3 * window.bare:.2g} ms, "
             f"and of a step that records nothing the recorder takes {100 * least:.1f} %, so no cadence keeps the budget. "
             f"What was recorded stays. Give a budget of {math.ceil(100 * least + 1) / 100} or more, or none",
             RecordingWarning,
-            stacklevel=2,
         )
 
     def _count_flushes(self) -> None:
