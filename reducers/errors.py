@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 
 __all__ = [
     "ArgumentError",
@@ -17,6 +19,7 @@ __all__ = [
     "ReducerTypeError",
     "StateError",
     "StateMismatchError",
+    "did_you_mean",
     "warn_user",
 ]
 
@@ -78,3 +81,13 @@ def warn_user(message: str, category: type[Warning]) -> None:
         frame = frame.f_back
     known = frame.f_globals.setdefault("__warningregistry__", {})  # what Python has shown once already
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), known)
+
+
+def did_you_mean(name: object, known: Iterable[str], alike: float = 0.6) -> str:
+    """A question for a message, if some of the known names look like `name`; "" if none does. `alike` is the least similarity.
+
+    >>> did_you_mean("running_meen", ["running_mean", "running_var"])
+    "did you mean 'running_mean'? "
+    """
+    close = difflib.get_close_matches(name, known, n=3, cutoff=alike) if isinstance(name, str) else []
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from recorders.errors import RecordingNotFoundError
+from recorders.errors import RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.export import Exported
@@ -44,6 +44,12 @@ class Results(Table, Exported, Mapping[str, Monitor]):
         """One row for each leaf of each subrecorder."""
         return part_rows(self, lambda name: self[name].snapshot())
 
+    def _selected(self) -> Self:
+        """The recorder, if it has subrecorders; otherwise raises `SelectionError`."""
+        if not len(self):
+            raise SelectionError("this recorder has no subrecorders: select modules first, as in recorder.modules(net)")
+        return self
+
     def samples(self, name: str | int) -> int:
         """The number of observations that one subrecorder recorded."""
         return self[name].samples
@@ -58,13 +64,17 @@ class Results(Table, Exported, Mapping[str, Monitor]):
 
     def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:
         """Like `apply`, with the number of observations as the second argument of `function`."""
-        for monitor in self.values():
+        for monitor in self._selected().values():
             monitor.apply(function)
         return self
 
     def compute(self) -> dict[str, Result]:
-        """Results by name; subrecorders that recorded nothing are left out (`report()` says why)."""
-        return self.snapshot().compute()
+        """Results by name; subrecorders that recorded nothing are left out (`report()` says why).
+
+        Raises:
+            SelectionError: the recorder has no subrecorders: nothing was selected yet. So do all methods that need some.
+        """
+        return self._selected().snapshot().compute()
 
     def reset(self) -> Self:
         """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
@@ -102,7 +112,7 @@ class Results(Table, Exported, Mapping[str, Monitor]):
 
     def save(self, path: str | Path, *, layout: Layout = "folder") -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
-        return save(self.snapshot(), path, layout=layout)
+        return save(self._selected().snapshot(), path, layout=layout)
 
     def save_in_background(self, path: str | Path, *, layout: Layout = "folder") -> Future[Path | str]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
@@ -110,7 +120,7 @@ class Results(Table, Exported, Mapping[str, Monitor]):
         Returns:
             a future; its `result()` waits for the end and raises what `save` raises.
         """
-        return save_in_background(self.snapshot(), path, layout=layout)
+        return save_in_background(self._selected().snapshot(), path, layout=layout)
 
     def resume(self, path: str | Path | Recording) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.

@@ -23,6 +23,7 @@ from recorders.recorder.prototypes import Prototype, as_prototype, check_names, 
 from recorders.recorder.selection import Place, unwrapped
 from recorders.recordings.recording import Subrecording, check_same_names, lookup
 from recorders.schedule.clock import Clock
+from reducers.errors import did_you_mean
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -190,6 +191,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if known := [known for known, other in self.items() if other is monitor]:
             raise SelectionError(f"{here}: the monitor is in this recorder already, as {known[0]!r}")
         if name in self:
+            name = lookup(name, self._monitors, self.aliases)
             self._take_off(name)
         self._configure(name, monitor)
         self._monitors[name] = monitor
@@ -291,9 +293,12 @@ class Subrecorders(Mapping[str, Monitor]):
 
     def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:
         """The prototypes of these groups."""
+        if groups is not None and not isinstance(groups, Iterable):
+            raise TypeError(f"groups={groups!r}: give the name of a group or several, of {list(self.prototypes)}")
         chosen = list(self.prototypes) if groups is None else [groups] if isinstance(groups, str) else list(groups)
         if unknown := [group for group in chosen if group not in self.prototypes]:
-            raise SelectionError(f"no group {unknown}; there are {list(self.prototypes)}")
+            question = did_you_mean(unknown[0], self.prototypes)
+            raise SelectionError(f"no group {unknown}; there are {list(self.prototypes)}; {question}".rstrip("; "))
         return {group: self.prototypes[group] for group in chosen}
 
     def _configure(self, name: str, monitor: Monitor) -> None:
