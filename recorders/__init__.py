@@ -29,6 +29,7 @@ from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameter_gradients import ParameterGradientMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
+from recorders.recorder.attached import Attached, attached, detach_all
 from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.loading import load
@@ -48,6 +49,7 @@ from recorders.watch.timeline import Timeline
 from reducers import __version__ as __version__
 
 __all__ = [
+    "Attached",
     "BackwardInputMonitor",
     "BackwardMonitor",
     "CallMonitor",
@@ -88,8 +90,10 @@ __all__ = [
     "TargetError",
     "TickError",
     "Timeline",
+    "attached",
     "cache",
     "compare",
+    "detach_all",
     "findings",
     "lenses",
     "load",

@@ -68,6 +68,11 @@ class Hook:
             if self.fail is not None:
                 self.fail(error, args[0] if args else None)
 
+    @property
+    def owner(self) -> Any:
+        """The object whose method the hook calls; None if it calls a function."""
+        return getattr(getattr(self.usual, "func", self.usual), "__self__", None)
+
     @assume_constant_result  # type: ignore[untyped-decorator]
     def _mark_traced(self) -> bool:
         """Sets `traced`; called while a graph is traced."""

@@ -191,6 +191,8 @@ class Monitor(Recorded, Past, ABC):
         """Gives a monitor that chooses steps a clock, if it has none."""
         if self.gate.chooses_steps and self._clock is None:
             self.clock = Clock()
+            if self.module is not None:
+                self.clock.expect(self.module)
 
     def _restore_hooks(self) -> None:
         """Puts hooks that were taken out for a step back into PyTorch's dictionaries, before hooks are added or removed."""

@@ -33,7 +33,6 @@ WINDOW = 64  # measured steps between two choices of the cadence; the first choi
 SPAN = 8 * WINDOW  # the most steps in a window at a low cadence, where measured steps are far apart
 TOLERANCE = 0.01  # a budget that idle steps exceed by more than this cannot be kept
 SLACK = 0.85  # share of the budget that a higher cadence must fit into, so that the cadence does not alternate
-PATIENCE = 300  # forwards with gradients on but without a step, until a warning
 MANY = 1 << 60
 PENDING = 8  # the most measured steps whose device events may be unfinished
 
@@ -64,7 +63,7 @@ class Meter:
         self._ended: float | None = None  # when the previous step's measurement ended
         self._ungated = False
         self._pending: list[tuple[Sums, list[tuple[Any, Any]]]] = []
-        self._advanced = self._warned = False
+        self._advanced = False
         self.give_up: Callable[[], Callable[[], None] | None] = lambda: None  # a weak reference to it
         self.uneventful = self._announced = 0
         self._flushed: dict[str, float] = {}  # seconds of each monitor when they were counted last
@@ -174,16 +173,6 @@ class Meter:
         """Adds the time since `started`, in which hooks were taken out or put back."""
         self._window.switches += 1
         self._window.switching += now() - started
-
-    def forwards(self, count: int) -> None:
-        """Warns once if there were many forwards and no step."""
-        if self.budget is not None and count >= PATIENCE and not self._advanced and not self._warned:
-            self._warned = True
-            warn_user(
-                f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock. The budget "
-                "is kept by steps: call recorder.attach(optimizer), or recorder.step() after every step",
-                RecordingWarning,
-            )
 
     def _choose(self) -> None:
         self._count_flushes()

@@ -29,8 +29,8 @@ __all__ = ["Plan", "PlanRow", "plan"]
 class PlanRow:
     """One subrecorder: the shapes that its reducer gets, by leaf, and the bytes of its state after one observation.
 
-    `grows` says that the state grows without bound, because the reducer keeps every observation, and `growth_bytes` by how many bytes
-    with each one.
+    `grows` says that the state grows without bound, because the reducer keeps every observation; `growth_bytes` says how many bytes
+    each observation adds.
     """
 
     name: str

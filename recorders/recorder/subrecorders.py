@@ -18,6 +18,7 @@ from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.monitors.snapshots import resume
+from recorders.recorder.attached import warn_of_equals
 from recorders.recorder.meter import Meter
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join
 from recorders.recorder.selection import Place, unwrapped
@@ -163,6 +164,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))
         self.follow_net()
+        warn_of_equals(added.values())
 
     def add(self, name: str, item: Prototype, module: nn.Module | None) -> None:
         """Puts a copy of a prototype on `module`, under a name that is free."""
@@ -288,7 +290,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if net is None:
             return
         self._clock.watch(net)
-        if (self._clock.attached or self._meter.budget is not None) and self._counting is None:
+        if (self._clock.attached or self._meter.budget is not None) and not self._clock.counts_forwards:
             self._counting = self._meter.counting = self._clock.count(net)
 
     def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:

@@ -215,7 +215,8 @@ def part_rows(names: Mapping[str, Any], part_of: Callable[[str], Subrecording]) 
             part = part_of(name)
             what = f"{part.monitor} {part.attr}" if part.attr else part.monitor
             leaves = [
-                (f"{shown_name(name)}[{path}]" if path else shown_name(name), brief(result)) for path, result in (part.leaves() or {"": None}).items()
+                (f"{shown_name(name)}[{path}]" if path else shown_name(name), brief(result))
+                for path, result in (part.leaves() or {"": None}).items()
             ]
         except Exception as error:
             return [(shown_name(name), "", "", f"{type(error).__name__}: {error}", "")]
