@@ -214,7 +214,7 @@ def test_steps_of_other_nets_and_closures_are_no_second_step() -> None:
         optimizer.zero_grad()
         loss = net(torch.rand(2, 3)).square().sum()
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     optimizer.step(closure)
     with pytest.warns(RecordingWarning, match="stands at step 0 still"):
@@ -334,7 +334,7 @@ def test_each_warning_points_at_the_line_of_the_user(tmp_path: Path) -> None:
         "step": optimizer.step,
         "save": lambda: never.save(tmp_path / "run"),
         "load": lambda: load(damaged, damaged="skip"),
-        "stream": lambda: (stream.put(x=torch.ones(2, 3)), stream.flush()),
+        "stream": lambda: stream.put("x", torch.ones(2, 3)),
     }
     for what, make in made.items():
         with warnings.catch_warnings(record=True) as found:
