@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,10 +20,21 @@ from recorders.capture.switching import hook_of
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
-if TYPE_CHECKING:
-    from recorders.schedule.clock import Clock
-
 __all__ = ["StandingClock"]
+
+
+class Steps(Protocol):
+    """A clock."""
+
+    @property
+    def step(self) -> int:
+        """The number of steps that have ended."""
+        ...
+
+    @property
+    def expected(self) -> bool:
+        """Whether monitors depend on its steps, and no optimizer advances it."""
+        ...
 
 
 class StandingClock:
@@ -34,7 +45,7 @@ class StandingClock:
     step of the same optimizer. When there is nothing left to find, in the second step at the latest, the hook of the net comes off.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Steps) -> None:
         self._clock = weakref.ref(clock)
         self._net: weakref.ref[nn.Module] | None = None
         self._handle: Any = None
@@ -79,7 +90,7 @@ class StandingClock:
             elif self._stepped is None:
                 self._stepped = id(optimizer)
 
-    def _standing(self) -> Clock | None:
+    def _standing(self) -> Steps | None:
         """The clock, if it stands where training began, and should advance; otherwise takes the hook off."""
         clock = self._clock()
         if clock is not None and self._start is None:
@@ -89,7 +100,7 @@ class StandingClock:
             return None
         return clock
 
-    def _warn(self, clock: Clock) -> None:
+    def _warn(self, clock: Steps) -> None:
         self._warned = True
         self.off()
         warn_user(
