@@ -50,8 +50,8 @@ def grouped(handles: Iterable[Any]) -> list[Group]:
 
 
 def hook_of(handle: Any) -> Any:
-    """Returns the hook of this handle, whether it is out or not; None if it was removed."""
-    hooks = handle.hooks_dict_ref()
+    """Returns the hook of this handle, whether it is out or not; None if it was removed, or there is no handle."""
+    hooks = None if handle is None else handle.hooks_dict_ref()
     if hooks is None:
         return None
     return hooks[handle.id] if handle.id in hooks else vars(hooks).get(_OUT, {}).get(handle.id, (None,))[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from recorders.capture.given import BatchContext
+from recorders.capture.switching import hook_of
 from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
@@ -157,6 +158,7 @@ class Subrecorders(Mapping[str, Monitor]):
         self._monitors.update(added)
         self.aliases.update(aliases)
         self.know(net)
+        warn_of_equals(added.values())
 
     def know(self, net: nn.Module) -> None:
         """Remembers a net that modules were selected from."""
@@ -164,7 +166,6 @@ class Subrecorders(Mapping[str, Monitor]):
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))
         self.follow_net()
-        warn_of_equals(added.values())
 
     def add(self, name: str, item: Prototype, module: nn.Module | None) -> None:
         """Puts a copy of a prototype on `module`, under a name that is free."""
@@ -193,8 +194,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if known := [known for known, other in self.items() if other is monitor]:
             raise SelectionError(f"{here}: the monitor is in this recorder already, as {known[0]!r}")
         if name in self:
-            name = lookup(name, self._monitors, self.aliases)
-            self._take_off(name)
+            self._take_off(name := lookup(name, self._monitors, self.aliases))
         self._configure(name, monitor)
         self._monitors[name] = monitor
         self._meter.add(name, monitor)
@@ -290,7 +290,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if net is None:
             return
         self._clock.watch(net)
-        if (self._clock.attached or self._meter.budget is not None) and not self._clock.counts_forwards:
+        if (self._clock.attached or self._meter.budget is not None) and hook_of(self._counting) is None:
             self._counting = self._meter.counting = self._clock.count(net)
 
     def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:
@@ -299,8 +299,9 @@ class Subrecorders(Mapping[str, Monitor]):
             raise TypeError(f"groups={groups!r}: give the name of a group or several, of {list(self.prototypes)}")
         chosen = list(self.prototypes) if groups is None else [groups] if isinstance(groups, str) else list(groups)
         if unknown := [group for group in chosen if group not in self.prototypes]:
-            question = did_you_mean(unknown[0], self.prototypes)
-            raise SelectionError(f"no group {unknown}; there are {list(self.prototypes)}; {question}".rstrip("; "))
+            raise SelectionError(
+                f"no group {unknown}; {did_you_mean(unknown[0], self.prototypes)}there are {list(self.prototypes)}"
+            )
         return {group: self.prototypes[group] for group in chosen}
 
     def _configure(self, name: str, monitor: Monitor) -> None:

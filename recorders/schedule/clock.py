@@ -235,9 +235,9 @@ class Clock:
         """Whether monitors depend on the steps of this clock, and no optimizer advances it."""
         return not self.attached and any(group.monitors for group in self._groups)
 
-    def expect(self, net: nn.Module) -> None:
+    def expect(self, net: nn.Module | None) -> None:
         """Warns if `net` trains and the clock stands still, unless an optimizer advances it or no monitor depends on it."""
-        if self.expected:
+        if net is not None and self.expected:
             self._standing.on(net)
 
     def count(self, net: nn.Module) -> Any:
@@ -248,11 +248,6 @@ class Clock:
             self._handle = None
         self._counting.change()
         return self._handle
-
-    @property
-    def counts_forwards(self) -> bool:
-        """Whether a hook counts micro-batches."""
-        return self._handle is not None
 
     def uncount(self) -> None:
         """Stops counting micro-batches."""

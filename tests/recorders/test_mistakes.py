@@ -352,7 +352,7 @@ def test_the_net_itself_has_one_spelling() -> None:
     assert "(net)" in recording
     assert recording["(net)"].samples == recording.samples("(net)") == 1
     assert [str(row).partition(":")[0] for row in (*recorder.report().rows, *recorder.plan().rows)] == ["(net)", "0"] * 2
-    assert recording.rows_shown()[1][0][0] == "(net)"
+    assert next(iter(recording.rows_shown()[1]))[0][0] == "(net)"
     with pytest.raises(SelectionError, match=r"there are \['\(net\)', '0'\]"):
         recording["1"]
     recorder["(net)"] = ForwardMonitor(Max(), net)
@@ -386,7 +386,7 @@ def test_a_misspelled_name_gets_a_suggestion() -> None:
             Recorder(state=StateMonitor(Last(), "running_meen"), **monitors).modules(net)
     with pytest.raises(SelectionError, match="did you mean 'weight'"):
         Recorder(ParameterMonitor(Mean(), "weigth")).modules(net)
-    with pytest.raises(SelectionError, match=r"no group \['ouput'\]; there are \['output'\]; did you mean 'output'\?"):
+    with pytest.raises(SelectionError, match=r"no group \['ouput'\]; did you mean 'output'\? there are \['output'\]"):
         Recorder(output=ForwardMonitor(Mean())).modules(net, groups="ouput")
     with pytest.raises(SelectionError, match="did you mean 'output/0'"):
         Recorder(output=ForwardMonitor(Mean())).modules(net)["ouput/0"]
