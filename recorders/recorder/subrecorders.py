@@ -118,8 +118,7 @@ class Subrecorders(Mapping[str, Monitor]):
             raise SelectionError(f"{wrong} watch modules, not parameters: use modules() or children(), or omit them with groups=")
         added: dict[str, Monitor] = {}
         aliases: dict[str, str] = {}
-        matched = False
-        collects = gc.isenabled()
+        matched, collects = False, gc.isenabled()
         try:
             gc.disable()  # none of the objects made here is garbage; for 10,000 monitors, collecting takes as long as making them
             for group, prototype in chosen.items():
@@ -295,13 +294,12 @@ class Subrecorders(Mapping[str, Monitor]):
 
     def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:
         """The prototypes of these groups."""
-        if groups is not None and not isinstance(groups, Iterable):
-            raise TypeError(f"groups={groups!r}: give the name of a group or several, of {list(self.prototypes)}")
-        chosen = list(self.prototypes) if groups is None else [groups] if isinstance(groups, str) else list(groups)
-        if unknown := [group for group in chosen if group not in self.prototypes]:
-            raise SelectionError(
-                f"no group {unknown}; {did_you_mean(unknown[0], self.prototypes)}there are {list(self.prototypes)}"
-            )
+        known = list(self.prototypes)
+        if not (groups is None or isinstance(groups, Iterable)):
+            raise TypeError(f"groups={groups!r}: give the name of a group or several, of {known}")
+        chosen = known if groups is None else [groups] if isinstance(groups, str) else list(groups)
+        if unknown := [group for group in chosen if group not in known]:
+            raise SelectionError(f"no group {unknown}; {did_you_mean(unknown[0], known)}there are {known}")
         return {group: self.prototypes[group] for group in chosen}
 
     def _configure(self, name: str, monitor: Monitor) -> None:
