@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from recorders._torch import never_trace
 from recorders.capture.context import capturing
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
@@ -128,6 +129,9 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
     if not is_compiling() and _watching:
         for standing in list(_watching):
             standing.see_step(optimizer)
+
+
+never_trace(_after_step)
 
 
 def _trace_nothing(*_: Any) -> None:
