@@ -31,6 +31,7 @@ from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameter_gradients import ParameterGradientMonitor
 from recorders.monitors.parameter_updates import ParameterUpdateMonitor
 from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
+from recorders.recorder.attached import Attached, attached, detach_all
 from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.loading import load
@@ -50,6 +51,7 @@ from recorders.watch.timeline import Timeline
 from reducers import __version__ as __version__
 
 __all__ = [
+    "Attached",
     "BackwardInputMonitor",
     "BackwardMonitor",
     "CallMonitor",
@@ -91,9 +93,11 @@ __all__ = [
     "TargetError",
     "TickError",
     "Timeline",
+    "attached",
     "cache",
     "channel_axis",
     "compare",
+    "detach_all",
     "findings",
     "lenses",
     "load",

@@ -1,6 +1,11 @@
-"""Exceptions of `reducers`. Every message says what was wrong, where, and what to do."""
+"""Exceptions and warnings of `reducers`. Every message says what was wrong, where, and what to do."""
 
 from __future__ import annotations
+
+import difflib
+import sys
+import warnings
+from collections.abc import Iterable
 
 __all__ = [
     "ArgumentError",
@@ -14,7 +19,11 @@ __all__ = [
     "ReducerTypeError",
     "StateError",
     "StateMismatchError",
+    "did_you_mean",
+    "warn_user",
 ]
+
+_LIBRARIES = {"recorders", "reducers", "torch", "contextlib"}  # a warning does not point at their lines
 
 
 class ReducerError(Exception):
@@ -59,3 +68,26 @@ class NotMergeableError(ReducerError, TypeError):
 
 class RecipeError(ReducerError, ValueError):
     """A reducer cannot be written as a recipe, or a recipe does not describe a known reducer."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warns at the line of the user's code, however deep within this library and PyTorch the warning is given.
+
+    In a thread without any code of the user's, the warning points at the first line of the thread. Code that PyTorch generates has
+    no module name.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "torch").partition(".")[0] in _LIBRARIES:
+        frame = frame.f_back
+    known = frame.f_globals.setdefault("__warningregistry__", {})  # what Python has shown once already
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), known)
+
+
+def did_you_mean(name: object, known: Iterable[str], alike: float = 0.6) -> str:
+    """A question for a message, if some of the known names look like `name`; "" if none does. `alike` is the least similarity.
+
+    >>> did_you_mean("running_meen", ["running_mean", "running_var"])
+    "did you mean 'running_mean'? "
+    """
+    close = difflib.get_close_matches(name, known, n=3, cutoff=alike) if isinstance(name, str) else []
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ from torch.compiler import assume_constant_result, is_compiling
 
 from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes, run_uncompiled
 from recorders.errors import MonitorError, RecordingWarning
+from reducers.errors import warn_user
 
 __all__ = ["Hook"]
 
@@ -68,6 +68,11 @@ class Hook:
             if self.fail is not None:
                 self.fail(error, args[0] if args else None)
 
+    @property
+    def owner(self) -> Any:
+        """The object whose method the hook calls; None if it calls a function."""
+        return getattr(getattr(self.usual, "func", self.usual), "__self__", None)
+
     @assume_constant_result  # type: ignore[untyped-decorator]
     def _mark_traced(self) -> bool:
         """Sets `traced`; called while a graph is traced."""
@@ -91,11 +96,10 @@ def _warn_of_old_torch() -> bool:
 
 @cache
 def _warned() -> bool:
-    warnings.warn(
+    warn_user(
         f"recording inside torch.compile needs torch 2.13 or later, and this is torch {torch.__version__}: monitors record nothing "
         "in compiled graphs; use a later torch, or run the network without torch.compile",
         RecordingWarning,
-        stacklevel=2,
     )
     return True
 

@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
+from torch import nn
+
 from recorders._torch import compilation
 from recorders.capture.context import capturing
+from recorders.capture.hooks import Hook
 
-__all__ = ["Switchable", "SwitchedHooks", "grouped", "hook_of", "put_back", "take_out"]
+__all__ = ["Switchable", "SwitchedHooks", "grouped", "hook_of", "hooks_in", "put_back", "take_out"]
 
 Hooks: TypeAlias = "OrderedDict[int, Any]"
 Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, and ids of hooks
@@ -47,11 +50,21 @@ def grouped(handles: Iterable[Any]) -> list[Group]:
 
 
 def hook_of(handle: Any) -> Any:
-    """Returns the hook of this handle, whether it is out or not; None if it was removed."""
-    hooks = handle.hooks_dict_ref()
+    """Returns the hook of this handle, whether it is out or not; None if it was removed, or there is no handle."""
+    hooks = None if handle is None else handle.hooks_dict_ref()
     if hooks is None:
         return None
     return hooks[handle.id] if handle.id in hooks else vars(hooks).get(_OUT, {}).get(handle.id, (None,))[0]
+
+
+def hooks_in(module: nn.Module) -> list[Hook]:
+    """The hooks of this package on the forwards of one module, whether they are out or not."""
+    found = []
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        hooks: Any = getattr(module, kind, {})
+        out = [hook for hook, _ in getattr(hooks, "__dict__", {}).get(_OUT, {}).values()]
+        found += [hook for hook in [*hooks.values(), *out] if isinstance(hook, Hook)]
+    return found
 
 
 def take_out(groups: Iterable[Group]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
@@ -18,10 +17,11 @@ from recorders.recordings.export import plain
 from recorders.recordings.loading import load
 from recorders.recordings.manifest import recording_of
 from recorders.recordings.recording import Recording
-from recorders.recordings.shown import listed
+from recorders.recordings.shown import is_named, listed, shown_name
 from recorders.recordings.shown import rich_table as table
 from recorders.recordings.whole import as_path, is_url
 from recorders.watch.timeline import Timeline
+from reducers.errors import did_you_mean
 
 __all__ = [
     "AsJson",
@@ -68,9 +68,10 @@ def open_source(path: str) -> Recording | Timeline:
 def selected(names: Iterator[str] | list[str], pattern: str | None) -> list[str]:
     """The names that match a glob; raises `SelectionError` if there are none."""
     every = list(names)
-    found = [name for name in every if pattern is None or name == pattern or fnmatchcase(name, pattern)]
+    found = [name for name in every if pattern is None or is_named(name, pattern)]
     if pattern is not None and not found:
-        raise SelectionError(f"nothing is named {pattern!r}; there are {listed(every)}")
+        known = [*map(shown_name, every)]
+        raise SelectionError(f"nothing is named {pattern!r}; {did_you_mean(pattern, known)}there are {listed(known)}")
     return found
 
 
@@ -83,7 +84,7 @@ def working(what: str) -> Iterator[None]:
 
 def cut(name: str) -> Text:
     """A name as it is: in a str, rich would read [brackets] as markup."""
-    return Text(name or "(net)")
+    return Text(shown_name(name))
 
 
 def print_json(value: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -19,6 +18,7 @@ from recorders.recorder.selection import unwrapped
 from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording
 from recorders.recordings.state_dict import from_state_dict
+from reducers.errors import warn_user
 
 __all__ = ["InTraining", "Recorded", "Training"]
 
@@ -39,7 +39,7 @@ def _guarded(method: Callable[..., T]) -> Callable[..., T | None]:
             message = (
                 f"`{method.__name__.strip('_')}` of the recorder failed, and the training goes on: {type(error).__name__}: {error}"
             )
-            warnings.warn(message, RecordingWarning, stacklevel=3)
+            warn_user(message, RecordingWarning)
             return None
 
     return call
@@ -147,7 +147,7 @@ class Training:
             self._begin_anew(from_state_dict(state_dict))
         if ranks > 1:
             message = f"the checkpoint holds what rank {rank} of {ranks} recorded; what the others recorded before it is not there"
-            warnings.warn(message, RecordingWarning, stacklevel=4)
+            warn_user(message, RecordingWarning)
 
     @_once_begun
     def save(self, folder: str | Path) -> None:

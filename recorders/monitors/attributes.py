@@ -20,11 +20,12 @@ from recorders.monitors.graphs import in_due_step, trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.record import NothingToRecordError, is_ignored
 from reducers import Reducer
+from reducers.errors import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["DifferenceMonitor", "StateMonitor"]
+__all__ = ["DifferenceMonitor", "StateMonitor", "beside"]
 
 _NOT_DUE = object()
 
@@ -66,13 +67,20 @@ class _AttributeMonitor(Monitor):
         try:
             return as_operand(operator.attrgetter(name)(module))
         except AttributeError:
-            known = sorted(
-                {*module._parameters, *module._buffers, *module._modules, *(k for k in vars(module) if k[0] != "_")} - {"training"}
-            )
+            known = beside(module, name)
             raise TargetError(
-                f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; it has {known}. "
-                "If forward sets it, give it a first value (such as None) before the monitor is put on"
+                f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; {did_you_mean(name, known)}it has "
+                f"{known}. If forward sets it, give it a first value (such as None) before the monitor is put on"
             ) from None
+
+
+def beside(module: nn.Module, name: str) -> list[str]:
+    """The attributes in the place of `name`, a dot path, with their paths; those of `module` itself if there is no such place."""
+    owner_name = name.rpartition(".")[0]
+    owner = operator.attrgetter(owner_name)(module) if owner_name and _has(module, owner_name) else module
+    path = f"{owner_name}." if owner is not module else ""
+    held = {key for kind in ("_parameters", "_buffers", "_modules") for key in getattr(owner, kind, ())}
+    return sorted(path + key for key in held | {key for key in getattr(owner, "__dict__", ()) if key[0] != "_"} - {"training"})
 
 
 def _has(module: nn.Module, name: str) -> bool:

@@ -190,7 +190,7 @@ class Monitor(Recorded, Past, ABC):
     def _ensure_clock(self) -> None:
         """Gives a monitor that chooses steps a clock, if it has none."""
         if self.gate.chooses_steps and self._clock is None:
-            self.clock = Clock()
+            self.clock.expect(self.module)
 
     def _restore_hooks(self) -> None:
         """Puts hooks that were taken out for a step back into PyTorch's dictionaries, before hooks are added or removed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import nn
@@ -10,6 +9,7 @@ from torch import nn
 from recorders.capture.given import Taking, current
 from recorders.capture.operands import shapes
 from recorders.errors import MonitorError, RecordingWarning
+from reducers.errors import warn_user
 
 __all__ = ["OnError", "describe", "fail"]
 
@@ -59,6 +59,6 @@ def fail(monitor: Failing, error: Exception, module: Any, operands: tuple[Any, .
     if monitor.on_error == "disable":
         monitor.deregister()
         if first:
-            warnings.warn(f"{message}; the monitor has been taken off", RecordingWarning, stacklevel=5)
+            warn_user(f"{message}; the monitor has been taken off", RecordingWarning)
     elif first:
-        warnings.warn(f"{message}; this observation is left out, and later ones like it silently", RecordingWarning, stacklevel=5)
+        warn_user(f"{message}; this observation is left out, and later ones like it silently", RecordingWarning)

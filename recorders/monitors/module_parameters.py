@@ -17,6 +17,7 @@ from recorders.monitors.options import MonitorOptions
 from recorders.schedule.steps import StepHandle
 from reducers import Reducer, State
 from reducers.combinators.stacked import is_stackable
+from reducers.errors import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,7 +80,9 @@ class ModuleParameterMonitor(Monitor):
             raise TargetError(f"{self.describe(module)}: it owns no parameters itself; put the monitor on the modules inside it")
         wanted = self.attr if isinstance(self.attr, str) else list(self.attr)
         there = [name for name, _ in module.named_parameters()]
-        raise TargetError(f"{self.describe(module)}: no parameter {wanted!r}; it has {there or 'none'}")
+        raise TargetError(
+            f"{self.describe(module)}: no parameter {wanted!r}; {did_you_mean(wanted, there)}it has {there or 'none'}"
+        )
 
     def missing(self, module: nn.Module) -> list[str]:
         """Returns the names in `attr` of parameters that `module` does not have; the others are recorded."""

@@ -9,7 +9,6 @@ compared with them. This shows what recording slows down elsewhere.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -18,6 +17,7 @@ from recorders.recorder.overhead import Overhead
 from recorders.recorder.window import FIRST, Sums, Window
 from recorders.schedule.call_cost import CallCost
 from recorders.schedule.stopwatch import Sample, now
+from reducers.errors import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,6 @@ WINDOW = 64  # measured steps between two choices of the cadence; the first choi
 SPAN = 8 * WINDOW  # the most steps in a window at a low cadence, where measured steps are far apart
 TOLERANCE = 0.01  # a budget that idle steps exceed by more than this cannot be kept
 SLACK = 0.85  # share of the budget that a higher cadence must fit into, so that the cadence does not alternate
-PATIENCE = 300  # forwards with gradients on but without a step, until a warning
 MANY = 1 << 60
 PENDING = 8  # the most measured steps whose device events may be unfinished
 
@@ -64,7 +63,7 @@ class Meter:
         self._ended: float | None = None  # when the previous step's measurement ended
         self._ungated = False
         self._pending: list[tuple[Sums, list[tuple[Any, Any]]]] = []
-        self._advanced = self._warned = False
+        self._advanced = False
         self.give_up: Callable[[], Callable[[], None] | None] = lambda: None  # a weak reference to it
         self.uneventful = self._announced = 0
         self._flushed: dict[str, float] = {}  # seconds of each monitor when they were counted last
@@ -175,17 +174,6 @@ class Meter:
         self._window.switches += 1
         self._window.switching += now() - started
 
-    def forwards(self, count: int) -> None:
-        """Warns once if there were many forwards and no step."""
-        if self.budget is not None and count >= PATIENCE and not self._advanced and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"Recorder(budget={self.budget}): {count} forwards with gradients on, and not one step of the clock. The budget "
-                "is kept by steps: call recorder.attach(optimizer), or recorder.step() after every step",
-                RecordingWarning,
-                stacklevel=2,
-            )
-
     def _choose(self) -> None:
         self._count_flushes()
         window, first = self._window, not self._before.steps
@@ -205,12 +193,11 @@ class Meter:
             return
         give_up()
         least = window.least_share
-        warnings.warn(
+        warn_user(
             f"Recorder(budget={self.budget}): recording has stopped. Without it a step takes {1e3 * window.bare:.2g} ms, "
             f"and of a step that records nothing the recorder takes {100 * least:.1f} %, so no cadence keeps the budget. "
             f"What was recorded stays. Give a budget of {math.ceil(100 * least + 1) / 100} or more, or none",
             RecordingWarning,
-            stacklevel=2,
         )
 
     def _count_flushes(self) -> None:

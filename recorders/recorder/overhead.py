@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from recorders.recordings.shown import Rows, Table
+from recorders.recordings.shown import Rows, Table, shown_name
 
 __all__ = ["Overhead", "check_budget", "shown_cadence"]
 
@@ -82,7 +82,7 @@ class Overhead(Table):
     def rows_shown(self) -> Rows:
         """One row for each subrecorder, most costly first."""
         ordered = self._ordered()
-        return ("name", "time in a step"), ([(name or "(net)", _shown(seconds))] for name, seconds in ordered), len(ordered)
+        return ("name", "time in a step"), ([(shown_name(name), _shown(seconds))] for name, seconds in ordered), len(ordered)
 
     def _ordered(self) -> list[tuple[str, float]]:
         return sorted(self.by_name.items(), key=lambda item: -item[1])

@@ -18,8 +18,9 @@ from recorders.monitors.gate import Gate
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
-from recorders.recordings.shown import Rows, Table
+from recorders.recordings.shown import Rows, Table, shown_name
 from recorders.schedule.clock import shown_steps
+from reducers import State
 
 __all__ = ["Plan", "PlanRow", "plan"]
 
@@ -28,7 +29,8 @@ __all__ = ["Plan", "PlanRow", "plan"]
 class PlanRow:
     """One subrecorder: the shapes that its reducer gets, by leaf, and the bytes of its state after one observation.
 
-    `grows` says that the state grows without bound, because the reducer keeps every observation.
+    `grows` says that the state grows without bound, because the reducer keeps every observation; `growth_bytes` says how many bytes
+    each observation adds.
     """
 
     name: str
@@ -40,18 +42,23 @@ class PlanRow:
     error: str | None
     steps: str = ""
     grows: bool = False
+    growth_bytes: int | None = None
 
     def __str__(self) -> str:
         if self.error is not None:
-            return f"{self.name or '(net)'}: will fail: {self.error}"
+            return f"{shown_name(self.name)}: will fail: {self.error}"
         steps = f", {self.steps}" if self.steps else ""
-        return f"{self.name or '(net)'}: {self.monitor}({self.reducer}) on {self.module}: {self.size}{steps}"
+        return f"{shown_name(self.name)}: {self.monitor}({self.reducer}) on {self.module}: {self.size}{steps}"
 
     @property
     def size(self) -> str:
         """The size of the state, in words."""
-        size = "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
-        return f"will fail: {self.error}" if self.error else size + (", more with every observation" if self.grows else "")
+        if self.error:
+            return f"will fail: {self.error}"
+        if self.grows:
+            by = "with every" if self.growth_bytes is None else f"by {self.growth_bytes:,} bytes an"
+            return f"grows {by} observation, without bound"
+        return "size unknown" if self.state_bytes is None else f"{self.state_bytes:,} bytes of state"
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +88,7 @@ class Plan(Table):
 
     def rows_shown(self) -> Rows:
         """One row for each subrecorder."""
-        cells = ([(row.name or "(net)", f"{row.monitor}({row.reducer})", row.module, row.size, row.steps)] for row in self.rows)
+        cells = ([(shown_name(row.name), f"{row.monitor}({row.reducer})", row.module, row.size, row.steps)] for row in self.rows)
         return ("name", "monitor", "on", "state after one observation", "steps"), cells, len(self.rows)
 
 
@@ -134,14 +141,29 @@ def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
-    states = (twin if twin is not None and twin.states else monitor).states
-    # Of storages, because the slots of a window or a history are a view of a buffer with free slots.
-    size = sum(value.untyped_storage().nbytes() for state in states.values() for value in state.values()) if states else None
+    seen = twin if twin is not None and twin.states else monitor
+    size = sum(map(_bytes, seen.states.values())) if seen.states else None
+    grows = not monitor.reducer.bounded
     module = shown_module(monitor)
     shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
     reducer = repr(monitor.reducer) + (f", given={monitor.given}" if monitor.given else "")
-    return PlanRow(name, type(monitor).__name__, module, reducer, shapes, size, error, steps, not monitor.reducer.bounded)
+    growth = _growth(seen) if grows and seen.states else None
+    return PlanRow(name, type(monitor).__name__, module, reducer, shapes, size, error, steps, grows, growth)
+
+
+def _bytes(state: State) -> int:
+    """Of storages, because the slots of a window or a history are a view of a buffer with free slots."""
+    return sum(value.untyped_storage().nbytes() for value in state.values())
+
+
+def _growth(monitor: Monitor) -> int | None:
+    """The bytes by which each observation makes the states bigger: merging a state with itself adds its observations once more."""
+    try:
+        added = sum(_bytes(monitor.reducer.merge(state, state)) - _bytes(state) for state in monitor.states.values())
+    except Exception:  # of a reducer whose states do not merge
+        return None
+    return added // max(1, monitor.samples)
 
 
 def _meta(tensor: Tensor) -> Tensor:

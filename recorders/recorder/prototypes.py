@@ -10,13 +10,16 @@ from torch import nn
 
 from recorders.capture.channels import channel_axes, channel_pattern
 from recorders.errors import SelectionError
+from recorders.monitors.attributes import beside
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from reducers.core.channels import has_channels, with_channels
+from reducers.errors import did_you_mean
 
 __all__ = ["Prototype", "as_prototype", "check_names", "join", "recipes"]
 
+ALIKE = 0.8  # how alike a name must be for a group that fits no module to be a mistake: other nets have other modules
 Prototype: TypeAlias = "Monitor | MonitorConstructor[Monitor]"
 
 
@@ -38,12 +41,24 @@ def join(group: str, name: str) -> str:
 
 
 def check_names(prototype: Monitor, modules: list[nn.Module]) -> None:
-    """Raises `SelectionError` if a parameter that the prototype names is in none of the modules, and others are."""
-    if isinstance(prototype, ModuleParameterMonitor) and any(map(prototype.applies, modules)):
-        missing = set.intersection(*[set(prototype.missing(module)) for module in modules])
-        if missing:
+    """Raises `SelectionError` if what the prototype names is in none of the modules, and others or similar names are."""
+    if prototype.attr is None or not modules:
+        return
+    names = [prototype.attr] if isinstance(prototype.attr, str) else [*prototype.attr]
+    if not any(map(prototype.applies, modules)):
+        known = {name for module in modules for wanted in names for name in beside(module, wanted)}
+        question = "".join(did_you_mean(name, known, ALIKE) for name in names if name not in known)
+        if question:
             raise SelectionError(
-                f"none of the {len(modules)} modules selected has a parameter {sorted(missing)}, which {prototype!r} names"
+                f"none of the {len(modules)} modules selected has anything to watch for {prototype!r}; {question.strip()}"
+            )
+    elif isinstance(prototype, ModuleParameterMonitor):
+        missing = sorted(set.intersection(*[set(prototype.missing(module)) for module in modules]))
+        if missing:
+            known = {name for module in modules for name in beside(module, missing[0])}
+            raise SelectionError(
+                f"none of the {len(modules)} modules selected has a parameter {missing}, which {prototype!r} names; "
+                f"{did_you_mean(missing[0], known)}".rstrip("; ")
             )
 
 

@@ -252,8 +252,12 @@ class Recorder(OfPairs):
         return self._subrecorders.context.give(values)
 
     def register(self) -> Self:
-        """Puts all hooks on; returns the recorder."""
-        self._subrecorders.register()
+        """Puts all hooks on; returns the recorder.
+
+        Raises:
+            SelectionError: it has no subrecorders, because nothing was selected yet.
+        """
+        self._selected()._subrecorders.register()
         return self
 
     def deregister(self) -> Self:
@@ -277,11 +281,11 @@ class Recorder(OfPairs):
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """What will be recorded and how big the states get, from a dry run of the net on example inputs, on the meta device."""
-        return plan(self, self._subrecorders.nets, args, kwargs)
+        return plan(self._selected(), self._subrecorders.nets, args, kwargs)
 
     def report(self) -> Report:
         """What each subrecorder recorded, and the likely reason if it recorded nothing or its module has left the net."""
-        return report(self, self._subrecorders.gone)
+        return report(self._selected(), self._subrecorders.gone)
 
     def overhead(self) -> Overhead:
         """What recording costs in this run, as measured in some steps of the clock: in total and by subrecorder. See `Overhead`."""

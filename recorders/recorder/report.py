@@ -14,7 +14,7 @@ from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
-from recorders.recordings.shown import Rows, Table
+from recorders.recordings.shown import Rows, Table, shown_name
 from recorders.schedule.clock import shown_steps
 
 __all__ = ["Report", "ReportRow", "report", "shown_module"]
@@ -37,7 +37,7 @@ class ReportRow:
     def __str__(self) -> str:
         left_out, _ = _left_out(self)
         return (
-            f"{self.name or '(net)'}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
+            f"{shown_name(self.name)}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
             + (f" ({self.steps})" if self.steps else "")
             + (f"; left out: {left_out}" if left_out else "")
             + (f"; {self.reason}" if self.reason else "")
@@ -69,7 +69,7 @@ class Report(Table):
 
 
 def _cells(row: ReportRow) -> tuple[str, ...]:
-    return (row.name or "(net)", row.monitor, row.module, f"{row.samples:,}", f"{row.calls:,}", *_left_out(row))
+    return (shown_name(row.name), row.monitor, row.module, f"{row.samples:,}", f"{row.calls:,}", *_left_out(row))
 
 
 def _left_out(row: ReportRow) -> tuple[str, str]:

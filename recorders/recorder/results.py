@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from recorders.errors import RecordingNotFoundError
+from recorders.errors import RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.export import Exported
@@ -45,6 +45,12 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """One row for each leaf of each subrecorder."""
         return part_rows(self, lambda name: self[name].snapshot())
 
+    def _selected(self) -> Self:
+        """The recorder, if it has subrecorders; otherwise raises `SelectionError`."""
+        if not len(self):
+            raise SelectionError("this recorder has no subrecorders: select modules first, as in recorder.modules(net)")
+        return self
+
     def samples(self, name: str | int) -> int:
         """The number of observations that one subrecorder recorded."""
         return self[name].samples
@@ -59,17 +65,22 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
 
     def apply_sample(self, function: Callable[[Any, int], Any]) -> Self:
         """Like `apply`, with the number of observations as the second argument of `function`."""
-        for monitor in self.values():
+        for monitor in self._selected().values():
             monitor.apply(function)
         return self
 
     def compute(self) -> dict[str, Result]:
-        """Results by name, each as deep as `peek` says; subrecorders that recorded nothing are left out (`report()` says why)."""
-        return self.snapshot().compute()
+        """Results by name, each as deep as `peek` says; subrecorders that recorded nothing are left out (`report()` says why).
+
+        Raises:
+            SelectionError: the recorder has no subrecorders: nothing was selected yet. So do all methods that need some.
+        """
+        return self._selected().snapshot().compute()
 
     def reset(self) -> Self:
         """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
-        self._subrecorders.reset()
+        for monitor in self._subrecorders.values():
+            monitor.reset()
         return self
 
     clear = reset
@@ -103,7 +114,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
 
     def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
-        return save(self.snapshot(), path, layout=layout, overwrite=overwrite)
+        return save(self._selected().snapshot(), path, layout=layout, overwrite=overwrite)
 
     def save_in_background(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Future[Path | str]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
@@ -111,7 +122,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         Returns:
             a future; its `result()` waits for the end and raises what `save` raises.
         """
-        return save_in_background(self.snapshot(), path, layout=layout, overwrite=overwrite)
+        return save_in_background(self._selected().snapshot(), path, layout=layout, overwrite=overwrite)
 
     def resume(self, path: str | Path | Recording) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.

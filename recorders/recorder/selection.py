@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from recorders.errors import SelectionError, TargetError
+from recorders.recordings.shown import is_named, shown_name
+from reducers.errors import did_you_mean
 
 __all__ = ["Criteria", "Excluded", "Names", "Place", "select_modules", "select_parameters", "unwrapped"]
 
@@ -20,6 +20,8 @@ Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
 Excluded: TypeAlias = "str | re.Pattern[str] | type | Iterable[str | re.Pattern[str] | type]"
 
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"}  # the last is of Fabric
+_NAMES = "names, globs such as 'encoder.*' or compiled regular expressions"
+_CLASSES = "a module class or several, such as (nn.Linear, nn.Conv2d)"
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -54,14 +56,17 @@ class Criteria:
         types = _types(self.types)
         if self.depth is not None and not isinstance(self.depth, int):
             raise TypeError(f"depth={self.depth!r}: give a number of levels below the net")
+        if self.where is not None and not callable(self.where):
+            raise TypeError(f"where={self.where!r}: give a function of name and module, such as lambda name, module: ...")
         names = None if self.names is None else _patterns(self.names, "names")
-        excluded = () if self.exclude is None else _as_tuple(self.exclude)
+        excluded = () if self.exclude is None else _as_tuple(self.exclude, "exclude", f"{_NAMES}, or module classes")
         not_types = tuple(item for item in excluded if isinstance(item, type))
         not_names = _patterns([item for item in excluded if not isinstance(item, type)], "exclude")
-        indices = None if self.indices is None else {self.indices} if isinstance(self.indices, int) else set(self.indices)
+        indices = None if self.indices is None else _indices(self.indices)
         for pattern in names or ():
             if not any(_matches(pattern, name) for place in places for name in place.names):
-                raise SelectionError(f"no {what} named {_shown(pattern)}; {_suggestion(pattern, places)}{_inventory(places, what)}")
+                known = [shown_name(name) for place in places for name in place.names]
+                raise SelectionError(f"no {what} named {_shown(pattern)}; {did_you_mean(pattern, known)}{_inventory(places, what)}")
         if indices is not None:
             indices = {index + len(places) if index < 0 else index for index in indices}
             if wrong := sorted(index for index in indices if not 0 <= index < len(places)):
@@ -161,27 +166,38 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def _types(types: Any) -> tuple[type, ...] | None:
     if types is None:
         return None
-    found = _as_tuple(types)
+    found = _as_tuple(types, "types", _CLASSES)
     if not found or not all(isinstance(item, type) for item in found):
-        raise TypeError(f"types={types!r}: give a module class or several, such as (nn.Linear, nn.Conv2d)")
+        raise TypeError(f"types={types!r}: give {_CLASSES}")
     return found
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, (str, re.Pattern, type)) else tuple(value)
+def _as_tuple(value: Any, argument: str, wanted: str) -> tuple[Any, ...]:
+    if isinstance(value, (str, re.Pattern, type)):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{argument}={value!r}: give {wanted}")
+    return tuple(value)
+
+
+def _indices(indices: Any) -> set[int]:
+    found = [indices] if isinstance(indices, int) else list(indices) if isinstance(indices, Iterable) else [None]
+    if not all(isinstance(index, int) for index in found):
+        raise TypeError(f"indices={indices!r}: give one whole number or several, such as (0, 2)")
+    return set(found)
 
 
 def _patterns(names: Any, argument: str) -> tuple[str | re.Pattern[str], ...]:
-    found = _as_tuple(names)
+    found = _as_tuple(names, argument, _NAMES)
     for pattern in found:
         if not isinstance(pattern, (str, re.Pattern)):
-            raise TypeError(f"{argument} takes names, globs such as 'encoder.*' or compiled regular expressions; got {pattern!r}")
+            raise TypeError(f"{argument} takes {_NAMES}; got {pattern!r}")
     return found
 
 
 def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
     if isinstance(pattern, str):
-        return name == pattern or fnmatchcase(name, pattern)
+        return is_named(name, pattern)
     return pattern.search(name) is not None
 
 
@@ -193,14 +209,8 @@ def _shown(pattern: str | re.Pattern[str]) -> str:
     return repr(pattern) if isinstance(pattern, str) else f"/{pattern.pattern}/"
 
 
-def _suggestion(pattern: str | re.Pattern[str], places: list[Place]) -> str:
-    names = [name for place in places for name in place.names]
-    close = difflib.get_close_matches(pattern, names, n=3) if isinstance(pattern, str) else []
-    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-
-
 def _inventory(places: list[Place], what: str) -> str:
     kinds = Counter(type(place.module).__name__ for place in places)
-    names = [place.name or "'' (the net itself)" for place in places[:20]]
+    names = [shown_name(place.name) for place in places[:20]]
     more = f" and {len(places) - 20} more" if len(places) > 20 else ""
     return f"there are {len(places)} {what}s: {', '.join(names)}{more}; of types {dict(kinds)}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from recorders.capture.given import BatchContext
+from recorders.capture.switching import hook_of
 from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
@@ -18,11 +19,13 @@ from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.monitors.snapshots import resume
+from recorders.recorder.attached import warn_of_equals
 from recorders.recorder.meter import Meter
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join, recipes
 from recorders.recorder.selection import Place, unwrapped
 from recorders.recordings.recording import Subrecording, check_same_names, lookup
 from recorders.schedule.clock import Clock
+from reducers.errors import did_you_mean
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -115,8 +118,7 @@ class Subrecorders(Mapping[str, Monitor]):
             raise SelectionError(f"{wrong} watch modules, not parameters: use modules() or children(), or omit them with groups=")
         added: dict[str, Monitor] = {}
         aliases: dict[str, str] = {}
-        matched = False
-        collects = gc.isenabled()
+        matched, collects = False, gc.isenabled()
         try:
             gc.disable()  # none of the objects made here is garbage; for 10,000 monitors, collecting takes as long as making them
             for group, prototype in chosen.items():
@@ -157,6 +159,7 @@ class Subrecorders(Mapping[str, Monitor]):
         self._monitors.update(added)
         self.aliases.update(aliases)
         self.know(net)
+        warn_of_equals(added.values())
 
     def know(self, net: nn.Module) -> None:
         """Remembers a net that modules were selected from."""
@@ -193,7 +196,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if known := [known for known, other in self.items() if other is monitor]:
             raise SelectionError(f"{here}: the monitor is in this recorder already, as {known[0]!r}")
         if name in self:
-            self._take_off(name)
+            self._take_off(name := lookup(name, self._monitors, self.aliases))
         self._configure(name, monitor)
         self._monitors[name] = monitor
         self._meter.add(name, monitor)
@@ -247,11 +250,6 @@ class Subrecorders(Mapping[str, Monitor]):
             monitor.check_merge(other[name])
         resume((monitor, other[name]) for name, monitor in self.items())
 
-    def reset(self) -> None:
-        """Deletes what was recorded."""
-        for monitor in self.values():
-            monitor.reset()
-
     def register(self) -> None:
         """Puts all hooks on, also if recording has stopped for the budget: it is given another chance."""
         if self._stopped:
@@ -289,14 +287,17 @@ class Subrecorders(Mapping[str, Monitor]):
         if net is None:
             return
         self._clock.watch(net)
-        if (self._clock.attached or self._meter.budget is not None) and self._counting is None:
+        if (self._clock.attached or self._meter.budget is not None) and hook_of(self._counting) is None:
             self._counting = self._meter.counting = self._clock.count(net)
 
     def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:
         """The prototypes of these groups."""
-        chosen = list(self.prototypes) if groups is None else [groups] if isinstance(groups, str) else list(groups)
-        if unknown := [group for group in chosen if group not in self.prototypes]:
-            raise SelectionError(f"no group {unknown}; there are {list(self.prototypes)}")
+        known = list(self.prototypes)
+        if not (groups is None or isinstance(groups, Iterable)):
+            raise TypeError(f"groups={groups!r}: give the name of a group or several, of {known}")
+        chosen = known if groups is None else [groups] if isinstance(groups, str) else list(groups)
+        if unknown := [group for group in chosen if group not in known]:
+            raise SelectionError(f"no group {unknown}; {did_you_mean(unknown[0], known)}there are {known}")
         return {group: self.prototypes[group] for group in chosen}
 
     def _configure(self, name: str, monitor: Monitor) -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from recorders.errors import RecordingWarning
 from recorders.recordings.extras import require
 from recorders.recordings.shown import flat_leaves
+from reducers.errors import warn_user
 
 __all__ = ["COLUMNS", "Backend", "Exported", "Row", "as_data", "as_frame", "plain", "rows"]
 
@@ -185,7 +185,7 @@ def _parts(
             for path in found.keys() - results[leaf].keys():
                 kind = type(found[path]).__name__
                 what = f"{name!r}: its result {path!r} is a {kind}" if path else f"{name!r}: its result is a {kind}"
-                warnings.warn(f"{what}, and is left out: only tensors and numbers are exported", RecordingWarning, stacklevel=2)
+                warn_user(f"{what}, and is left out: only tensors and numbers are exported", RecordingWarning)
         yield name, part, results
 
 
@@ -210,4 +210,4 @@ def _axes(x: Tensor) -> list[str]:
 def _warn_of_rounding(name: str, statistic: str, x: Tensor) -> None:
     if x.dtype in (torch.int64, torch.uint64) and bool((x.double().abs() > _EXACT).any()):
         what = f"{name!r}: integers of {statistic or 'its result'!r} beyond 2**53 are rounded in a column of float64"
-        warnings.warn(f"{what}; to_numpy, to_xarray and to_json keep them", RecordingWarning, stacklevel=2)
+        warn_user(f"{what}; to_numpy, to_xarray and to_json keep them", RecordingWarning)

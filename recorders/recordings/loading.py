@@ -8,7 +8,6 @@ import gc
 import os
 import shutil
 import tempfile
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from recorders.recordings.remote import fetch, fetched, renamed
 from recorders.recordings.tensorfile import read_tensors
 from recorders.recordings.whole import as_path, is_url, open_regular
 from reducers import Reducer
+from reducers.errors import warn_user
 
 __all__ = ["load", "load_lazily"]
 
@@ -226,13 +226,12 @@ def _warn(recording: Recording, unknown: Mapping[str, list[str]], root: str) -> 
         (name, reason), *others = recording.lost.items()
         more = f", and {len(others)} more" if others else ""
         message = f"{root} is damaged, and {len(recording.lost)} parts of it are left out: {name!r:.200} ({reason}){more}"
-        warnings.warn(message, RecordingWarning, stacklevel=3)
+        warn_user(message, RecordingWarning)
     for reason, names in unknown.items():
         without = [name for name in names if name in recording.subrecordings and recording.subrecordings[name].reducer is None]
         if without:
-            warnings.warn(
+            warn_user(
                 f"{len(without)} subrecorders, such as {without[0]!r}, were loaded without their reducer, as saved values and "
                 f"states: {reason}",
                 RecordingWarning,
-                stacklevel=3,
             )

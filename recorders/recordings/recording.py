@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,11 +14,12 @@ from recorders.errors import MergeError, SelectionError
 from recorders.recordings.export import Exported
 from recorders.recordings.past import Past
 from recorders.recordings.progress import Progress
-from recorders.recordings.shown import Names, Rows, Table, brief, cut, listed
+from recorders.recordings.shown import NET, Names, Rows, Table, brief, cut, is_named, listed, shown_name
 from recorders.recordings.unknown import why_unknown
 from recorders.recordings.values import ValuesByName, bare
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
+from reducers.errors import did_you_mean
 
 __all__ = ["Missing", "Recording", "Subrecording", "check_same_names", "lookup", "part_rows", "register_writer"]
 
@@ -202,7 +202,7 @@ class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
             check_reducer(reducer, f"reducers[{pattern!r}]")
         parts = dict(self.subrecordings)
         for name, part in parts.items():
-            chosen = next((reducer for pattern, reducer in given.items() if name == pattern or fnmatchcase(name, pattern)), None)
+            chosen = next((reducer for pattern, reducer in given.items() if is_named(name, pattern)), None)
             if part.reducer is None and chosen is not None:
                 parts[name] = replace(part, reducer=chosen)
         return replace(self, subrecordings=parts)
@@ -216,11 +216,12 @@ def part_rows(names: Mapping[str, Any], part_of: Callable[[str], Subrecording]) 
             part = part_of(name)
             what = f"{part.monitor} {part.attr}" if part.attr else part.monitor
             leaves = [
-                (f"{name}[{path}]" if path else name, brief(result)) for path, result in (part.leaves() or {"": None}).items()
+                (f"{shown_name(name)}[{path}]" if path else shown_name(name), brief(result))
+                for path, result in (part.leaves() or {"": None}).items()
             ]
         except Exception as error:
-            return [(name or "(net)", "", "", f"{type(error).__name__}: {error}", "")]
-        return [(shown or "(net)", what, part.module, result, f"{part.samples:,}") for shown, result in leaves]
+            return [(shown_name(name), "", "", f"{type(error).__name__}: {error}", "")]
+        return [(shown, what, part.module, result, f"{part.samples:,}") for shown, result in leaves]
 
     return ("name", "monitor", "on", "result", "observations"), map(rows, names), len(names)
 
@@ -251,4 +252,7 @@ def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]
         return name
     if name in aliases:
         return aliases[name]
-    raise SelectionError(f"no subrecorder {name!r}; there are {listed(names)}")
+    if name == NET and ("" in names or "" in aliases):
+        return aliases.get("", "")
+    known = [shown_name(other) for other in names]
+    raise SelectionError(f"no subrecorder {name!r}; {did_you_mean(name, [*known, *aliases])}there are {listed(known)}")

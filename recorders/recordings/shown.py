@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -13,7 +14,24 @@ from torch import Tensor
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-__all__ = ["Names", "Recorded", "Rows", "Table", "brief", "cut", "flat_leaves", "flat_numbers", "listed", "number", "rich_table"]
+__all__ = [
+    "NET",
+    "Names",
+    "Recorded",
+    "Rows",
+    "Table",
+    "brief",
+    "cut",
+    "flat_leaves",
+    "flat_numbers",
+    "is_named",
+    "listed",
+    "number",
+    "rich_table",
+    "shown_name",
+]
+
+NET = "(net)"
 
 Rows: TypeAlias = "tuple[Sequence[str], Iterable[Sequence[Sequence[str]]], int]"
 """Headings; the rows of each item, made when they are looked at, of as many cells; and the number of items."""
@@ -106,6 +124,16 @@ def rich_table(*headings: str, numbers: int = 0) -> RichTable:
         right = place >= len(headings) - numbers
         made.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return made
+
+
+def shown_name(name: str) -> str:
+    """A name as it is shown: the net itself has the name "", which is shown, and found, as "(net)"."""
+    return name or NET
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Whether a name is `pattern`, or matches it as a glob; "(net)" is the net itself."""
+    return pattern in (name, shown_name(name)) or fnmatchcase(name, pattern)
 
 
 def listed(names: Iterable[object]) -> str:

@@ -13,7 +13,6 @@ import os
 import re
 import tempfile
 import threading
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -34,6 +33,7 @@ from recorders.recordings.remote import send
 from recorders.recordings.tensorfile import chunks, describe
 from recorders.recordings.unchanged import LastSave, Saved, check_same_net, forget, last_saved, names_at, remember, unchanged
 from recorders.recordings.whole import as_path, is_url
+from reducers.errors import warn_user
 
 __all__ = ["Layout", "save", "save_in_background"]
 
@@ -138,7 +138,7 @@ def _save(recording: Recording, root: Path, layout: Layout, overwrite: bool) -> 
         remember(key, head, tuple(known), {name: recording[name] for name in kept}, kept)
     if left_out:
         shown = "; ".join(left_out[:5]) + (f"; and {len(left_out) - 5} more" if len(left_out) > 5 else "")
-        warnings.warn(f"saved {root}, but not everything of it: {shown}", RecordingWarning, stacklevel=6)
+        warn_user(f"saved {root}, but not everything of it: {shown}", RecordingWarning)
 
 
 def _is_saved(recording: Recording, root: Path, last: LastSave) -> bool:

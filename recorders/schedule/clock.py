@@ -16,6 +16,7 @@ from recorders.capture.operands import recomputing, tracing
 from recorders.capture.switching import SwitchedHooks, grouped, put_back
 from recorders.errors import MonitorError
 from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
+from recorders.schedule.standing import StandingClock
 from recorders.schedule.steps import count_steps, stop_counting
 from recorders.schedule.stopwatch import now
 
@@ -45,9 +46,6 @@ class StepMeter(Protocol):
 
     def switched(self, started: float) -> None:
         """Adds the time since `started`, in which hooks were taken out or put back."""
-
-    def forwards(self, count: int) -> None:
-        """Takes the number of forwards since the last step."""
 
 
 class Clock:
@@ -81,6 +79,7 @@ class Clock:
         self._uneventful = self._skipped = 0  # coming steps in which nothing is switched; how many have ended
         self._lock = threading.RLock()
         self._receiver = new_receiver(self)
+        self._standing = StandingClock(self)
 
     @property
     def step(self) -> int:
@@ -131,6 +130,7 @@ class Clock:
                 if meter is not None:
                     meter.uneventful -= 1
                 return
+            self._standing.off()
             if self._skipped:
                 self._catch_up()
             if meter is not None:
@@ -210,6 +210,7 @@ class Clock:
             raise TypeError(f"a clock is attached to a torch.optim.Optimizer, or advanced by hand; got {type(optimizer).__name__}")
         count_steps(optimizer, self)
         self.attached = True
+        self._standing.off()
         return self
 
     def detach(self) -> Clock:
@@ -225,8 +226,19 @@ class Clock:
             self._meter, self.cadence = meter, meter.every_step
 
     def watch(self, net: nn.Module) -> None:
-        """Takes the phase from `net`, which is held weakly."""
+        """Takes the phase from `net`, which is held weakly; see `expect`."""
         self._net = weakref.ref(net)
+        self.expect(net)
+
+    @property
+    def expected(self) -> bool:
+        """Whether monitors depend on the steps of this clock, and no optimizer advances it."""
+        return not self.attached and any(group.monitors for group in self._groups)
+
+    def expect(self, net: nn.Module | None) -> None:
+        """Warns if `net` trains and the clock stands still, unless an optimizer advances it or no monitor depends on it."""
+        if net is not None and self.expected:
+            self._standing.on(net)
 
     def count(self, net: nn.Module) -> Any:
         """Counts the forwards of `net` as micro-batches; returns the handle of the hook, or None if `net` takes no hooks."""
@@ -271,6 +283,7 @@ class Clock:
 
     def restore_hooks(self, monitor: Any) -> None:
         """Puts the hooks of `monitor` back, before hooks are removed or added."""
+        self._standing.off()
         with self._lock:
             self._catch_up()
             put_back(grouped(monitor.all_handles()))
@@ -288,8 +301,6 @@ class Clock:
             with self._lock:
                 self._micro_batch += self._begun
                 self._begun = True
-            if self._meter is not None:
-                self._meter.forwards(self._micro_batch + 1)
 
     def __repr__(self) -> str:
         return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"

@@ -22,7 +22,7 @@ from recorders.capture.batching import StepBatch
 from recorders.schedule.stopwatch import HookTiming, TimedStepBatch, Timer, open_samples
 from recorders.schedule.under_way import Step, StepCounter, StepsUnderWay
 
-__all__ = ["StepHandle", "StepMonitor", "count_steps", "stop_counting"]
+__all__ = ["StepHandle", "StepMonitor", "count_steps", "monitors_of_steps", "stop_counting"]
 
 
 class StepMonitor(Protocol):
@@ -227,6 +227,11 @@ def count_steps(optimizer: Optimizer, clock: StepCounter) -> None:
 def stop_counting(clock: StepCounter) -> None:
     """Advances `clock` no longer after steps of any optimizer."""
     _steps.stop_counting(clock)
+
+
+def monitors_of_steps(module: nn.Module) -> list[Any]:
+    """The monitors that are told of the optimizer steps which change parameters of `module`."""
+    return list(_steps.monitors.get(module, ()))
 
 
 IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, Rows, moment
 from recorders.streams.sink import RowCount, RowSink
 from recorders.streams.writer import Writer
+from reducers.errors import warn_user
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -306,7 +306,7 @@ class Stream(shown.Table):
             reason = "drops batches, because the disk is slower than the network; see stream.dropped, or choose when_full='wait'"
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"the stream to {self.path} {reason}", RecordingWarning, stacklevel=3)
+            warn_user(f"the stream to {self.path} {reason}", RecordingWarning)
 
 
 def _copy(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.shown import shown_name
 from recorders.watch.spread import ACTIVITY, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
 
 __all__ = ["Layer", "overview", "pushed"]
@@ -146,7 +147,7 @@ def _trained(recorded: Recorder | Recording) -> dict[str, bool]:
 
 def _layer(name: str) -> str:
     """The module in a name `group/module`, or `module` if there is one group; the net itself has an empty name."""
-    return name.partition("/")[2] or name or "(net)"
+    return name.partition("/")[2] or shown_name(name)
 
 
 def _rows(role: str, leaves: Mapping[str, Any]) -> dict[str, list[Any]]:

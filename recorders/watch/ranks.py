@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import torch.distributed as dist
 
@@ -11,6 +9,7 @@ from recorders.errors import RecordingWarning, SyncError
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.sync import sync
 from reducers import Max
+from reducers.errors import warn_user
 
 __all__ = ["Ranks"]
 
@@ -58,6 +57,6 @@ class Ranks:
             if not self._warned:
                 self._warned = True
                 message = f"rank {dist.get_rank()} shows its own numbers only, in this epoch and if it happens again: {error}"
-                warnings.warn(message, RecordingWarning, stacklevel=3)
+                warn_user(message, RecordingWarning)
             return recording, epoch
         return Recording({name: one for name, one in merged.items() if name != _EPOCH}), int(merged[_EPOCH].peek())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from recorders.errors import RecordingWarning
@@ -11,6 +10,7 @@ from recorders.watch.charts import ChartView
 from recorders.watch.progress import ProgressBar
 from recorders.watch.visualizers import Visualizer
 from recorders.watch.visualizers.visualizer import finish
+from reducers.errors import warn_user
 
 __all__ = ["Showing"]
 
@@ -52,4 +52,4 @@ class Showing:
             if id(visualizer) not in self._failed:
                 self._failed.add(id(visualizer))
                 message = f"{type(visualizer).__name__} failed {when}: {type(error).__name__}: {error}"
-                warnings.warn(f"{message}; the timeline has its numbers, and training goes on", RecordingWarning, stacklevel=5)
+                warn_user(f"{message}; the timeline has its numbers, and training goes on", RecordingWarning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from torch import Tensor
 from reducers.combinators.wrapper import Wrapper
 from reducers.core.reducer import Reducer
 from reducers.core.states import to_device
+from reducers.errors import warn_user
 from reducers.kernels.chunks import BIG
 from reducers.state import State
 
@@ -85,4 +85,4 @@ def _lift(reducer: Reducer, method: str) -> Callable[[Tensor], State | None]:
 
 
 def _warn(what: str, error: Exception) -> None:
-    warnings.warn(f"{what}: {type(error).__name__}: {str(error).splitlines()[0]}", RuntimeWarning, stacklevel=3)
+    warn_user(f"{what}: {type(error).__name__}: {str(error).splitlines()[0]}", RuntimeWarning)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-import warnings
 
 from recorders.errors import CorruptRecordingError, RecordingWarning
 from recorders.watch.timeline.transactions import is_damage
+from reducers.errors import warn_user
 
 __all__ = ["Damages", "Mismatch", "passed_on"]
 
@@ -43,7 +43,7 @@ class Damages:
             raise CorruptRecordingError(f"{self.path} is damaged {where}: {reason}; {remedy}")
         if self._warn and not self.lost:
             message = f"{self.path} is damaged {where}, which is left out: {reason}; Timeline.lost has all that is left out"
-            warnings.warn(message, RecordingWarning, stacklevel=2)
+            warn_user(message, RecordingWarning)
         self.lost.setdefault(part, str(reason))
 
 

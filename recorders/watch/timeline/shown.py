@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recorders.recordings.shown import Rows, Table, number
+from recorders.recordings.shown import Rows, Table, number, shown_name
 
 if TYPE_CHECKING:
     from recorders.watch.timeline.reading import Course
@@ -49,7 +49,7 @@ class SeriesTable(Table):
     def _rows_of(self, name: str) -> list[Sequence[str]]:
         courses = ((statistic, *self.series(name, statistic)) for statistic in self.statistics(name))
         return [
-            (name or "(net)", statistic, sparkline(values), str(len(ticks)), number(values[-1]) if values else "")
+            (shown_name(name), statistic, sparkline(values), str(len(ticks)), number(values[-1]) if values else "")
             for statistic, ticks, values in courses
         ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from recorders.errors import RecordingWarning
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.numbers import numbers
 from recorders.watch.visualizers.visualizer import require
+from reducers.errors import warn_user
 
 __all__ = ["WandbVisualizer"]
 
@@ -102,5 +102,5 @@ class WandbVisualizer:
         self._options["mode"] = "offline"  # nothing waits for the network twice
         self._own = self._wandb.init(**{**options, "mode": "offline"})
         message = f"no run of W&B could be started online ({why})"
-        warnings.warn(f"{message}: this one is offline, and `wandb sync` sends it later", RecordingWarning, stacklevel=2)
+        warn_user(f"{message}: this one is offline, and `wandb sync` sends it later", RecordingWarning)
         return self._own

@@ -256,7 +256,9 @@ def test_threads_have_stacks_of_their_own() -> None:
 
 @pytest.mark.parametrize("kind", [StateMonitor, DifferenceMonitor])
 def test_a_missing_attribute_is_an_error_that_lists_what_is_there(kind: type[StateMonitor]) -> None:
-    with pytest.raises(TargetError, match=r"Cell has no attribute 'tarce'; it has \[.*'trace'.*such as None"):
+    with pytest.raises(
+        TargetError, match=r"Cell has no attribute 'tarce'; did you mean 'trace'\? it has \[.*'trace'.*such as None"
+    ):
         kind(Last(), "tarce", Cell(None))
     with pytest.raises(TargetError, match="name of an attribute"):
         kind(Last(), "")

@@ -214,7 +214,7 @@ def test_nothing_is_left_behind_when_monitors_go_or_modules_die() -> None:
 
 
 def test_missing_parameters_are_errors_that_list_what_is_there() -> None:
-    with pytest.raises(TargetError, match=r"no parameter 'wieght'; it has \['weight', 'bias'\]"):
+    with pytest.raises(TargetError, match=r"no parameter 'wieght'; did you mean 'weight'\? it has \['weight', 'bias'\]"):
         ParameterMonitor(Last(), "wieght", nn.Linear(1, 1))
     with pytest.raises(TargetError, match="owns no parameters itself"):
         ParameterMonitor(Last(), module=nn.ReLU())

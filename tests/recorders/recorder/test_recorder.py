@@ -128,7 +128,7 @@ def test_groups_choose_which_kinds_go_where() -> None:
     recorder.modules(model, leaves=True, groups="out").modules(model, types=nn.Linear, groups=("grad",))
     recorder.parameters(model, names="2.*", groups="weights")
     assert list(recorder) == ["out/0", "out/1", "out/2", "grad/0", "grad/2", "weights/2.weight", "weights/2.bias"]
-    with pytest.raises(SelectionError, match=r"no group \['ouput'\]; there are \['out', 'weights', 'grad'\]"):
+    with pytest.raises(SelectionError, match=r"no group \['ouput'\]; did you mean 'out'\? there are \['out', 'weights', 'grad'\]"):
         recorder.modules(model, groups="ouput")
     with pytest.raises(SelectionError, match=r"\['ForwardMonitor'\] watch modules.*groups="):
         recorder.parameters(model)

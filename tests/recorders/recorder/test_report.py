@@ -115,7 +115,11 @@ def test_plan_tells_which_states_grow_without_bound() -> None:
     net = nn.Linear(2, 2)
     plan = Recorder(**kinds).modules(net).plan(torch.ones(1, 2))
     assert [row.grows for row in plan.rows] == [True, False, True]
-    assert "8 bytes of state, more with every observation" in str(plan.rows[0])
+    assert [row.size for row in plan.rows] == [
+        "grows by 8 bytes an observation, without bound",
+        "8 bytes of state",
+        "grows by 8 bytes an observation, without bound",
+    ]
     assert "2 of them grow without bound: keep less with Whole(last=n)" in str(plan)
 
 

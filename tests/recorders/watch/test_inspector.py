@@ -270,8 +270,8 @@ def test_a_network_that_is_forgotten_is_freed() -> None:
 
 
 def test_depth_watches_blocks_in_place_of_their_parts() -> None:
-    net = small_net()
-    layers = {depth: Inspector(OutputGradientGeometry(), net=net, depth=depth).charts[0].layers for depth in (None, 0, 1, 2)}
+    inspectors = {depth: Inspector(OutputGradientGeometry(), net=small_net(), depth=depth) for depth in (None, 0, 1, 2)}
+    layers = {depth: inspector.charts[0].layers for depth, inspector in inspectors.items()}
     assert layers == {None: ("0", "2.0", "3"), 0: ("(Sequential)",), 1: ("0", "2", "3"), 2: ("0", "2.0", "3")}
 
 
