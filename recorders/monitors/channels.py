@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -17,6 +16,7 @@ from reducers.combinators.mapped import Premap
 from reducers.core.channels import has_channels, with_channels
 from reducers.core.patterns import sides
 from reducers.core.reducer import check_reducer
+from reducers.errors import warn_user
 
 __all__ = ["check", "checked", "resolve"]
 
@@ -95,7 +95,7 @@ def checked(monitor: Placed, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str,
     if message and (monitor._clock is None or monitor._clock not in _told):
         _told.update(() if monitor._clock is None else (monitor._clock,))
         text = f"{monitor.describe(module)} keeps axis 1 of shape {tuple(x.shape)}: {message}"
-        warnings.warn(text, RecordingWarning, stacklevel=5)
+        warn_user(text, RecordingWarning)
     return inputs
 
 
