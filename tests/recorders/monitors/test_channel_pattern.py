@@ -145,6 +145,7 @@ def test_an_axis_that_nobody_tells_is_the_second_and_warns_if_it_matters() -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net(torch.ones(2, 3))
+    recorder.deregister()
     other = Recorder(ForwardMonitor(Mean("channels"))).modules(net)
     with pytest.warns(RecordingWarning, match=r"use the pattern '... c -> c', or say .*register_channel_axis\(") as told:
         net(torch.ones(2, 3, 4))
