@@ -7,7 +7,6 @@ removes what a killed save left.
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import hashlib
 import os
@@ -23,7 +22,7 @@ from types import TracebackType
 
 from recorders.errors import NotARecordingError, SchemaError, StorageError
 from recorders.recordings.manifest import MANIFEST, MAX_BYTES, SCHEMA, is_manifest, schema_of
-from recorders.recordings.whole import open_regular, read_regular
+from recorders.recordings.whole import NOT_SUPPORTED, flush_file, flush_folder, open_regular, read_regular
 
 if sys.platform != "win32":
     import fcntl
@@ -39,7 +38,6 @@ THREADS = 8
 """How many files are flushed at once: file systems commit the journal once for all that wait."""
 
 _OURS = re.compile(r"generation-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
-_NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class Commit:
@@ -93,14 +91,14 @@ class Commit:
     def publish(self, manifest: bytes) -> None:
         """Flushes everything to the disk, then renames the manifest, which is the commit."""
         _flush(self._files)
-        _flush_folder(self._folder)
+        flush_folder(self._folder)
         _write(os.fspath(self._draft), [manifest])
         _flush([os.fspath(self._draft)])
         # The name of the generation must be on the disk before the manifest that names it.
-        _flush_folder(self.root)
+        flush_folder(self.root)
         self._renaming = True
         os.replace(self._draft, self.root / MANIFEST)
-        _flush_folder(self.root)
+        flush_folder(self.root)
         with contextlib.suppress(OSError):
             self._sweep()
 
@@ -146,7 +144,7 @@ def _prepare(root: Path) -> None:
     except FileExistsError as error:
         raise NotARecordingError(f"{root} is a file: save into a new folder, or into one that holds a recording") from error
     for folder in missing:
-        _flush_folder(folder.parent)
+        flush_folder(folder.parent)
     # Listed only once, because another process may be saving here.
     listed = set(os.listdir(root))
     ours = {name for name in listed if _OURS.fullmatch(name)}
@@ -220,7 +218,7 @@ def _exclusive(handle: int, root: Path) -> bool:
             time.sleep(0.01)
         except OSError as error:
             # Some network file systems are mounted without locks.
-            if error.errno not in _NOT_SUPPORTED:
+            if error.errno not in NOT_SUPPORTED:
                 raise
             return False
 
@@ -256,25 +254,7 @@ def _flush(paths: Sequence[str]) -> None:
 
 def _flush_each(paths: Sequence[str]) -> None:
     for path in paths:
-        handle = os.open(path, os.O_RDWR)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Flushes the names in a folder to the disk, if the system supports it."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
-            raise
-    finally:
-        os.close(handle)
+        flush_file(path)
 
 
 def _remove(path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,34 @@ from typing import BinaryIO
 
 from recorders.errors import CorruptRecordingError, StorageError
 
-__all__ = ["as_path", "is_url", "open_regular", "read_regular", "written_whole"]
+__all__ = ["NOT_SUPPORTED", "as_path", "flush_file", "flush_folder", "is_url", "open_regular", "read_regular", "written_whole"]
+
+
+NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+"""How file systems say that they have no locks, or do not flush folders."""
+
+
+def flush_file(path: str | os.PathLike[str]) -> None:
+    """Flushes a file to the disk."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flushes the names in a folder to the disk, if the system supports it."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from recorders.errors import NotARecordingError, StorageError
-from recorders.recordings.whole import written_whole
+from recorders.recordings.whole import flush_file, flush_folder, written_whole
 from recorders.streams.index import INDEX, OURS, Shard, first_line, read_index
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["flush_folder", "lock", "prepare", "unlock"]
+__all__ = ["lock", "prepare", "unlock"]
 
 LOCK = ".lock"
 
@@ -33,7 +33,7 @@ def prepare(folder: Path) -> list[Shard]:
             )
         with written_whole(folder / INDEX) as draft:
             draft.write_bytes(first_line())
-            flush(draft)
+            flush_file(draft)
         flush_folder(folder)
     shards, end = read_index(folder)
     os.truncate(folder / INDEX, end)
@@ -68,23 +68,3 @@ def unlock(handle: int) -> None:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)
-
-
-def flush(path: Path) -> None:
-    """Flushes a file to the disk."""
-    handle = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def flush_folder(folder: Path) -> None:
-    """Flushes the names in a folder to the disk."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

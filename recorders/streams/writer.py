@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from recorders.streams.folder import flush_folder, lock, prepare, unlock
+from recorders.recordings.whole import flush_folder
+from recorders.streams.folder import lock, prepare, unlock
 from recorders.streams.index import INDEX, Kind, Shard, append, as_line
 from recorders.streams.parts import PartWriter
 from recorders.streams.queue import Queue, Rows, as_row_ids, on_host

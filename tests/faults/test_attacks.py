@@ -62,13 +62,13 @@ def test_a_disk_full_during_a_first_save_leaves_room(tmp_path: Path) -> None:
 
 
 def test_a_power_loss_finds_a_flush_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flush = commit._flush_folder
+    flush = commit.flush_folder
 
     def unless_before_the_rename(folder: Path) -> None:
         if not list(Path(folder).glob("manifest-*.tmp")):
             flush(folder)
 
-    monkeypatch.setattr(commit, "_flush_folder", unless_before_the_rename)
+    monkeypatch.setattr(commit, "flush_folder", unless_before_the_rename)
     found: Tally = power_losses(tmp_path, 40)
     assert found.broke
     assert all("CorruptRecordingError" in told or "FileNotFoundError" in told for told in found.broke)

@@ -70,10 +70,7 @@ class LiveTable:
             self._rows = [row for view in sorted(charts, key=_later) if not view.chart.across for row in _rows_of(view)]
             new = [key for row in self._rows for key in (row.key, (row.key[0], "nonfinite"))]
         if self._columns is None or self._columns.timeline is not timeline:
-            self._columns = Columns(timeline, new)
-            for earlier in timeline.ticks():
-                if earlier < tick:
-                    self._columns.add(earlier)
+            self._columns = Columns.before(timeline, tick, new)
         self._columns.add(tick, new)
         self._drawn = False
         if self._drawing.due:

@@ -317,8 +317,8 @@ class TestKilled:
 
     def test_names_are_flushed_before_the_manifest_that_needs_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         events: list[str] = []
-        flush, replace = commit._flush_folder, os.replace
-        monkeypatch.setattr(commit, "_flush_folder", lambda folder: (events.append(Path(folder).name), flush(folder))[1])
+        flush, replace = commit.flush_folder, os.replace
+        monkeypatch.setattr(commit, "flush_folder", lambda folder: (events.append(Path(folder).name), flush(folder))[1])
         monkeypatch.setattr(os, "replace", lambda *names: (events.append("rename"), replace(*names))[1])
         save(recording(1), tmp_path / "run")
         generation = files(tmp_path / "run")[0].parent.name

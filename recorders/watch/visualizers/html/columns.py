@@ -55,6 +55,15 @@ class Columns:
         self._ids: list[int] = []
         self._order = torch.zeros(0, dtype=torch.int64)
 
+    @classmethod
+    def before(cls, timeline: Timeline, tick: int, keys: Iterable[tuple[str, str]]) -> Columns:
+        """Those of all ticks before one."""
+        columns = cls(timeline, keys)
+        for earlier in timeline.ticks():
+            if earlier < tick:
+                columns.add(earlier)
+        return columns
+
     def add(self, tick: int, keys: Iterable[tuple[str, str]] = ()) -> None:
         """Reads one tick, also of new (name, statistic). Ticks read before, from it on, are dropped: they may have changed."""
         while self.ticks and self.ticks[-1] >= tick:

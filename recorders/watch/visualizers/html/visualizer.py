@@ -87,10 +87,7 @@ class _LivePage:
             raise LensError("one page shows charts of one timeline; make one HtmlVisualizer for each")
         new = () if charts == self._charts else keys_of(charts)
         if self._columns is None or self._columns.timeline is not timeline:
-            self._columns = Columns(timeline, new)
-            for earlier in timeline.ticks():
-                if earlier < tick:
-                    self._columns.add(earlier)
+            self._columns = Columns.before(timeline, tick, new)
         self._columns.add(tick, new)
         self._charts, self.open = list(charts), True
 
