@@ -86,7 +86,7 @@ def warn_user(message: str, category: type[Warning]) -> None:
 def did_you_mean(name: object, known: Iterable[str], alike: float = 0.6) -> str:
     """A question for a message, if some of the known names look like `name`; "" if none does. `alike` is the least similarity.
 
-    >>> did_you_mean("running_meen", ["running_mean", "running_var"])
+    >>> did_you_mean("running_meen", ["running_mean", "weight"])
     "did you mean 'running_mean'? "
     """
     close = difflib.get_close_matches(name, known, n=3, cutoff=alike) if isinstance(name, str) else []

@@ -176,7 +176,7 @@ def test_evaluation_is_told_by_the_module_or_by_gradients(record_eval: bool, fro
 
 def test_lenses_of_outputs_watch_the_kinds_that_their_options_say() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Dropout(), nn.GELU(), nn.MultiheadAttention(2, 1), nn.AlphaDropout())
-    layers = lambda lens: Inspector(lens, net=net).charts[0].layers  # noqa: E731
+    layers = lambda lens: Inspector(lens, net=copy.deepcopy(net)).charts[0].layers  # noqa: E731
     assert layers(OutputActivation()) == ("1", "2", "3", "5")
     assert layers(OutputActivation(dropout=False)) == ("1", "3")
     assert layers(OutputActivation(activation=False, exclude=nn.AlphaDropout)) == ("2",)
