@@ -9,7 +9,10 @@ import pytest
 import torch
 from paths import ROOT
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+RUN = [page for page in PAGES if "```python" in page.read_text() and page.name != "cookbook.md"]
+"""Pages whose blocks are run one after another; `test_cookbook.py` runs each recipe by itself."""
 
 NEEDED = {"trainers.md": ("lightning", "transformers", "accelerate", "ignite", "tensorboard")}
 """Libraries that the test command does not install; `.ci/run` does."""
@@ -21,7 +24,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(pattern, page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,13 +51,13 @@ def test_every_picture_is_shown_and_a_command_makes_it(monkeypatch: pytest.Monke
 
 
 def test_every_block_of_output_stands_below_the_code_that_prints_it() -> None:
-    found = {page.name: [shown for _, shown in blocks(page) if shown] for page in PAGES}
-    assert found["README.md"]
+    found = {page: [shown for _, shown in blocks(page) if shown] for page in PAGES}
+    assert found[ROOT / "README.md"]
     for page in PAGES:
-        assert len(found[page.name]) == page.read_text().count("\n```text\n"), page.name
+        assert len(found[page]) == page.read_text().count("\n```text\n"), page.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_inside_the_tree_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):

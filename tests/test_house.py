@@ -45,6 +45,7 @@ ORDER = {
 TESTS = ROOT / "tests"
 SPANNING = {
     "test_capture_table.py",
+    "test_cookbook.py",
     "test_docs.py",
     "test_docs_reducers.py",
     "test_examples.py",

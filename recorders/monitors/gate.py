@@ -21,7 +21,7 @@ WRONG_MODE = {
 
 
 class Gate:
-    """Decides whether a monitor records. See the table of decisions in `docs/capture.md`.
+    """Decides whether a monitor records. See the tables in `docs/concepts.md` and `docs/capture.md`.
 
     Args:
         options: those of the monitor; see `MonitorOptions`.

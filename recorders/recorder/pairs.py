@@ -42,7 +42,7 @@ class OfPairs(Results):
         where: Callable[[str, nn.Module], bool] | None = None,
         **options: Unpack[MonitorOptions],
     ) -> Self:
-        """A recorder of `PairMonitor`s: how modules of two nets, given the same inputs, are related.
+        """A recorder with a `PairMonitor` for each pair: how modules of two nets, given the same inputs, are related.
 
         Args:
             net_a, net_b: the nets; they may be one.

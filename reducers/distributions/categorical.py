@@ -28,7 +28,7 @@ class CountByValue(Statistic):
         values: number of distinct values, such as the size of the vocabulary or the number of experts.
 
     Returns:
-        `counts`: int64, of shape (*kept axes, values); `outside`: int64, in the shape of the kept axes, the number of elements
+        `counts`: int64, of shape `(*kept axes, values)`; `outside`: int64, in the shape of the kept axes, the number of elements
         below 0, or `values` and above.
 
     Raises:
@@ -158,7 +158,7 @@ class HeavyHitters(Statistic):
         bits: integers from 0 to `2**bits - 1` are counted separately; all others are counted together.
 
     Returns:
-        `values` and `counts`: int64, of shape (*kept axes, k), largest estimate first, smaller values first among equals; -1 and
+        `values` and `counts`: int64, of shape `(*kept axes, k)`, largest estimate first, smaller values first among equals; -1 and
         0 if fewer than k were found; `outside`: int64, in the shape of the kept axes, the number of elements out of range. The
         state takes `8 * depth * width * (1 + bits)` bytes per kept position, 1 MB by default.
 

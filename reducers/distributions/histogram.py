@@ -34,7 +34,7 @@ class Histogram(Statistic):
         high: last edge, in the unit of the data.
 
     Returns:
-        `counts`: int64, of shape (*kept axes, bins); `edges`: float64, of shape (bins + 1,); `under`, `over` and `nan`: int64, in
+        `counts`: int64, of shape `(*kept axes, bins)`; `edges`: float64, of shape (bins + 1,); `under`, `over` and `nan`: int64, in
         the shape of the kept axes: the number of elements below the first edge (including -inf), above the last edge (including
         inf), and of NaN.
 

@@ -46,7 +46,7 @@ class Quantile(Statistic):
         high: magnitude up to which the error is bounded, in the unit of the data; rounded up to a power of two.
 
     Returns:
-        float64, of shape (len(q), *kept axes), or of the kept axes if `q` is one number; NaN if there are no finite elements.
+        float64, of shape `(len(q), *kept axes)`, or of the kept axes if `q` is one number; NaN if there are no finite elements.
 
     Raises:
         ArgumentError: `q`, `bits`, `low` or `high` is out of range.

@@ -140,9 +140,9 @@ class TopK(_ExtremeElements):
             shape, and must be given for all observations or none.
 
     Returns:
-        Tensors of shape (*kept axes, k), best first: `value` in the dtype of the input (bool as uint8, float8 as float32);
+        Tensors of shape `(*kept axes, k)`, best first: `value` in the dtype of the input (bool as uint8, float8 as float32);
         `step`, `position` (flat index into the observation, in row-major order, as for `torch.unravel_index(position, x.shape)`)
-        and `id` (-1 if none was given), all int64; `payload` of shape (*kept axes, k, ...). Empty slots have step and position
+        and `id` (-1 if none was given), all int64; `payload` of shape `(*kept axes, k, ...)`. Empty slots have step and position
         -1, value NaN (for integers the smallest value of the dtype; the largest for `BottomK`), and a payload of zeros.
 
     Raises:

@@ -26,10 +26,10 @@ def GradientNoise(parameters: Names = ("weight", "bias"), batch_size: int | None
     """A lens on the simple noise scale of gradients: up to about which batch size more samples make a step better.
 
     For each parameter, of the gradients g_1 to g_n that the n optimizer steps of an epoch use, with m their mean, it estimates
-    tr(C) / |G|^2. C is the covariance of a step's gradient, and G its expectation:
+    `tr(C) / |G|^2`. C is the covariance of a step's gradient, and G its expectation:
 
-    - `noise`, the estimate of tr(C): the sum of |g_i - m|^2, divided by n - 1;
-    - `signal`, the estimate of |G|^2: |m|^2 - noise / n;
+    - `noise`, the estimate of tr(C): the sum of `|g_i - m|^2`, divided by n - 1;
+    - `signal`, the estimate of `|G|^2`: `|m|^2 - noise / n`;
     - `mean`, the noise scale: noise / signal, in batches of the size that the training uses; with `batch_size`, times that size, in
       samples.
 

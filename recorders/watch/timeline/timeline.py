@@ -189,7 +189,7 @@ class Timeline(SeriesTable):
         """Rows by name, statistic and tick, without reading the others.
 
         Args:
-            names: a glob, such as "Loss/*", a name, or several of them; None for all.
+            names: a glob, such as `"Loss/*"`, a name, or several of them; None for all.
             statistics: the same for statistics.
             ticks: a slice of ticks without its end, as in `range`; or the ticks themselves, such as `range(0, 100, 10)`.
 

@@ -166,7 +166,7 @@ def add_histogram(writer: Any, tag: str, result: Mapping[str, Tensor], step: int
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_histogram_raw`.
         tag: the name in TensorBoard.
-        result: `counts` of shape (*kept axes, bins) and `edges` of shape (bins + 1,).
+        result: `counts` of shape `(*kept axes, bins)` and `edges` of shape (bins + 1,).
         step: of the training.
 
     Raises:

@@ -1,0 +1,29 @@
+"""How the documentation becomes a site: sphinx-build -W --keep-going docs build/docs"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the docstrings of this tree, whatever is installed
+
+import reducers
+
+project = "torch-recorders"
+author = copyright = "The torch-recorders developers"
+version = release = reducers.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+html_theme = "furo"
+html_title = f"torch-recorders {version}"
+html_show_sourcelink = False
+toc_object_entries_show_parents = "hide"
+highlight_language = "none"  # of blocks that name no language
+copybutton_prompt_text = ">>> "
+
+myst_heading_anchors = 3
+default_role = "py:obj"  # in docstrings, a name in backticks is a link if the library has it
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_inherit_docstrings = False  # a method that says nothing new is on the page of its base class
+autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}  # the names in `__all__`
