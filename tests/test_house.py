@@ -129,6 +129,11 @@ def test_a_package_has_at_most_twelve_entries_and_a_room_at_most_320_lines(packa
     assert {name: lines for name, path in modules(package).items() if (lines := len(path.read_text().splitlines())) > 320} == {}
 
 
+def test_every_warning_points_at_the_line_of_the_user() -> None:
+    files = [path for package in ORDER for path in modules(package).values() if "warnings.warn(" in path.read_text()]
+    assert [str(path.relative_to(ROOT)) for path in files] == [], "call reducers.errors.warn_user"
+
+
 def test_what_users_need_is_in_the_package() -> None:
     script = """
 import sys, recorders, recorders.errors
