@@ -1,4 +1,4 @@
-"""Three processes with gloo on loopback, in which tests run scenarios; see the fixture `world` in conftest.py."""
+"""Processes with gloo on loopback, in which tests run scenarios; see the fixture `world` in conftest.py, of three."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Raised:
     cause: str
 
 
-def serve(rank: int, store: str, pipe: Connection) -> None:
+def serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     """Lives in a process of its own: joins the world, then runs the scenarios it is sent."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE, timeout=limit)
-    groups = {ranks: dist.new_group(list(ranks)) for ranks in [(0, 1), (1, 2), *((one,) for one in range(SIZE))]}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in [(0, 1), (1, 2), *((one,) for one in range(size))]}
     while True:
         job = pickle.loads(pipe.recv_bytes())
         if job is None:
@@ -56,23 +56,24 @@ def serve(rank: int, store: str, pipe: Connection) -> None:
 
 
 class World:
-    """Three processes. `run` has some of them act a scenario and returns what each returned or raised."""
+    """Several processes. `run` has some of them act a scenario and returns what each returned or raised."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: int = SIZE) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
-        for rank in range(SIZE):
+        for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, str(folder / "store"), there), daemon=True)
+            process = context.Process(target=serve, args=(rank, size, str(folder / "store"), there), daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)
             self.processes.append(process)
 
     def run(
-        self, scenario: Callable[..., Any], *arguments: Any, ranks: tuple[int, ...] = (0, 1, 2), group: Any = None
+        self, scenario: Callable[..., Any], *arguments: Any, ranks: tuple[int, ...] | None = None, group: Any = None
     ) -> list[Any]:
+        ranks = ranks or tuple(range(len(self.pipes)))
         job = pickle.dumps((scenario, group or ranks, arguments))
         for rank in ranks:
             self.pipes[rank].send_bytes(job)
@@ -80,7 +81,7 @@ class World:
         for rank in ranks:
             if not self.pipes[rank].poll(SECONDS):
                 self.kill()
-                pytest.fail(f"rank {rank} did not answer within {SECONDS} s")
+                pytest.fail(f"rank {rank} did not answer within {SECONDS} s; those before it answered {answers}")
             try:
                 answers.append(pickle.loads(self.pipes[rank].recv_bytes()))
             except EOFError:  # the scenario ended its process

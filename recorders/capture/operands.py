@@ -9,10 +9,12 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recorders._torch import graph_task, inside_transform, is_batched, is_being_written_down
 from recorders.errors import OperandError
+from recorders.recordings.placement import Placement
 
 __all__ = [
     "as_operand",
@@ -22,7 +24,9 @@ __all__ = [
     "leaves",
     "mapped",
     "pack",
+    "placement",
     "plain",
+    "plain_or_spread",
     "recomputing",
     "shapes",
     "symbolic",
@@ -69,8 +73,11 @@ def _key(key: Any, mapping: Mapping[Any, Any]) -> str:
 
 
 def detached(value: Any) -> Any:
-    """Returns the same structure with every tensor detached, so that a callable may keep its arguments."""
-    return mapped(value, Tensor.detach)
+    """Returns the same structure with every tensor detached, so that a callable may keep its arguments; of DTensors the local part.
+
+    So a callable cannot make ranks communicate in a hook.
+    """
+    return mapped(value, lambda tensor: plain(tensor) if _is_spread(tensor) else tensor.detach())
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -100,22 +107,60 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def plain(tensor: Tensor) -> Tensor:
     """Returns the values of `tensor` as a reducer takes them: detached, in a plain `Tensor` without a subclass.
 
-    A quantised tensor is dequantised. For a tensor that is spread over processes the part of this process is returned, so that
-    nothing is communicated.
+    A quantised tensor is dequantised. Of a DTensor the part that this rank holds is returned, so that nothing is communicated.
 
     Raises:
         OperandError: the tensor is of a subclass that does not keep its values in its own memory.
     """
+    found = plain_or_spread(tensor)
+    return found if type(found) is Tensor else plain(found.to_local())  # type: ignore[attr-defined]
+
+
+def plain_or_spread(tensor: Tensor) -> Tensor:
+    """The same, but a DTensor stays one, for `placement`."""
     found = tensor.detach()
     if type(found) is Tensor:
         return found.dequantize() if found.is_quantized else found
-    if hasattr(found, "to_local"):
-        return plain(found.to_local())
+    if _is_spread(found):
+        return found
+    if hasattr(found, "trigger_wait"):  # the result of a collective of the user, under way
+        return plain_or_spread(found.trigger_wait())
     if type(found).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise OperandError(
             f"a {type(found).__name__} keeps its values in other tensors: return one of those with op_=lambda ...: tensor"
         )
     return found.as_subclass(Tensor)
+
+
+def _is_spread(tensor: Tensor) -> bool:
+    """Whether this is a DTensor, told without the import of its module, which takes a second."""
+    return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
+
+
+def placement(tensor: Any, shared: bool) -> Placement | None:
+    """Returns which part of a DTensor this rank holds; of other tensors None.
+
+    Args:
+        shared: whether the tensor is one of the net, of which ranks outside the mesh have copies.
+
+    Raises:
+        OperandError: this rank holds a summand, which is no part of the values; or it is not in the mesh.
+    """
+    if not _is_spread(tensor):
+        return None
+    mesh, where = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    if where is None:
+        raise OperandError("this rank is not in the device mesh of the tensor: record it on the ranks that hold it")
+    parts = []
+    for kind, index, count in zip(tensor.placements, where, mesh.shape, strict=True):
+        if count > 1 and kind.is_partial():
+            raise OperandError(
+                f"each rank holds a summand, not the values, because the tensor is {kind} and not reduced yet: record it where it "
+                "is reduced, such as the input of the module that takes it (ForwardInputMonitor)"
+            )
+        if count > 1 and not kind.is_replicate():
+            parts.append((kind.dim % tensor.ndim, index, count))
+    return Placement(dist.get_rank(), shared, int(mesh.mesh.min()), tensor.ndim, tuple(parts))
 
 
 def symbolic(value: Any) -> bool:

@@ -12,6 +12,8 @@ from recorders._torch import is_plain_moment
 from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
 from recorders.capture.compiled import unpacked
 from recorders.capture.context import as_monitor
+from recorders.errors import OperandError
+from recorders.recordings.placement import Placement
 from recorders.schedule.stopwatch import exclude, now
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
@@ -33,7 +35,11 @@ class Buffer:
         lock: is held while `stored` changes; reentrant, because a signal handler may read in the middle of an update.
         failed: pending observations that could not be reduced, each with its error; the monitor reports and removes them.
         flush_seconds: seconds that reducing pending observations has taken.
+        shared: whether the tensors are those of the net, of which all ranks have copies or parts.
+        places: which part of a DTensor the states of a leaf are of, by leaf.
     """
+
+    shared: bool = False
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = self.engine = reducer
@@ -42,6 +48,7 @@ class Buffer:
         self.failed: list[tuple[Exception, Any]] = []
         self.flush_seconds = 0.0
         self.lock = threading.RLock()
+        self.places: dict[str, Placement] = {}
         self._shapes: dict[str, State] = {}  # kept by `clear`, by leaf
 
     def fuse(self) -> None:
@@ -67,6 +74,23 @@ class Buffer:
             stored = self.flush()
             states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
             self.stored = stored.after(states, new_buffer(paths, tensors) if alone else None)
+
+    def place(self, places: Mapping[str, Placement | None]) -> None:
+        """Notes which part of a DTensor the next observation of each leaf is of; None is a plain tensor.
+
+        Raises:
+            OperandError: earlier observations were of another part, or of a plain tensor.
+        """
+        for path, place in places.items():
+            before = self.places.get(path)
+            stored = self.stored
+            if before != place and (before or path in stored.states or any(path in key for key in stored.pending)):
+                now, then = place or "a plain tensor", before or "a plain tensor"
+                raise OperandError(
+                    f"the tensor is {now}, and was {then} in earlier observations, which do not fit together: reset() the recorder "
+                    "after the net is spread over ranks"
+                )
+        self.places = {**self.places, **{path: place for path, place in places.items() if place is not None}}
 
     def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
         """Adds one observation that a compiled graph lifted."""
@@ -131,7 +155,7 @@ class Buffer:
         with self.lock:
             kept = {path: without_values(state) for path, state in self.flush().states.items()} if keepshape else {}
             self._shapes = {**self._shapes, **kept} if keepshape else {}
-            self.stored = EMPTY
+            self.stored, self.places = EMPTY, {}
 
     def replace(self, states: Mapping[str, State], more: int) -> None:
         """Binds `states`, to which others were merged that `more` observations made."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from recorders.capture.compiled import emit_call, emit_leaves, new_receiver
 from recorders.capture.given import keep, number_of
-from recorders.capture.operands import leaves, plain, recomputing, tracing
+from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
-from recorders.monitors.record import Recording, is_due, with_given, work
+from recorders.monitors.record import Recording, is_due, store, with_given, work
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer, entrance
 
@@ -102,8 +102,8 @@ class GraphReceiver:
         if monitor is not None and is_due_in_graph(monitor, stream):
 
             def add() -> None:
-                inputs = {path: (plain(tensor),) for path, tensor in leaves.items()}
-                monitor.buffer.add(with_given(monitor, inputs) if monitor.given else inputs)
+                inputs: dict[str, tuple[Tensor, ...]] = {path: (plain_or_spread(tensor),) for path, tensor in leaves.items()}
+                store(monitor, with_given(monitor, inputs) if monitor.given else inputs)
 
             work(monitor, None, (leaves,), add)
 

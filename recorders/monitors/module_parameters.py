@@ -28,6 +28,8 @@ __all__ = ["ModuleParameterMonitor"]
 class ParameterBuffer(Buffer):
     """The buffer of a monitor that may be observed together with others, in stacks of states; see `StateStack`."""
 
+    shared = True
+
     def __init__(self, reducer: Reducer) -> None:
         super().__init__(reducer)
         self.common = common(reducer)
@@ -137,7 +139,7 @@ class ModuleParameterMonitor(Monitor):
     ) -> None:
         """Records one observation, with all parameters as its leaves. `stream` is counted by itself for `every`."""
         if found and self._due(module, self._training(module), stream):
-            if self._joins and step_batch is not None:
+            if self._joins and step_batch is not None and not self.buffer.places:
                 found = step_batch.gather(self, module, found)
             for path, operands in found.items():
                 self._record(module, *operands, path=path)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recorders.capture.compiled import emit_call
 from recorders.capture.hooks import Hook
-from recorders.capture.operands import plain, tracing
+from recorders.capture.operands import plain_or_spread, tracing
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
@@ -111,7 +111,7 @@ class PairMonitor(Monitor):
             raise OperandError(f"the two modules returned {kinds}; pick a tensor of each with map_=lambda mine, other: (..., ...)")
         if not self.dry_run:
             check_numbers(operands)
-        return {"": tuple(plain(operand) for operand in operands)}
+        return {"": tuple(plain_or_spread(operand) for operand in operands)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, (constructor, *rest) = super().__reduce__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,8 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     Args:
         when: "step" records the final gradient as the optimizer uses it: accumulated, clipped, unscaled; if a closure computes the
             gradients, the last ones. "accumulate" records the accumulated gradient after every backward, scaled if a GradScaler
-            scales. Sparse gradients are converted to dense tensors.
+            scales. Under DDP and FSDP2 "step" is the global gradient, reduced over ranks, and "accumulate" that of this rank.
+            Sparse gradients are converted to dense tensors.
 
     >>> import torch
     >>> from reducers import Sum
@@ -62,7 +64,9 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
             raise ValueError(f"ParameterGradientMonitor(when={when!r}): choose 'step' or 'accumulate'")
         self.when = when
         self._hooked: Any = WeakIdKeyDictionary()
+        self._hooked_at = WeakValueDictionary[str, nn.Parameter]()
         super().__init__(reducer, attr, module, **options)
+        self.buffer.shared = when == "step"
 
     @classmethod
     def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterGradientOptions]) -> MonitorConstructor[Self]:
@@ -88,7 +92,11 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
 
     def _hook_new(self, module: nn.Module, *_: Any) -> None:
         """Hooks parameters that have no hook yet. Before every forward, because parameters may be replaced, frozen and unfrozen."""
-        for _path, parameter in self._parameters(module):
+        for path, parameter in self._parameters(module):
+            before = self._hooked_at.get(path)
+            if before is not None and before is not parameter and before in self._hooked:
+                self._hooked.pop(before).remove()  # FSDP2 would report its gradient a second time, reduced and cut
+            self._hooked_at[path] = parameter
             if parameter.requires_grad and parameter not in self._hooked and not is_lazy(parameter):
                 self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
@@ -11,11 +12,22 @@ from torch.compiler import is_compiling
 from recorders._torch import graph_task
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.given import Taking, current
-from recorders.capture.operands import as_operands, detached, leaves, plain, recomputing, symbolic, why_no_numbers
+from recorders.capture.operands import (
+    as_operands,
+    detached,
+    leaves,
+    placement,
+    plain,
+    plain_or_spread,
+    recomputing,
+    symbolic,
+    why_no_numbers,
+)
 from recorders.errors import GivenError, OperandError
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.callables import Caller, call
 from recorders.monitors.gate import Gate
+from recorders.recordings.placement import Placement
 
 __all__ = [
     "NothingToRecordError",
@@ -28,6 +40,7 @@ __all__ = [
     "reduce",
     "reducer_inputs",
     "report_failures",
+    "store",
     "with_given",
     "work",
 ]
@@ -107,9 +120,12 @@ def report_failures(monitor: Recording) -> None:
 
 def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
     """Filters, maps and reduces one observation. `path` is that of the leaf, if each leaf is observed by itself."""
+    around: Placement | None = None
     if not monitor.bare:
+        tensors = [tensor for operand in operands for _, tensor in leaves(operand)]
         if not monitor.dry_run:
-            check_numbers(tensor for operand in operands for _, tensor in leaves(operand))
+            check_numbers(tensors)
+        around = _around(monitor, tensors)
         operands = tuple(map(detached, operands))
         if monitor.filter_ is not None and not call(monitor.filter_, operands, monitor):
             raise NothingToRecordError("filtered out")
@@ -120,7 +136,34 @@ def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
         inputs = with_given(monitor, inputs)
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
+    store(monitor, inputs, around)
+
+
+def store(monitor: Recording, inputs: Inputs, around: Placement | None = None) -> None:
+    """Adds one observation to the buffer; of DTensors what this rank holds. `around` is the placement of what a callable got."""
+    if around is not None or monitor.buffer.places or any(type(x) is not Tensor for xs in inputs.values() for x in xs):
+        inputs = _local_parts(monitor, inputs, around)
     monitor.buffer.add(inputs)
+
+
+def _around(monitor: Recording, tensors: Iterable[Tensor]) -> Placement | None:
+    """The placement of what a callable makes of local parts of these tensors; None if all are plain."""
+    found = [place for tensor in tensors if type(tensor) is not Tensor and (place := placement(tensor, monitor.buffer.shared))]
+    if not found:
+        return None
+    cut = next((place for place in found if place.parts), found[0])
+    return replace(cut, axes=None)  # a norm of parts is no part of a norm
+
+
+def _local_parts(monitor: Recording, inputs: Inputs, around: Placement | None) -> Inputs:
+    """What this rank holds of DTensors; notes which part that is."""
+    places: dict[str, Placement | None] = {}
+    for path, xs in inputs.items():
+        found = [placement(x, monitor.buffer.shared) for x in xs if type(x) is not Tensor]
+        places[path] = next((place for place in found if place is not None), around)
+    monitor.buffer.place(places)
+    monitor._may_wait = False  # later observations are compared with these
+    return {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
 
 
 def add_alone(monitor: Recording, x: Any) -> bool:
@@ -167,7 +210,7 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
         mapped = call(monitor.map_, operands, monitor)
         if not isinstance(mapped, tuple) or not all(isinstance(x, Tensor) for x in mapped):
             raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
-        return {"": tuple(plain(x) for x in mapped)}
+        return {"": tuple(plain_or_spread(x) for x in mapped)}
     value = monitor._default(*operands) if monitor.op_ is None else as_operands(call(monitor.op_, operands, monitor))
     if value is None:
         raise NothingToRecordError("operand was None")
@@ -178,7 +221,7 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
         raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
     if not monitor.dry_run:
         check_numbers(tensors.values())
-    return {path: (plain(tensor),) for path, tensor in tensors.items()}
+    return {path: (plain_or_spread(tensor),) for path, tensor in tensors.items()}
 
 
 def with_given(monitor: Recording, inputs: Mapping[str, tuple[Tensor, ...]]) -> Inputs:

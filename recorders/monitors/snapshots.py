@@ -6,13 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import torch.distributed as dist
+
 from recorders.capture.batching import LOCK
 from recorders.capture.buffers import MonitorState, Pending, PendingBuffer, PendingLifts
 from recorders.capture.context import as_monitor
 from recorders.capture.stacks import StackRow, kinds, restack
 from recorders.errors import MergeError
 from recorders.monitors.attachment import Attachment
+from recorders.monitors.buffer import Buffer
 from recorders.monitors.record import Recording, report_failures
+from recorders.recordings.placement import Placement
 from recorders.recordings.progress import PendingRows, Progress
 from recorders.recordings.recording import Subrecording
 from reducers import Reducer
@@ -48,7 +52,16 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
     report_failures(monitor)
     attr = monitor.attr if monitor.attr is None or isinstance(monitor.attr, str) else ", ".join(monitor.attr)
     kind, module = type(monitor).__name__, monitor.hooks.module_class
-    return Subrecording(monitor.reducer, states, samples, None, kind, attr, module, functions, progress=told)
+    placement = _placement(buffer, states)
+    return Subrecording(monitor.reducer, states, samples, None, kind, attr, module, functions, None, told, placement)
+
+
+def _placement(buffer: Buffer, states: Iterable[str]) -> dict[str, Placement]:
+    """Which part of a tensor each state is of, if ranks share the tensor."""
+    if not buffer.shared or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return dict(buffer.places)
+    copy = Placement(dist.get_rank(), shared=True)
+    return {**dict.fromkeys(states, copy), **buffer.places}
 
 
 def _progress(monitor: Recorded) -> Progress:
@@ -90,10 +103,11 @@ def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
             reduced = {**kept.reduced, (path,): row.count}
             stored[number] = kept._replace(pending={**kept.pending, (path,): row}, reduced=reduced)
     with LOCK:
-        for (monitor, told, _), state in zip(found, stored, strict=True):
+        for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:
                 monitor.buffer.replace({}, more=0)
                 monitor.buffer.stored = state
+                monitor.buffer.places = {path: place for path, place in part.placement.items() if place.home is not None}
                 monitor.gate.eligible = dict[object, int](told.eligible.items())
 
 

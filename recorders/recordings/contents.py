@@ -12,6 +12,7 @@ from torch import Tensor
 from recorders.errors import StorageError
 from recorders.recordings.checking import Checked
 from recorders.recordings.entry import MAX_DEPTH, Entry, Tree
+from recorders.recordings.placement import from_plain, to_plain
 from recorders.recordings.progress import PendingRows, Progress
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.tensorfile import stored_as
@@ -28,6 +29,7 @@ class Contents:
         tensors: all its tensors, by readable names of which none is used twice.
         states, values: the names in place of the tensors.
         progress: the same of its progress; None if it has none.
+        placement: its placement as data.
         left_out: why a result is not in it; "" if all are.
 
     Raises:
@@ -40,6 +42,7 @@ class Contents:
         self.states = {leaf: self._put_state(("state", leaf), state) for leaf, state in part.states.items()}
         self.values = self._put_values(part) if results else {}
         self.progress = None if part.progress is None else self._put_progress(part.progress)
+        self.placement = {leaf: to_plain(place) for leaf, place in part.placement.items()}
 
     def _put_state(self, path: tuple[str, ...], state: State) -> dict[str, str]:
         return {key: self._put((*path, key), tensor) for key, tensor in state.items()}
@@ -202,7 +205,8 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
         progress = Progress(before, told["counts"], told["merged"], told["eligible"], pending, tuple(told["stacked"]))
     recipe = entry.reducer if reducer is None else None
     facts = (entry.samples, values, entry.monitor, entry.attr, entry.module)
-    part = Subrecording(reducer, states, *facts, recipe=recipe, progress=progress)
+    placement = {leaf: from_plain(place) for leaf, place in entry.placement.items()}
+    part = Subrecording(reducer, states, *facts, recipe=recipe, progress=progress, placement=placement)
     recipes.checked.require(where, part)
     return part
 

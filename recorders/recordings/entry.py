@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, Union
 
 from recorders.errors import StorageError
+from recorders.recordings.placement import is_plain_placement
 
 __all__ = ["MAX_DEPTH", "Entry", "Tree", "check_entry", "is_count", "is_text", "is_text_or_none", "mapping", "matches"]
 
@@ -34,6 +35,7 @@ class Entry:
         dtypes: the true dtypes of tensors that are stored as another dtype, by name.
         versions: the versions of the states of reducers, by type of the recipe; those of version 1 are left out.
         progress: what a monitor needs to go on bit for bit, see `recorders.recordings.progress`; None if nothing.
+        placement: by leaf, which part of a tensor that ranks share it is, see `recorders.recordings.placement`.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Entry:
     dtypes: Mapping[str, str]
     versions: Mapping[str, int] = field(default_factory=dict)
     progress: Mapping[str, Any] | None = None
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> list[str]:
         """The names of all tensors in the file that are its own."""
@@ -150,6 +153,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dtypes": (mapping(is_text), "dtypes by tensor name"),
     "versions": (mapping(is_count), "versions by type of reducer"),
     "progress": (lambda value: value is None or _is_progress(value), "counts, texts and tensor names of what waits"),
+    "placement": (mapping(is_plain_placement), "rank, sharing, mesh, axes and parts by leaf"),
 }
 
 

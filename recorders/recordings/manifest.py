@@ -104,7 +104,7 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
             if id(entry.reducer) not in recipes:
                 recipes[id(entry.reducer)] = table.setdefault(_dump(entry.reducer), len(table))
             reducer = recipes[id(entry.reducer)]
-            facts = {key: value for key, value in vars(entry).items() if value or key not in ("versions", "progress")}
+            facts = {key: value for key, value in vars(entry).items() if value or key not in ("versions", "progress", "placement")}
             facts = {key: value for key, value in facts.items() if head.packed is None or key not in head.packed}
             line = _dump({**facts, "reducer": reducer})[1:]
             if len(line) > MAX_LINE - 30:

@@ -1,7 +1,7 @@
 """Message: what a rank sends in `sync`, packed, and read again as something that may be malformed.
 
-The manifest is JSON: names, monitors, reducers, and the dtype and shape of each tensor. The payload is the sample counts as int64,
-and the bytes of all tensors, in the order of the manifest.
+The manifest is JSON: names, monitors, reducers, and the dtype and shape of each tensor. The payload is numbers as int64, which
+are the sample counts and what differs from rank to rank in placements, and the bytes of all tensors, in the order of the manifest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from recorders.errors import SyncError
 from recorders.recordings.entry import is_text, is_text_or_none, mapping
 from recorders.recordings.exchange import MAX_MANIFEST
+from recorders.recordings.placement import Placement, from_plain, is_plain_placement
 from recorders.recordings.recording import Missing, Recording, Subrecording
 from recorders.recordings.tensorfile import as_bytes
 from reducers import RecipeError, Reducer, from_recipe, to_recipe
@@ -56,6 +58,11 @@ def pack(recording: Recording, device: torch.device, missing: Missing, call: str
             + "".join(f".apply({_text(function)})" for function in part.functions),
             "states": states,
         }
+        if part.placement:  # without what differs from rank to rank, so that manifests stay equal, and are not exchanged
+            entries[name]["placed"] = {
+                leaf: [0, place.shared, None, place.axes, [[axis, 0, count] for axis, _, count in place.parts]]
+                for leaf, place in part.placement.items()
+            }
         if missing == "keep":
             entries[name]["part"] = [_recipe(part.reducer), part.monitor, part.attr, part.module]
     manifest = json.dumps({"call": call, "subrecorders": entries, "aliases": dict(recording.aliases)}).encode()
@@ -63,8 +70,11 @@ def pack(recording: Recording, device: torch.device, missing: Missing, call: str
         raise SyncError(f"the names and states take {len(manifest)} bytes, and at most {MAX_MANIFEST} are sent: sync fewer at once")
     devices = {tensor.device for tensor in tensors}
     home = devices.pop() if len(devices) == 1 else device  # then there is one transfer, not one for each tensor
-    samples = as_bytes(torch.tensor([part.samples for part in recording.values()], dtype=torch.int64, device=home))
-    return manifest, torch.cat([samples, *(tensor.to(home) for tensor in tensors)]).to(device)
+    numbers = [part.samples for part in recording.values()]
+    for place in (place for part in recording.values() for place in part.placement.values()):
+        numbers += [place.rank, -1 if place.home is None else place.home, *(index for _, index, _ in place.parts)]
+    first = as_bytes(torch.tensor(numbers, dtype=torch.int64, device=home))
+    return manifest, torch.cat([first, *(tensor.to(home) for tensor in tensors)]).to(device)
 
 
 def pack_error(error: Exception, device: torch.device) -> tuple[bytes, Tensor]:
@@ -151,13 +161,19 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 def _check_entry(entry: Any, keep: bool) -> None:
     """Raises `ValueError` if what a manifest says of one subrecorder is malformed."""
-    if not isinstance(entry, dict) or not {"is", "states"} <= entry.keys() <= {"is", "states", "part"} or not is_text(entry["is"]):
+    if (
+        not isinstance(entry, dict)
+        or not {"is", "states"} <= entry.keys() <= {"is", "states", "part", "placed"}
+        or not is_text(entry["is"])
+    ):
         raise ValueError(f"it is {entry!r:.200}")
     if not isinstance(entry["states"], dict) or not all(mapping(is_text)(state) for state in entry["states"].values()):
         raise ValueError(f"its states are {entry['states']!r:.200}")
     for state in entry["states"].values():
         for spec in state.values():
             _layout(spec)
+    if not mapping(is_plain_placement)(entry.get("placed", {})):
+        raise ValueError(f"its placement is {entry['placed']!r:.200}")
     match entry.get("part"):
         case None if "part" not in entry and not keep:
             return
@@ -171,7 +187,12 @@ def payload_size(manifest: Mapping[str, Any]) -> int:
     """The bytes of the payload that belongs to a manifest."""
     entries = manifest["subrecorders"].values()
     specs = (spec for entry in entries for state in entry["states"].values() for spec in state.values())
-    return 8 * len(entries) + sum(_layout(spec)[2] for spec in specs)
+    return 8 * (len(entries) + _placed_numbers(manifest)) + sum(_layout(spec)[2] for spec in specs)
+
+
+def _placed_numbers(manifest: Mapping[str, Any]) -> int:
+    entries = manifest["subrecorders"].values()
+    return sum(2 + len(place[-1]) for entry in entries for place in entry.get("placed", {}).values())
 
 
 def misfits(recording: Recording, manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -194,25 +215,41 @@ def unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -
     """The recording that one rank sent, with the reducers and functions of this rank.
 
     Raises:
-        ValueError: a number of observations is negative.
+        ValueError: a number of observations is negative, or a placement impossible.
     """
     entries = manifest["subrecorders"]
     leaves = [(name, leaf, state) for name, entry in entries.items() for leaf, state in entry["states"].items()]
     specs = [_layout(spec) for _, _, state in leaves for spec in state.values()]
-    counts, *pieces = torch.split(payload, [8 * len(entries), *(size for _, _, size in specs)])
+    numbers, *pieces = torch.split(payload, [8 * (len(entries) + _placed_numbers(manifest)), *(size for _, _, size in specs)])
     # Pieces are copied before they are viewed, because they may not be aligned, and would keep all bytes alive.
     tensors = (piece.clone().view(dtype).view(shape) for piece, (dtype, shape, _) in zip(pieces, specs, strict=True))
     states: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in entries}
     for name, leaf, state in leaves:
         states[name][leaf] = {key: next(tensors) for key in state}
-    samples = counts.clone().view(torch.int64).tolist()
+    told = iter(numbers.clone().view(torch.int64).tolist())
+    samples = list(islice(told, len(entries)))
     if min(samples, default=0) < 0:
         raise ValueError(f"it says that {min(samples)} observations were made")
     parts = {
-        name: replace(_part(recording, name, entry), states=states[name], samples=count, values=None)
+        name: replace(
+            _part(recording, name, entry),
+            states=states[name],
+            samples=count,
+            values=None,
+            placement={leaf: _placement(place, told) for leaf, place in entry.get("placed", {}).items()},
+        )
         for (name, entry), count in zip(entries.items(), samples, strict=True)
     }
     return Recording(parts, manifest["aliases"])
+
+
+def _placement(place: Sequence[Any], told: Iterator[int]) -> Placement:
+    _, shared, _, axes, parts = place
+    rank, home = next(told), next(told)
+    whole = [rank, shared, None if home == -1 else home, axes, [[axis, next(told), count] for axis, _, count in parts]]
+    if not is_plain_placement(whole):
+        raise ValueError(f"it says that a tensor is placed at {whole!r:.200}")
+    return from_plain(whole)
 
 
 def _part(recording: Recording, name: str, entry: Mapping[str, Any]) -> Subrecording:

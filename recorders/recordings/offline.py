@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recorders.errors import MergeError, NotARecordingError, RecordingWarning
 from recorders.recordings.loading import load, load_lazily
+from recorders.recordings.ranks import Differing, merge_subrecordings, warn_differing
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names
 from recorders.recordings.storage import save
 from recorders.recordings.whole import as_path
@@ -77,6 +78,11 @@ class _Merged(Mapping[str, Subrecording]):
                 raise MergeError(f"subrecorder {name!r} of {path} does not fit those before: {error}") from error
 
         holding = [path for path, recording in self._recordings.items() if name in recording.subrecordings]
+        if self._recordings[holding[0]].subrecordings[name].placement:  # then all are needed at once
+            differing: Differing = {}
+            together = merge_subrecordings([self._recordings[path].subrecordings[name] for path in holding], name, differing)
+            warn_differing(differing)
+            return together
         merged = reduce(add, holding, None)
         assert merged is not None
         return merged

@@ -13,6 +13,7 @@ from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.export import Exported
 from recorders.recordings.past import Past
+from recorders.recordings.placement import Placement
 from recorders.recordings.progress import Progress
 from recorders.recordings.shown import NET, Names, Rows, Table, brief, cut, is_named, listed, shown_name
 from recorders.recordings.unknown import why_unknown
@@ -21,7 +22,7 @@ from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 from reducers.errors import did_you_mean
 
-__all__ = ["Missing", "Recording", "Subrecording", "check_same_names", "lookup", "part_rows", "register_writer"]
+__all__ = ["Missing", "Recording", "Subrecording", "check_alike", "check_same_names", "lookup", "part_rows", "register_writer"]
 
 
 Missing: TypeAlias = Literal["error", "keep"]
@@ -44,6 +45,7 @@ class Subrecording(Table, Past):
         functions: the functions given to `apply` and `apply_sample`, in order; each is called with (result, samples).
         recipe: if the reducer is None, its description in the file, to save it again.
         progress: what a monitor needs to go on bit for bit, beside the states; None if this was merged.
+        placement: by leaf, which part of a tensor this rank holds, if ranks share the tensor; `sync` merges by it.
     """
 
     reducer: Reducer | None
@@ -56,6 +58,7 @@ class Subrecording(Table, Past):
     functions: tuple[Callable[[Any, int], Any], ...] = ()
     recipe: Mapping[str, Any] | str | None = None
     progress: Progress | None = None
+    placement: Mapping[str, Placement] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<{self.title_shown()}, {brief(bare(dict(islice(self.iter_leaves(), 5))))}>"  # as brief shows four statistics
@@ -93,17 +96,26 @@ class Subrecording(Table, Past):
         """The merged subrecording of both.
 
         Raises:
-            MergeError: the reducers differ, or one is unknown: it holds a function, or the module of its class is not imported.
+            MergeError: the reducers differ, or one is unknown: it holds a function, or the module of its class is not imported; or
+                two ranks of a group recorded what they share.
         """
-        for part in (self, other):
-            if part.reducer is None:
-                raise MergeError(why_unknown(part.recipe))
-        assert self.reducer is not None
-        if self.reducer != other.reducer:
-            raise MergeError(f"the reducers differ: {self.reducer!r} and {other.reducer!r}")
+        reducer = check_alike(self, other)
         paths = dict.fromkeys([*self.states, *other.states])
-        states = {path: self.reducer.merge(self.states.get(path, {}), other.states.get(path, {})) for path in paths}
-        return replace(self, states=states, samples=self.samples + other.samples, values=None, progress=None)
+        for path in paths if self.placement or other.placement else ():
+            self._check_place(other, path)
+        states = {path: reducer.merge(self.states.get(path, {}), other.states.get(path, {})) for path in paths}
+        placement = {**other.placement, **self.placement}
+        samples = self.samples + other.samples
+        return replace(self, states=states, samples=samples, values=None, progress=None, placement=placement)
+
+    def _check_place(self, other: Subrecording, leaf: str) -> None:
+        mine, theirs = self.placement.get(leaf), other.placement.get(leaf)
+        both = self.states.get(leaf) and other.states.get(leaf)
+        if both and mine != theirs and ((mine and theirs) or any(place and place.parts for place in (mine, theirs))):
+            raise MergeError(
+                f"leaf {leaf!r} is {mine or 'whole'} in one and {theirs or 'whole'} in the other: what ranks share is merged of "
+                "all ranks at once, by recorder.sync() or recorders.merge(paths)"
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -232,6 +244,17 @@ _writers: dict[str, Callable[..., Path | str]] = {}
 def register_writer(write: Callable[..., Path | str]) -> None:
     """Registers the function that `Recording.save` calls; this module must not import the one that writes files."""
     _writers["save"] = write
+
+
+def check_alike(a: Subrecording, b: Subrecording) -> Reducer:
+    """The reducer of both; raises `MergeError` if they differ, or one is unknown."""
+    for part in (a, b):
+        if part.reducer is None:
+            raise MergeError(why_unknown(part.recipe))
+    assert a.reducer is not None
+    if a.reducer != b.reducer:
+        raise MergeError(f"the reducers differ: {a.reducer!r} and {b.reducer!r}")
+    return a.reducer
 
 
 def check_same_names(first: Iterable[str], second: Iterable[str], this: str, other: str) -> None:

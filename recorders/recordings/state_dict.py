@@ -48,6 +48,7 @@ def to_state_dict(recording: Recording) -> dict[str, Any]:
             "values": contents.values,
             "versions": dict(versions),
             "progress": contents.progress,
+            "placement": contents.placement,
             "tensors": contents.tensors,
         }
     whole = {"format": FORMAT, "step": recording.step, "aliases": dict(recording.aliases), "subrecorders": parts}

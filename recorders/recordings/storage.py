@@ -208,7 +208,7 @@ def _entry(
 ) -> Entry:
     recipe, versions = recipes.of(part)
     described = (name, part.monitor, part.attr, part.module, part.samples, recipe, *written)
-    return Entry(*described, contents.states, contents.values, dtypes, versions, contents.progress)
+    return Entry(*described, contents.states, contents.values, dtypes, versions, contents.progress, contents.placement)
 
 
 @functools.cache

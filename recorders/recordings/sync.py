@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from recorders.errors import SyncError
+from recorders.errors import MergeError, SyncError
 from recorders.recordings.exchange import Exchange
 from recorders.recordings.message import misfits, pack, pack_error, parse, payload_size, unpack
+from recorders.recordings.ranks import merge_ranks
 from recorders.recordings.recording import Missing, Recording
 
 if TYPE_CHECKING:
@@ -34,8 +36,9 @@ def sync(
 ) -> Recording | None:
     """The recordings of all ranks merged in rank order, the same on every rank, bit for bit.
 
-    `recording` is not changed, so repeated calls count nothing twice. What all ranks record alike, such as parameters under data
-    parallelism, counts once for every rank.
+    `recording` is not changed, so repeated calls count nothing twice. A tensor that ranks share counts once: parameters, their
+    gradients, updates and optimizer states if they are equal, bit for bit; and the parts and copies of a DTensor. See
+    `docs/distributed.md`.
 
     There are at most three collectives: lengths and checksums; if checksums differ, the manifests (names, monitors, reducers, keys,
     shapes, dtypes); and the states. The states of a rank are sent as the bytes of one tensor, which works for every dtype. No rank
@@ -62,6 +65,10 @@ def sync(
               the ranks that did not answer. NCCL ends a process at its timeout instead: give the group a CPU backend too,
               "cpu:gloo,cuda:nccl".
             - This process is not in the group.
+
+    Warns:
+        RecordingWarning: copies differ between ranks, on the ranks that get what was merged. Of copies of a DTensor the first
+            counts; parameters that differ count as those of different nets.
 
     >>> from recorders import Recording
     >>> alone = Recording({})
@@ -100,6 +107,8 @@ def _sync(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
             shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
     rows = exchange.payloads(payload, max(sizes), receiver)
+    if any("placed" in entry for manifest in parsed.values() for entry in manifest["subrecorders"].values()):
+        return _by_placement(recording, zip(ranks, manifests, rows, sizes, strict=False))
     merged: Recording | None = None
     for rank, there, row, size in zip(ranks, manifests, rows, sizes, strict=False):  # there are no rows if another rank gets them
         try:
@@ -108,6 +117,19 @@ def _sync(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
         except Exception as error:
             raise SyncError(f"rank {rank} does not fit the ranks before it: {error}") from error
     return merged
+
+
+def _by_placement(recording: Recording, arrived: Iterable[tuple[int, Mapping[str, Any], Tensor, int]]) -> Recording | None:
+    parts = []
+    for rank, there, row, size in arrived:
+        try:
+            parts.append(unpack(recording, there, row[:size]))
+        except ValueError as error:
+            raise SyncError(f"rank {rank} does not fit the others: {error}") from error
+    try:
+        return merge_ranks(parts) if parts else None
+    except MergeError as error:
+        raise SyncError(f"the ranks do not fit together: {error}") from error
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:

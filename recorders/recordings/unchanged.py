@@ -116,4 +116,4 @@ def _facts(part: Subrecording) -> tuple[Any, ...]:
     told = part.progress
     waiting = () if told is None else tuple((rows.paths, rows.start, [len(row) for row in rows.rows]) for rows in told.pending)
     counts = () if told is None else (dict(told.counts), dict(told.eligible), told.merged)
-    return part.samples, part.monitor, part.attr, part.module, keys, waiting, counts
+    return part.samples, part.monitor, part.attr, part.module, dict(part.placement), keys, waiting, counts

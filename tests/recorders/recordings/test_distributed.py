@@ -80,7 +80,9 @@ def batch(index: int, rows: int = 6) -> Tensor:
 def recorded(batches: list[int]) -> Recorder:
     """A recorder that has seen these batches, forward and backward."""
     model = net()
-    recorder = Recorder(out=ForwardMonitor(EVERYTHING), grad=ParameterGradientMonitor(Moments())).modules(model, types=nn.Linear)
+    recorder = Recorder(out=ForwardMonitor(EVERYTHING), grad=ParameterGradientMonitor(Moments(), when="accumulate")).modules(
+        model, types=nn.Linear
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with recorder:
         for index in batches:
