@@ -68,3 +68,19 @@ def test_findings_name_the_planted_fault_and_nothing_else(fault: str, monkeypatc
         for finding, what in zip(found, FAULTS[fault].values(), strict=True):
             assert any(each in finding.what for each in what.split("|"))
     assert {finding.since for finding in over_time} <= {1 if fault == "nan_in_the_middle" else 0}
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_training_over_several_processes(processes: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "distributed/train.py"],
+        cwd=EXAMPLES,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    one, ddp, fsdp2 = done.stdout.splitlines()
+    assert ddp.startswith(f"{processes} processes under DDP")
+    assert one.partition(":")[2] == ddp.partition(":")[2] == fsdp2.partition(":")[2]

@@ -260,7 +260,7 @@ def test_gradients_of_a_rank_and_of_all_under_no_sync(four: World) -> None:
                 norms = torch.stack([answer[0][f"mine/{layer}"][leaf] for answer in answers])
                 torch.testing.assert_close(merged[f"mine/{layer}"][leaf], norms.norm(), rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(own[f"all/{layer}"], alone[f"all/{layer}"], rtol=1e-12, atol=1e-12)
-        assert samples == 8  # each rank has two parameters, and two backwards
+        assert samples == 4  # two backwards of each rank
 
 
 def diverged(place: Place) -> Any:
@@ -270,10 +270,11 @@ def diverged(place: Place) -> Any:
     model = nn.Linear(2, 1, bias=False)
     nn.init.constant_(model.weight, float(rank // 2))
     own = Recorder(value=ParameterMonitor(Norm(), when="tick")).modules(model)
-    copied = Recorder(out=ForwardMonitor(Norm())).modules(nn.Sequential(nn.Identity()), names="0")
+    identity = nn.Sequential(nn.Identity())
+    copied = Recorder(out=ForwardMonitor(Norm())).modules(identity, names="0")
     with own, copied:
         own.tick()
-        copied["out/0"].module(DTensor.from_local(torch.full((2,), float(rank)), mesh_of(place, 4), [Replicate()], run_check=False))  # type: ignore[misc]
+        identity(DTensor.from_local(torch.full((2,), float(rank)), mesh_of(place, 4), [Replicate()], run_check=False))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         merged = own.sync(), copied.sync()
@@ -285,7 +286,7 @@ def test_copies_that_differ_are_named(four: World) -> None:
         assert "'value', leaf 'weight' (ParameterMonitor) on ranks [0, 2]. Each that differs counts as of a net" in first
         assert "'out/0' (ForwardMonitor) on ranks [0, 1, 2, 3]. The first of them counts." in second
         assert samples == [2]
-        assert value["value"]["weight"] == torch.ones(2).norm()
+        assert value["value"]["weight"] == torch.ones(2, dtype=torch.float64).norm()
         assert out["out/0"] == 0
 
 
@@ -331,9 +332,8 @@ def collectives(place: Place, many: int) -> list[str]:
     from test_distributed import COLLECTIVES, noting
 
     model = spread(net(), "fsdp2", mesh_of(place, 4))
-    recorder = Recorder({str(number): ParameterMonitor(Norm(), when="tick") for number in range(many)}).modules(
-        model, types=nn.Linear
-    )
+    monitors = {f"m{number}": ParameterMonitor(Norm(), when="tick") for number in range(many)}
+    recorder = Recorder(**monitors).modules(model, types=nn.Linear)
     calls: list[str] = []
     with recorder, pytest.MonkeyPatch.context() as patch:
         recorder.tick()
@@ -344,7 +344,9 @@ def collectives(place: Place, many: int) -> list[str]:
 
 
 def test_parts_and_copies_cost_no_further_collective(four: World) -> None:
-    assert alike(four.run(collectives, 1)) == alike(four.run(collectives, 60)) == ["all_gather", "all_gather"]
+    assert (
+        alike(four.run(collectives, 1)) == alike(four.run(collectives, 60)) == ["all_gather"] * 3
+    )  # some ranks have no rows of the last weight
 
 
 def resumed(place: Place, folder: str) -> Any:
