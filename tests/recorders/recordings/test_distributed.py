@@ -459,7 +459,7 @@ def kept(place: Place) -> Any:
 
 
 def test_aliases_and_attributes_are_kept(world: World) -> None:
-    assert alike(world.run(kept)) == ({"1.weight": "0.weight"}, 3, ["weight"], "Recording")
+    assert alike(world.run(kept)) == ({"1.weight": "0.weight"}, 1, ["weight"], "Recording")
 
 
 def alone(place: Place) -> bool:
