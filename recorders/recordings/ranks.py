@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -14,6 +13,7 @@ from recorders.recordings.placement import Placement, equal_states, join_parts
 from recorders.recordings.recording import Recording, Subrecording, check_alike
 from recorders.recordings.shown import listed
 from reducers import Reducer, State
+from reducers.errors import warn_user
 
 __all__ = ["Differing", "merge_ranks", "merge_subrecordings", "warn_differing"]
 
@@ -57,9 +57,7 @@ def warn_differing(differing: Differing) -> None:
     for consequence, found in differing.items():
         shown = [f"{what} on ranks {listed(dict.fromkeys(ranks))}" for what, ranks in islice(found.items(), 5)]
         more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-        warnings.warn(
-            f"ranks should hold copies, which differ: {'; '.join(shown)}{more}. {consequence}", RecordingWarning, stacklevel=4
-        )
+        warn_user(f"ranks should hold copies, which differ: {'; '.join(shown)}{more}. {consequence}", RecordingWarning)
 
 
 def _note(differing: Differing, consequence: str, what: str, *ranks: int) -> None:
