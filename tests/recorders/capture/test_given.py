@@ -28,7 +28,7 @@ from recorders import (
     RecordingWarning,
 )
 from recorders.capture.given import current
-from reducers import CKA, GroupBy, Masked, Mean, Sum, Summary, TopK, WeightedMean
+from reducers import CKA, BottomK, GroupBy, Masked, Mean, Sum, Summary, TopK, WeightedMean
 
 SUM = Masked(Sum("b c -> c"))
 
@@ -175,7 +175,7 @@ def test_blocks_within_blocks_add_and_override_and_end_however_they_end() -> Non
 
 def test_recorders_do_not_get_what_is_given_to_others() -> None:
     layer = nn.Identity()
-    first, second = (Recorder(ForwardMonitor(TopK(k=1), given="ids")).modules(layer) for _ in range(2))
+    first, second = (Recorder(ForwardMonitor(kind(k=1), given="ids")).modules(layer) for kind in (TopK, BottomK))
     with first.given(ids=[1]), second.given(ids=[2]):
         layer(torch.ones(1))
     assert [recorder[0].peek()["id"].tolist() for recorder in (first, second)] == [[1], [2]]

@@ -139,7 +139,7 @@ def together(place: Place, kind: str, size: int, folder: str) -> Any:
     return dict(zip(merged, merged.iter_samples(), strict=True)), merged.compute()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_record_together_what_one_process_records(four: World, kind: str, size: int, tmp_path: Path) -> None:
     alone, _ = trained("one", (0, None), 1)

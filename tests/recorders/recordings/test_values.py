@@ -57,7 +57,7 @@ def test_one_depth_for_recorders_recordings_files_and_monitors(tmp_path: Path) -
         ("out/1", {"leaf": "a", "stat": "max"}, r"subrecorder 'out/1', leaf 'a', has no stat 'max': "),
         ("loss", {"stat": "mean"}, "'loss' has one result, without statistics: leave stat='mean' out"),
         ("loss", {"leaf": "x"}, "'loss' has one result, without leaves: leave leaf='x' out"),
-        ("lost", {}, "no subrecorder 'lost'; there are"),
+        ("lost", {}, "no subrecorder 'lost'; did you mean 'loss'"),
     ],
 )
 def test_errors_list_what_there_is(name: str, given: dict[str, str], reason: str) -> None:

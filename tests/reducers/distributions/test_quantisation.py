@@ -62,7 +62,7 @@ def test_a_recorded_range_quantises_within_half_a_step() -> None:
         ((torch.tensor([0.0, float("nan")]), torch.ones(2)), {}, "1 of 2 ranges"),
         ((-1e300, 0.0), {}, "in float32"),
         ((2.0, 1.0), {}, "low is above high: low is"),
-        ((torch.zeros(2), torch.ones(3)), {}, r"one shape; got \(2,\) and \(3,\)"),
+        ((torch.zeros(2), torch.ones(3)), {}, r"low has the shape \(2,\) and high \(3,\)"),
         ((0.0, 1.0), {"bits": 1}, "2 to 16 bits and got 1"),
         ((0.0, 1.0), {"bits": 8.0}, "2 to 16 bits"),
     ],
