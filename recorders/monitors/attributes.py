@@ -17,7 +17,7 @@ from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
 from recorders.monitors.graphs import in_due_step, trace, wanted_in_graph
-from recorders.monitors.options import MonitorOptions
+from recorders.monitors.options import MonitorOptions, as_names
 from recorders.monitors.record import NothingToRecordError, is_ignored
 from reducers import Reducer
 from reducers.errors import did_you_mean
@@ -36,9 +36,7 @@ class _AttributeMonitor(Monitor):
     def __init__(
         self, reducer: Reducer, attr: str | Sequence[str], module: nn.Module | None = None, **options: Unpack[MonitorOptions]
     ) -> None:
-        if not attr or not (isinstance(attr, str) or all(isinstance(name, str) and name for name in attr)):
-            raise TargetError(f"{type(self).__name__} needs the name of an attribute, with dots for nested ones; got {attr!r}")
-        self.attr = attr if isinstance(attr, str) else tuple(attr)
+        self.attr = as_names(attr, type(self).__name__, "an attribute")
         super().__init__(reducer, module, **options)
 
     @property

@@ -13,7 +13,7 @@ from recorders.capture.stacks import StateStack
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer
-from recorders.monitors.options import MonitorOptions
+from recorders.monitors.options import MonitorOptions, as_names
 from recorders.schedule.steps import StepHandle
 from reducers import Reducer, State
 from reducers.combinators.stacked import is_stackable
@@ -68,7 +68,7 @@ class ModuleParameterMonitor(Monitor):
         module: nn.Module | None = None,
         **options: Unpack[MonitorOptions],
     ) -> None:
-        self.attr = attr if attr is None or isinstance(attr, str) else tuple(attr)
+        self.attr = None if attr is None else as_names(attr, type(self).__name__, "a parameter")
         super().__init__(reducer, module, **options)
         self._joins = self.bare and not self.given and is_stackable(self.reducer)  # whether it may be observed together with others
 

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from recorders.errors import TargetError
 from recorders.monitors.failures import OnError
 from recorders.schedule.clock import Phase, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DEFAULTS", "MonitorOptions", "check_options", "spell_out"]
+__all__ = ["DEFAULTS", "MonitorOptions", "as_names", "check_options", "spell_out"]
 
 
 class MonitorOptions(TypedDict, total=False):
@@ -118,3 +119,11 @@ def spell_out(cls: type, root: type) -> dict[str, Any]:
     signature = inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
     cls.__signature__ = signature  # type: ignore[attr-defined]
     return {name: parameter.default for name, parameter in found.items() if name not in ("reducer", "attr", "module")}
+
+
+def as_names(names: str | Sequence[str], kind: str, what: str) -> str | tuple[str, ...]:
+    """The names that a monitor of this kind watches; raises `TargetError` if they are no texts."""
+    several = [names] if isinstance(names, str) else names
+    if not isinstance(several, Sequence) or not several or not all(isinstance(name, str) and name for name in several):
+        raise TargetError(f"{kind} needs the name of {what}, with dots for nested ones, after the reducer; got {names!r}")
+    return names if isinstance(names, str) else tuple(names)

@@ -39,7 +39,7 @@ Rows: TypeAlias = "tuple[Sequence[str], Iterable[Sequence[Sequence[str]]], int]"
 _SHOWN = 4  # statistics of one result, or elements of one tensor
 _LINES = 20  # rows as text
 _ROWS = 100  # rows in terminals and notebooks
-_CELL, _LINE = 40, 110  # characters
+_CELL, _LINE = 52, 110  # characters; the first is that of the longest remark of a plan
 
 
 class Table:

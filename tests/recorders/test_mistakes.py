@@ -18,6 +18,7 @@ from recorders import (
     DifferenceMonitor,
     ForwardInputMonitor,
     ForwardMonitor,
+    Monitor,
     ParameterGradientMonitor,
     ParameterMonitor,
     Recorder,
@@ -391,3 +392,9 @@ def test_a_misspelled_name_gets_a_suggestion() -> None:
     with pytest.raises(SelectionError, match="did you mean 'output/0'"):
         Recorder(output=ForwardMonitor(Mean())).modules(net)["ouput/0"]
     Recorder(out=ForwardMonitor(Mean()), state=StateMonitor(Last(), "running_mean")).modules(nn.ReLU())  # no mistake
+
+
+@pytest.mark.parametrize("kind", [StateMonitor, DifferenceMonitor, ParameterMonitor, ParameterGradientMonitor])
+def test_a_name_before_the_reducer_is_told_in_words(kind: type[Monitor]) -> None:
+    with pytest.raises(TargetError, match=f"{kind.__name__} .*got Mean"):
+        kind("weight", Mean())  # type: ignore[arg-type]
