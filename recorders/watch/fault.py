@@ -134,10 +134,10 @@ class Findings(Table, list[Finding]):
         return "; ".join(parts)
 
     def rows_shown(self) -> Rows:
-        """One row for each finding."""
-        since = ["" if finding.since is None else f"{finding.since}" for finding in self]
-        rows = ([(one.layer, tick, one.what, one.remedy)] for one, tick in zip(self, since, strict=True))
-        return ("layer", "since tick", "what", "try"), rows, len(self)
+        """One row for each finding and each notice."""
+        told = [*((one, one.what) for one in self), *((one, f"notice: {one.what}") for one in self.notices)]
+        rows = ([(one.layer, "" if one.since is None else f"{one.since}", what, one.remedy)] for one, what in told)
+        return ("layer", "since tick", "what", "try"), rows, len(told)
 
 
 _ADVICE = {

@@ -54,6 +54,7 @@ def test_health_leaves_nothing_unexamined_and_names_planted_dead_units(net: Net,
         told = {notice.layer: notice.what for notice in found.notices}
         assert told["blocks.1.1"] == "2 of 8 units (2, 3) are dead: they were never active"
     assert "notice: blocks.1.1: 2 of 8 units (2, 3) are dead" in str(found)
+    assert "notice: 2 of 8 units (2, 3) are dead" in repr(found)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
