@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import queue
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
@@ -262,7 +265,17 @@ def test_400_asynchronous_exceptions_tear_no_state(monkeypatch: pytest.MonkeyPat
 
 
 def test_400_asynchronous_exceptions_through_backward_tear_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU a backward runs in the thread that calls it, and so do the hooks on tensors and parameters."""
+    """On the CPU a backward runs in the thread that calls it, and so do the hooks on tensors and parameters.
+
+    In a process of its own: monitors of parameters share one lock, and tests before this one throw into the main thread, too.
+    """
+    if "RECORDERS_ALONE" not in os.environ:
+        name = f"{__file__}::test_400_asynchronous_exceptions_through_backward_tear_no_state"
+        environment = {**os.environ, "RECORDERS_ALONE": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout
+        return
 
     class Shift(nn.Module):
         def __init__(self) -> None:
