@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dis
+import linecache
 import random
 import sys
 import threading
@@ -27,6 +29,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
 )
+from recorders.capture.batching import LOCK
 from recorders.capture.buffers import MOST
 from reducers import History, Last, Moments, Norm, Product
 
@@ -44,7 +47,7 @@ def at_line(position: int, act: Callable[[], Any], run: Callable[[], Any]) -> li
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if len(lines) > position or not frame.f_code.co_filename.startswith(OURS):
             return None
-        if event == "line":
+        if event == "line" and not leaves_with(frame):
             lines.append((frame.f_code.co_filename, frame.f_lineno))
             if len(lines) > position:
                 sys.settrace(None)
@@ -57,7 +60,19 @@ def at_line(position: int, act: Callable[[], Any], run: Callable[[], Any]) -> li
         run()
     finally:
         sys.settrace(before)
+        assert not LOCK._is_owned(), f"{lines[-1]} leaves the lock of all parameters held"  # type: ignore[attr-defined]
     return lines
+
+
+def leaves_with(frame: FrameType) -> bool:
+    """Whether the line that begins is a `with` that is left.
+
+    Between the block and the call of `__exit__` a trace function can raise, and the lock stays held; a signal handler or another
+    thread cannot: Python looks for their exceptions only after calls and backward jumps.
+    """
+    code = frame.f_code
+    line = linecache.getline(code.co_filename, frame.f_lineno)
+    return line.lstrip().startswith("with ") and dis.opname[code.co_code[frame.f_lasti]].startswith("LOAD_CONST")
 
 
 def positions(run: Callable[[], Any], every: bool) -> list[int]:
