@@ -5,6 +5,7 @@ Run, with `pip install '.[gpu-tests]'`: python benchmarks/kernels.py
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -39,6 +40,11 @@ FAMILIES = {
     "Moments(order=4)": "count,mean,m2,m3,m4",
     "Summary": "count,mean,m2,min,max,zeros,nan,inf",
 }
+
+
+LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31")
+COMMON = (torch.float32, torch.bfloat16)
+Row = dict[str, Any]
 
 
 def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
@@ -116,24 +122,32 @@ def resources(binary: Any) -> dict[str, int]:
     return {**found, "registers": numbers["vgpr_count"], "spilled": spilled}
 
 
-def rows(
-    families: Iterable[str] = tuple(FAMILIES),
-    dtypes: Iterable[torch.dtype] = launch.DTYPES,
-    targets: Iterable[str] = tuple(TARGETS),
-) -> Iterator[dict[str, Any]]:
-    """The resources of the kernels of each family, dtype and layout, for each target."""
-    for family in families:
-        for dtype in dtypes:
-            for layout, (x, axes) in layouts(dtype).items():
-                for name, kernel, arguments in launches(x, axes, FAMILIES[family]):
-                    for target in targets:
-                        found = resources(compiled(kernel, dict(arguments), TARGETS[target]))
-                        of = {"kernel": name, "reducer": family, "dtype": str(dtype).removeprefix("torch."), "layout": layout}
-                        yield {**of, "target": target, **found}
+def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable[str], targets: Iterable[str]) -> Iterator[Row]:
+    """The resources of the kernels of these reducers, dtypes and layouts, for these targets."""
+    for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, targets):
+        x, axes = layouts(dtype)[layout]
+        for name, kernel, arguments in launches(x, axes, FAMILIES[reducer]):
+            found = resources(compiled(kernel, arguments, TARGETS[target]))
+            of = {
+                "kernel": name,
+                "reducer": reducer,
+                "dtype": str(dtype).removeprefix("torch."),
+                "layout": layout,
+                "target": target,
+            }
+            yield {**of, **found}
+
+
+def all_rows() -> Iterator[Row]:
+    """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
+    yield from rows(FAMILIES, COMMON, LAYOUTS, TARGETS)
+    others = [dtype for dtype in launch.DTYPES if dtype not in COMMON]
+    yield from rows(("Mean", "Summary", "Moments(order=4)"), others, ("everything", "last axis kept"), TARGETS)
 
 
 if __name__ == "__main__":
-    table = list(rows())
-    for row in table:
-        print(row)
+    table = []
+    for row in all_rows():
+        print(*row.values(), flush=True)
+        table.append(row)
     write("kernels", rows=table, versions=versions("triton"))

@@ -12,11 +12,12 @@ import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from reducers.errors import ArgumentError
 from reducers.kernels.triton.joining import join
-from reducers.kernels.triton.layout import plan
+from reducers.kernels.triton.layout import plan, power_of_two
 from reducers.kernels.triton.sweeping import sweep
 
-__all__ = ["COLUMNS", "DTYPES", "join_partials", "new_partials", "sweep_into", "swept"]
+__all__ = ["COLUMNS", "DTYPES", "join_partials", "new_partials", "sweep_into", "swept", "swept_in_graph"]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -48,16 +49,22 @@ def swept(
 
     Returns:
         counts int64; `sum` and `exact` int64 for integers; `min` and `max` in the dtype of `x`; all else float64, in the shape of
-        the kept axes. None if the dtype of `x`, or what its strides need, is not supported.
+        the kept axes. None if the dtype of `x` is not supported, or more than `MAX_DIMS` axes are left after merging.
+
+    Raises:
+        ArgumentError: the latter, inside a graph that is being compiled.
     """
-    wanted = tuple(columns.values())
-    if x.dtype not in DTYPES or plan(x, axes) is None:
+    if x.dtype not in DTYPES:
         return None
-    names = ",".join(wanted)
-    partials = new_partials(x, axes, names)
-    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    names = ",".join(columns.values())
     before = [] if not state else [state[key] for key in columns]
-    if type(x) is Tensor and not torch.compiler.is_compiling():  # an operator costs more than a launch
+    if torch.compiler.is_compiling():
+        return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before), strict=True))
+    if plan(x, axes) is None:
+        return None
+    partials = new_partials(x, axes, names)
+    shape = _kept_shape(x, axes)
+    if type(x) is Tensor:  # for which an operator would cost more than the launch
         with torch.cuda.device(x.device if x.is_cuda else -1):
             _sweep(x, partials, axes, names, threshold, None, False)
             results = _join(partials, shape, names, x.dtype, before, None, False)
@@ -115,6 +122,20 @@ def join_partials(
     return _join(partials, shape, columns, dtype, state, due, True)
 
 
+@triton_op("reducers::swept", mutates_args={})
+def swept_in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, state: Sequence[Tensor]) -> List[Tensor]:  # noqa: UP006
+    """Return what `swept` does, in the order of `columns`: both launches as one node of a graph."""
+    if plan(x, tuple(axes)) is None:
+        raise ArgumentError(f"shape {tuple(x.shape)} with strides {tuple(x.stride())} has too many axes that cannot be merged")
+    partials = new_partials(x, axes, columns)
+    _sweep(x, partials, axes, columns, threshold, None, True)
+    return _join(partials, _kept_shape(x, axes), columns, x.dtype, state, None, True)
+
+
+def _kept_shape(x: Tensor, axes: Sequence[int]) -> list[int]:
+    return [size for axis, size in enumerate(x.shape) if axis not in axes]
+
+
 def _sweep(
     x: Tensor, partials: Tensor, axes: Sequence[int], columns: str, threshold: float, due: Tensor | None, traced: bool
 ) -> None:
@@ -123,7 +144,9 @@ def _sweep(
     order, extremes, counts, total = _family(columns, x.dtype)
     integer = not x.dtype.is_floating_point
     run_tiles = -(-tiles.run // tiles.rows)
-    all_tiles = run_tiles * math.prod(tiles.outer_sizes)
+    all_tiles = run_tiles
+    for size in tiles.outer_sizes:  # math.prod cannot be traced with dynamic sizes
+        all_tiles = all_tiles * size
     grid = (-(-tiles.kept // tiles.columns), tiles.parts, 1)
     _launcher(sweep, traced)[grid](
         x.view(torch.uint8) if x.dtype is torch.bool else x,
@@ -176,8 +199,8 @@ def _join(
     results = [torch.empty(shape, dtype=_dtype_of(name, dtype), device=partials.device) for name in names]
     new, old = ({_output(name): _bytes(value) for name, value in zip(names, values, strict=False)} for values in (results, state))
     outputs = (*_OUTPUTS, "total")
-    rows = 1 << (parts - 1).bit_length()
-    width = max(1, min(_JOINED // rows, 1 << (kept - 1).bit_length()))
+    rows = power_of_two(parts, _JOINED)
+    width = power_of_two(kept, max(1, _JOINED // rows))
     _launcher(join, traced)[(-(-kept // width), 1, 1)](
         partials,
         due,
@@ -214,7 +237,7 @@ def _family(columns: str, dtype: torch.dtype) -> tuple[int, int, int, str]:
     """Return the highest power, whether extremes are needed, whether counts are, and which total."""
     names = columns.split(",")
     total = next((name for name in _TOTALS if name in names), "")
-    order = max((power for power, name in enumerate(("mean", "m2", "m3", "m4"), 1) if name in names), default=0)
+    order = sum(name in names for name in ("mean", "m2", "m3", "m4"))
     if total == "sum" and dtype.is_floating_point:
         order = max(order, 1)
     extremes = any(name in names for name in ("min", "max", "peak"))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["MAX_DIMS", "Plan", "plan"]
+__all__ = ["MAX_DIMS", "Plan", "plan", "power_of_two"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
 _MAX_PARTS = 1024  # programs for one column of tiles: enough for any GPU, and independent of it, as results must be
 _TILE = 1 << 12  # numbers of a tile: 16 for each of 256 threads
-_LINE = 1 << 7  # bytes that one load of 32 neighbouring threads brings
+_NEIGHBOURS = 32  # threads that read neighbours in memory together
 _COLUMNS = 8  # kept positions of a tile if neighbours in memory are reduced; each costs the threads registers
 
 _Axis = tuple[int, int]  # length and stride
@@ -71,11 +71,11 @@ def plan(x: Tensor, axes: tuple[int, ...]) -> Plan | None:
     sizes = [size for size, _ in kept]
     positions = _product(sizes)
     if kept[-1][1] < stride:
-        axis, columns = 0, min(_power_of_two(positions), max(32, min(64, _LINE // x.dtype.itemsize)))
-        rows = min(_power_of_two(length), max(1, tile // columns))
+        axis, columns = 0, power_of_two(positions, _NEIGHBOURS)
+        rows = power_of_two(length, max(1, tile // columns))
     else:
-        axis, rows = 1, min(_power_of_two(length), tile)
-        columns = min(_power_of_two(positions), _COLUMNS, max(1, tile // rows))
+        axis, rows = 1, power_of_two(length, tile)
+        columns = power_of_two(positions, min(_COLUMNS, max(1, tile // rows)))
     count = _product(size for size, _ in reduced) * -(-length // rows)
     parts = min(count, max(1, _MAX_PARTS // -(-positions // columns)))
     tiles = -(-count // parts)
@@ -116,9 +116,12 @@ def _run(reduced: list[_Axis]) -> int:
     return max(range(len(reduced)), key=lambda axis: (reduced[axis][0], axis))
 
 
-def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is not below `number`."""
-    return 1 << (number - 1).bit_length()
+def power_of_two(number: int, most: int) -> int:
+    """Return the smallest power of two that is not below `number`, or `most` if that is smaller."""
+    power = 1
+    while power < most and power < number:  # a comparison for each bit, which dynamic sizes allow
+        power *= 2
+    return power
 
 
 def _product(sizes: Iterable[int]) -> int:
