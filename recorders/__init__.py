@@ -1,6 +1,7 @@
 """Records what happens inside PyTorch networks: monitors capture tensors, reducers reduce them, recordings keep the results."""
 
 from recorders.capture.channels import channel_axis, register_channel_axis
+from recorders.capture.layouts import register_layouts
 from recorders.errors import (
     CorruptRecordingError,
     GivenError,
@@ -105,6 +106,7 @@ __all__ = [
     "overview",
     "presets",
     "register_channel_axis",
+    "register_layouts",
     "repair",
     "replay",
     "save",

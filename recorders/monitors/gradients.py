@@ -13,6 +13,7 @@ from recorders._torch import graph_task, outside_modes
 from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves, find_receiver, find_twin
 from recorders.capture.context import capturing
 from recorders.capture.given import Block, block_of, keep, remember, under
+from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import in_due_step, is_due_in_graph, wanted_in_graph
@@ -48,7 +49,6 @@ class GradientMonitor(Monitor):
     unless the tensor is a leaf of autograd: then the monitor breaks the graph once.
     """
 
-    has_channels = True
     records_recomputed = True  # gradients arrive during backward, and so do recomputations by checkpointing
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
@@ -159,13 +159,13 @@ class GradientMonitor(Monitor):
         """Records the gradient of an input of a compiled graph. The mode was asked when the graph was traced."""
         self._receive_call(lambda: (gradient, *seen), path)
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
         """If the monitor takes what was given at the forward, the number of that is the last operand."""
         if not self.given:
-            super()._receive_call(operands, stream)
+            super()._receive_call(operands, stream, told)
         elif is_due_in_graph(self, stream):
             *found, number = operands()
-            under(block_of(number), self._record, self.module, *found, path=stream)
+            under(block_of(number), self._record, self.module, *found, path=stream, told=told)
 
 
 class BackwardMonitor(GradientMonitor):
@@ -182,6 +182,8 @@ class BackwardMonitor(GradientMonitor):
     >>> monitor.peek()
     tensor(6., dtype=torch.float64)
     """
+
+    side = "outputs"
 
     def _attach(self, module: nn.Module) -> list[Any]:
         return [module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
@@ -207,6 +209,8 @@ class BackwardInputMonitor(GradientMonitor):
     >>> monitor.peek()
     tensor([0., 1.])
     """
+
+    side = "inputs"
 
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._before, "_trace_before")
