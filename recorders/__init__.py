@@ -26,7 +26,7 @@ from recorders.monitors.attributes import DifferenceMonitor, StateMonitor
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
-from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor
+from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor, global_gradient
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameter_gradients import ParameterGradientMonitor
@@ -100,6 +100,7 @@ __all__ = [
     "compare",
     "detach_all",
     "findings",
+    "global_gradient",
     "lenses",
     "load",
     "merge",

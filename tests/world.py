@@ -41,7 +41,8 @@ def serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
-    groups = {ranks: dist.new_group(list(ranks)) for ranks in [(0, 1), (1, 2), *((one,) for one in range(size))]}
+    known = [(0, 1), (1, 2), *((one,) for one in range(size))]
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in known if ranks[-1] < size}
     while True:
         job = pickle.loads(pipe.recv_bytes())
         if job is None:

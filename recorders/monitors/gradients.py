@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -24,9 +25,10 @@ from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-__all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
+__all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor", "global_gradient"]
 
 
 NO_TENSOR = "there is no tensor in it"
@@ -193,6 +195,32 @@ class BackwardMonitor(GradientMonitor):
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, *args: Any) -> None:
         self._trace_watch(receiver, module, args[-1])
+
+
+def global_gradient(gradient: Tensor, *, group: ProcessGroup | None = None) -> Tensor:
+    """An `op_` for gradients with respect to outputs and inputs: those of the mean loss of all ranks, not of the loss of this rank.
+
+    Under data parallelism the loss of a rank is the mean over its part of the batch, so gradients with respect to outputs are
+    `world_size` times those of one process with the whole batch. This divides by the number of ranks, 1 without a process group.
+    Gradients of parameters need no scaling, because DDP and FSDP2 average them.
+
+    Args:
+        gradient: any shape.
+        group: the data parallel ranks, all by default; `functools.partial(global_gradient, group=...)` names fewer.
+
+    Returns:
+        the gradient divided by the number of ranks.
+
+    >>> import torch
+    >>> from reducers import Sum
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> monitor = BackwardMonitor(Sum(), layer, op_=global_gradient)
+    >>> (layer(torch.ones(1, 2)) * 2).sum().backward()  # in one process
+    >>> monitor.peek()
+    tensor(6., dtype=torch.float64)
+    """
+    among_ranks = dist.is_available() and dist.is_initialized()
+    return gradient / dist.get_world_size(group) if among_ranks else gradient
 
 
 class BackwardInputMonitor(GradientMonitor):
