@@ -44,9 +44,9 @@ def in_lightning(folder: Path) -> Recorder:
     callback = RecorderCallback(new_recorder)
     trainer = lightning.Trainer(
         accelerator="cpu", strategy="ddp", devices=RANKS, max_epochs=1, callbacks=[callback], logger=False, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,
     )  # fmt: skip
-    trainer.fit(Module(), DataLoader(ROWS, batch_size=BATCH))
+    trainer.fit(Module(), DataLoader(ROWS[trainer.global_rank :: RANKS], batch_size=BATCH))
     trainer.save_checkpoint(folder / "one.ckpt")
     return callback.recorder
 
