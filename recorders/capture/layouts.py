@@ -218,8 +218,9 @@ def _register(net: nn.Module, name: str, side: str, layout: Layout | None, mesh:
 
 
 def in_use() -> bool:
-    """Whether plain tensors may be parts or copies: this process imported tensor parallelism, or called `register_layouts`."""
-    return bool(_declared) or "torch.distributed.tensor.parallel" in sys.modules
+    """Whether plain tensors may be parts or copies: this process is one of several that train, or called `register_layouts`."""
+    # The compiler and FSDP2 import the module, too, so that it is imported does not suffice.
+    return bool(_declared) or ("torch.distributed.tensor.parallel" in sys.modules and dist.is_available() and dist.is_initialized())
 
 
 def layout_of(module: nn.Module | None, side: str) -> Layout | None:

@@ -161,7 +161,8 @@ def store(monitor: Recording, inputs: Inputs, told: Mapping[str, Told] = NOTHING
 
 def store_lifts(monitor: Recording, layout: str, packs: list[Tensor], told: Mapping[str, Told]) -> None:
     """Adds one observation that a compiled graph lifted to the buffer."""
-    note_places(monitor, told)
+    if monitor.buffer.places or in_use() or any(leaf.axes is None for leaf in told.values()):
+        note_places(monitor, told)
     monitor.buffer.add_lifts(layout, packs)
 
 
