@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from reducers.combinators.wrapper import InputWrapper
@@ -40,4 +41,5 @@ class Masked(InputWrapper):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, mask = observation_with(self, xs, "mask")
-        return self.reducer.update_masked(to_device(state, x.device), x, (mask != 0).expand(x.shape))
+        selected = mask if mask.dtype is torch.bool else mask != 0
+        return self.reducer.update_masked(to_device(state, x.device), x, selected.expand(x.shape))

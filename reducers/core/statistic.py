@@ -17,8 +17,8 @@ from reducers.core.patterns import arrange, arrange_all, kept_axes, sides, valid
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
-from reducers.kernels.dispatch import device_sweep
-from reducers.kernels.masks import can_compact, compact
+from reducers.kernels.dispatch import device_sweep, masked_moments
+from reducers.kernels.masks import can_compact, compact, has_rows
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
 from reducers.state import Result, State
@@ -118,7 +118,11 @@ class Statistic(Reducer):
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
-        if self.stackable_join and self.divisible and can_compact(x, mask, axes):
+        compacts = self.stackable_join and self.divisible and can_compact(x, mask, axes)
+        swept = None if compacts and has_rows(mask) else masked_moments(x, mask, axes, self.columns)
+        if swept is not None:
+            return self.merge(state, swept)
+        if compacts:
             selected = [self.observe(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
             if selected:
                 return self.merge_all([state, *selected])

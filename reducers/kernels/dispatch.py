@@ -12,9 +12,10 @@ from torch import Tensor
 from reducers.errors import warn_user
 from reducers.kernels.cpu import sweep
 from reducers.kernels.inductor import fused_moments
+from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_sweep", "eager_moments", "traced_moments"]
+__all__ = ["device_sweep", "eager_moments", "masked_moments", "traced_moments"]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
@@ -31,6 +32,21 @@ def eager_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False)
 def traced_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False) -> State | None:
     """The same inside a graph that is being compiled; None outside of one, or if the kernel does not take `x`."""
     return TRACED(x, axes, with_extremes=with_extremes) if torch.compiler.is_compiling() else None
+
+
+def masked_moments(x: Tensor, mask: Tensor, axes: tuple[int, ...], columns: Mapping[str, str]) -> State | None:
+    """Return the statistics of the elements of `x` that a mask selects, by a kernel for big tensors; None if it does not take them.
+
+    Args:
+        columns: the keys of the state, and which statistic each is, as for `device_sweep`.
+    """
+    if not columns or not _MASKED.issuperset(columns.values()):
+        return None
+    found = masked_sweep(x, mask, axes)
+    return None if found is None else {key: found[column] for key, column in columns.items()}
+
+
+_MASKED = frozenset(("count", "mean", "m2", "sum", "squares", "peak", "min", "max", "zeros", "nan", "inf"))
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ __all__ = ["masked_sweep"]
 
 
 def masked_sweep(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Tensor] | None:
-    """Return what `sweep` with extremes returns, and `sum` and `squares`, of the elements that a mask selects.
+    """Return what `sweep` with extremes returns, and `sum`, `squares` and `peak` (max |x|), of the elements that a mask selects.
 
     Args:
         mask: bool, in the shape of `x`.
@@ -64,8 +64,9 @@ def masked_sweep(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Te
     mean = middle.double() + shift
     zeros = extra["zeros"].long() - torch.where(middle == 0, x.numel() // count.numel() - count, 0)
     moments = {"count": count, "mean": mean, "m2": m2, "sum": mean * count, "squares": m2 + mean * mean * count}
+    peak = torch.maximum(-low, high).double()
     nonfinite = {name: torch.zeros_like(count) for name in ("nan", "inf")}
-    return {**moments, "min": low.to(x.dtype), "max": high.to(x.dtype), "zeros": zeros, **nonfinite}
+    return {**moments, "peak": peak, "min": low.to(x.dtype), "max": high.to(x.dtype), "zeros": zeros, **nonfinite}
 
 
 class _Fill:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reducers.kernels.chunks import BIG, PIECE, paired_pieces
 
-__all__ = ["can_compact", "compact"]
+__all__ = ["can_compact", "compact", "has_rows"]
 
 
 def can_compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> bool:
@@ -35,6 +35,11 @@ def compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Iterator[tuple[Te
         while part_mask.ndim > count:
             part_mask = part_mask[..., 0]
         yield part[part_mask], (0, *rest)
+
+
+def has_rows(mask: Tensor) -> bool:
+    """Return whether whole rows are selected: the mask does not vary along the last axis."""
+    return _varying_ndim(mask) < mask.ndim
 
 
 def _varying_ndim(mask: Tensor) -> int:
