@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from attacks import at_call, fork, goes_on, recording, steps_of
+from attacks import Tally, at_call, fork, goes_on, recording, steps_of
+from power_loss import losses_of
 
 from recorders import load
 from recorders.recordings.commit import Commit, Generation
 from recorders.recordings.exchange import Exchange
+from recorders.recordings.ranks_manifest import encode_ranks
 from recorders.recordings.sharded import save_sharded
-from recorders.recordings.writing import Layout
+from recorders.recordings.writing import Layout, versions, write_rank
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or not dist.is_available(), reason="needs fork and torch.distributed")
 
@@ -120,6 +123,42 @@ def found(root: Path, size: int) -> str:
     assert steps in ({1}, {2})
     assert load(root).compute()["layer.0"].sum().item() == 50 * size * sum(steps)  # type: ignore[union-attr]
     return "old" if steps == {1} else "new"
+
+
+class Ranks:
+    """What two ranks do one after another in one process, for attacks on what they ask of the system."""
+
+    def __init__(self, flushes: bool) -> None:
+        self.flushes = flushes
+
+    def prepare(self, root: Path) -> None:
+        self.save(root, 1)
+
+    def save(self, root: Path, step: int = 2) -> None:
+        with Commit(root) as commit:
+            written = []
+            for rank in range(2):
+                files = Generation(root, commit.generation, commit.live) if rank else commit
+                written.append(write_rank(recording(step), files, rank, "packed", {}, [])[-1])
+                if self.flushes:
+                    files.flush()
+            commit.publish(encode_ranks(commit.generation, versions(), written))
+
+    def found(self, root: Path) -> str:
+        try:
+            return found(root, 2)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+def test_the_power_fails_after_each_operation(tmp_path: Path, flushes: bool) -> None:
+    """If ranks did not flush their files before they are committed, that would be found."""
+    tally = Tally("power losses")
+    losses_of("ranks", Ranks(flushes), tmp_path / "ranks", 6, tally, random.Random(0))  # type: ignore[arg-type]
+    assert tally.tries > 100
+    assert (tally.broke == []) == flushes
+    assert not flushes or tally.outcomes.keys() == {"old", "new"}
 
 
 def check(folder: Path, size: int, moment: str, layout: Layout) -> None:
