@@ -563,7 +563,10 @@ class TestFolder:
 
 
 class TestReaders:
-    def test_a_reader_overtaken_by_a_save_reads_the_new_recording(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("damaged", ["error", "skip"])
+    def test_a_reader_overtaken_by_a_save_reads_the_new_recording(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: Any
+    ) -> None:
         save(sample(), tmp_path)
         real, overtaken = ranks_manifest.read_manifest, list[Path]()
 
@@ -574,7 +577,7 @@ class TestReaders:
             return found
 
         monkeypatch.setattr("recorders.recordings.loading.read_manifest", slow)
-        assert facts(load(tmp_path)) == facts(sample(2.0))
+        assert facts(load(tmp_path, damaged=damaged)) == facts(sample(2.0))
         assert overtaken
 
     def test_readers_beside_a_saver(self, tmp_path: Path) -> None:
