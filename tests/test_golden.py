@@ -3,6 +3,7 @@
 - `fixtures/recording-0.0` was written by the first version that had recorders: schema 1, without the classes of modules.
 - `fixtures/recording-0.1`: schema 1, before the packages got their present names; recipes name classes, not modules.
 - `fixtures/recording-0.2` and `fixtures/recording-0.2-packed`: schema 2, in both layouts, saved in the middle of a run (`every=2`).
+- `fixtures/recording-0.3-ranks`: schema 3, of what those hold, by ranks 0 (a few names, in files of their own) and 3 (packed).
 
 They are never written again: a new schema, or a new form of a state, gets a recording of its own.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from forged import facts
 from torch import Tensor
 
 from recorders import CallMonitor, Recorder, Recording, load, verify
@@ -22,12 +24,27 @@ from reducers import from_recipe, to_recipe
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = ("recording-0.0", "recording-0.1", "recording-0.2", "recording-0.2-packed")
+RANKS = "recording-0.3-ranks"
+PARTS = [*((name, None) for name in NAMES), (RANKS, 0), (RANKS, 3)]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=PARTS, ids=str)
 def golden(request: pytest.FixtureRequest) -> Recording:
-    assert verify(FIXTURES / request.param) == {}
-    return load(FIXTURES / request.param)
+    name, rank = request.param
+    assert verify(FIXTURES / name) == {}
+    return load(FIXTURES / name, ranks=rank)
+
+
+def test_what_ranks_saved_is_merged() -> None:
+    """Rank 0 is in files of its own; and what both saved is the same, so it counts twice."""
+    merged, first, last = load(FIXTURES / RANKS), load(FIXTURES / RANKS, ranks=0), load(FIXTURES / RANKS, ranks=3)
+    assert list(merged) == list(dict.fromkeys([*first, *last]))
+    assert len(first) == 8
+    assert len(last) == len(merged) - 1
+    for name, part in merged.items():
+        assert part.samples == (first[name].samples if name in first else 0) + (last[name].samples if name in last else 0)
+    name = list(first)[1]
+    assert facts(Recording({name: merged[name]})) == facts(Recording({name: first[name].merge(last[name])}))
 
 
 def test_every_subrecording_has_its_reducer_and_merges(golden: Recording) -> None:
@@ -55,9 +72,9 @@ def test_every_state_computes_what_it_computed_then(golden: Recording) -> None:
             torch.testing.assert_close(computed[key], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", NAMES[2:])
-def test_a_saved_run_is_resumed(name: str) -> None:
-    saved = load(FIXTURES / name)
+@pytest.mark.parametrize(("name", "rank"), [part for part in PARTS[2:] if part[1] != 0])
+def test_a_saved_run_is_resumed(name: str, rank: int | None) -> None:
+    saved = load(FIXTURES / name, ranks=rank)
     recorder = Recorder(**{key: CallMonitor(part.reducer, every=2) for key, part in saved.items() if key.startswith("case")})
     recorder.resume(Recording({key: saved[key] for key in recorder}, step=saved.step))
     assert recorder.clock.step == 5

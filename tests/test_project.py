@@ -13,6 +13,8 @@ import reducers
 
 TOOLS = {"demo", "test", "bench", "docs", "all", "parity"}
 """Extras that bring whole environments. Every other extra is one that code asks for by `require(module, extra)`."""
+EXAMPLES = {"dask"}
+"""Or one that an example imports."""
 
 
 def extras() -> dict[str, str]:
@@ -30,6 +32,8 @@ def test_the_version_is_the_same_wherever_it_is_written() -> None:
 def test_every_extra_has_code_behind_it_and_all_of_them_are_in_all() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "recorders").rglob("*.py"))
     asked_for = set(re.findall(r'require\([^)]*"(\w+)"\)', code))
+    for example in (ROOT / "examples").glob("*.py"):
+        asked_for |= EXAMPLES & {line.split(".")[0].removeprefix("import ") for line in example.read_text().splitlines()}
     assert extras().keys() - TOOLS <= asked_for <= extras().keys()
     named = re.search(r"torch-recorders\[(.*)\]", extras()["all"])
     assert named is not None

@@ -12,13 +12,14 @@ from recorders.errors import RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.export import Exported
-from recorders.recordings.loading import load
 from recorders.recordings.recording import Missing, Recording, Subrecording, part_rows
+from recorders.recordings.sharded import load_own, save_sharded
 from recorders.recordings.shown import Names, Rows, Table
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
-from recorders.recordings.storage import Layout, save, save_in_background
+from recorders.recordings.storage import save, save_in_background
 from recorders.recordings.sync import sync
 from recorders.recordings.values import ValuesByName
+from recorders.recordings.writing import Layout
 from recorders.schedule.clock import Clock
 from reducers import Result
 
@@ -116,6 +117,16 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
         return save(self._selected().snapshot(), path, layout=layout, overwrite=overwrite)
 
+    def save_sharded(
+        self, path: str | Path, group: ProcessGroup | None = None, *, layout: Layout = "folder", overwrite: bool = False
+    ) -> Path:
+        """Saves what all ranks of a group recorded into one folder; every rank calls it, and writes its own files.
+
+        `load(path)` merges them as `sync` does, and `resume(path)` takes what this rank saved. See
+        `recorders.recordings.sharded.save_sharded`, also for errors.
+        """
+        return save_sharded(self.snapshot(), path, group, layout=layout, overwrite=overwrite)
+
     def save_in_background(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Future[Path | str]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
 
@@ -124,14 +135,19 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """
         return save_in_background(self._selected().snapshot(), path, layout=layout, overwrite=overwrite)
 
-    def resume(self, path: str | Path | Recording) -> Self:
+    def resume(self, path: str | Path | Recording, group: ProcessGroup | None = None) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.
 
         States, observations that wait to be reduced, the counts of `every` and the step of the clock are restored. If there is
         nothing at `path`, nothing is changed: so a script calls it at every start.
 
+        Args:
+            path: what was saved; if all ranks of a group saved it (`save_sharded`), this rank takes what it saved itself.
+            group: the group that saved it; None for all ranks.
+
         Raises:
-            MergeError: the names differ (both sides are listed), or a reducer or state does not fit. Nothing is changed then.
+            MergeError: the names differ (both sides are listed), or a reducer or state does not fit; or other ranks than those of
+                the group saved it. Nothing is changed then.
             StorageError: the recording cannot be read, see `load`.
 
         >>> import tempfile, torch
@@ -149,7 +165,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         3
         """
         try:
-            recording = path if isinstance(path, Recording) else load(path)
+            recording = path if isinstance(path, Recording) else load_own(path, group)
         except RecordingNotFoundError:
             return self
         self._subrecorders.resume(recording)

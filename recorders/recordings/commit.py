@@ -21,13 +21,13 @@ from pathlib import Path
 from types import TracebackType
 
 from recorders.errors import NotARecordingError, SchemaError, StorageError
-from recorders.recordings.manifest import MANIFEST, MAX_BYTES, SCHEMA, is_manifest, schema_of
+from recorders.recordings.manifest import MANIFEST, MAX_BYTES, NEWEST, is_manifest, schema_of
 from recorders.recordings.whole import NOT_SUPPORTED, flush_file, flush_folder, open_regular, read_regular
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Commit"]
+__all__ = ["Commit", "Generation"]
 
 LOCK = ".lock"
 MAX_START = 4096
@@ -40,27 +40,55 @@ THREADS = 8
 _OURS = re.compile(r"generation-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
 
 
-class Commit:
+class Generation:
+    """The folder of the new files of one save, which any process that sees it may write into.
+
+    Attributes:
+        root: the folder of the recording.
+        generation: the name of the folder of the new files.
+        live: the folder of the files that the present manifest names; "" if there is none that can be read.
+    """
+
+    def __init__(self, root: Path, generation: str, live: str = "") -> None:
+        self.root, self.generation, self.live = root, generation, live
+        self._folder = root / generation
+        self._files: list[str] = []
+
+    def write(self, file: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+        """Writes one new file, which `flush` flushes to the disk; returns its length and its SHA-256."""
+        path = os.path.join(self._folder, file)
+        written = _write(path, chunks)
+        self._files.append(path)
+        return written
+
+    def link(self, old: str, file: str) -> bool:
+        """Takes a file over from the live generation, if the file system has hard links; returns whether it did."""
+        try:
+            os.link(os.path.join(self.root, self.live, old), os.path.join(self._folder, file), follow_symlinks=False)
+        except (OSError, NotImplementedError):
+            return False
+        return True
+
+    def flush(self) -> None:
+        """Flushes to the disk what this process wrote, and the names in the folder."""
+        _flush(self._files)
+        self._files.clear()
+        flush_folder(self._folder)
+
+
+class Commit(Generation):
     """One save into the folder `root`, which is locked during the `with` block.
 
     If the block ends without `publish`, what was written is removed.
-
-    Attributes:
-        generation: the folder of the new files.
-        live: the folder of the files that the present manifest names; "" if there is none that can be read.
 
     Raises:
         NotARecordingError: `root` is a file, or a folder that contains something else than a recording.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
         unique = uuid.uuid4().hex
-        self.generation = f"generation-{unique}"
-        self.live = ""
-        self._folder = root / self.generation
+        super().__init__(root, f"generation-{unique}")
         self._draft = root / f"manifest-{unique}.tmp"
-        self._files: list[str] = []
         self._renaming = False
         self._stack = contextlib.ExitStack()
 
@@ -73,25 +101,9 @@ class Commit:
             self._stack = self._stack.pop_all()
         return self
 
-    def write(self, file: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
-        """Writes one new file into the generation, which `publish` flushes to the disk; returns its length and its SHA-256."""
-        path = os.path.join(self._folder, file)
-        written = _write(path, chunks)
-        self._files.append(path)
-        return written
-
-    def link(self, generation: str, old: str, file: str) -> bool:
-        """Takes a file over from an older generation, if the file system has hard links; returns whether it did."""
-        try:
-            os.link(os.path.join(self.root, generation, old), os.path.join(self._folder, file), follow_symlinks=False)
-        except (OSError, NotImplementedError):
-            return False
-        return True
-
     def publish(self, manifest: bytes) -> None:
         """Flushes everything to the disk, then renames the manifest, which is the commit."""
-        _flush(self._files)
-        flush_folder(self._folder)
+        self.flush()
         _write(os.fspath(self._draft), [manifest])
         _flush([os.fspath(self._draft)])
         # The name of the generation must be on the disk before the manifest that names it.
@@ -155,8 +167,8 @@ def _prepare(root: Path) -> None:
         except (StorageError, OSError):
             start = b""
         schema = schema_of(start)
-        if schema is not None and schema > SCHEMA:
-            newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
+        if schema is not None and schema > NEWEST:
+            newer = f"schema {schema}; this version writes schema {NEWEST}, and would replace what it cannot read"
             raise SchemaError(f"{root} holds a recording of {newer}: upgrade torch-recorders, or save into another folder")
         # If there is a generation too, an unreadable manifest is a damaged manifest.
         if ours or is_manifest(start):

@@ -36,13 +36,15 @@ _ROLL_CALL = 5.0
 
 
 class Exchange:
-    """The collectives of one `sync`.
+    """The collectives of one `sync`, or of one save by all ranks.
 
     Args:
         group: the ranks; its CPU backend is used if it has one, because every rank has a CPU.
+        failed: what an error says that did not happen.
     """
 
-    def __init__(self, group: ProcessGroup | None) -> None:
+    def __init__(self, group: ProcessGroup | None, failed: str = "nothing was merged") -> None:
+        self._failed = failed
         self.group: Any = group or dist.group.WORLD
         self.ranks: list[int] = dist.get_process_group_ranks(self.group)
         types = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
@@ -78,6 +80,10 @@ class Exchange:
         """The bytes of each rank as a row, padded with zeros to `width`; no rows on ranks that are not `to`."""
         return self._try("states", lambda: self._gather(payload, width, to))
 
+    def rows(self, what: str, mine: bytes) -> list[bytes]:
+        """The bytes of each rank, of which all have equally many; `what` says in an error what they are."""
+        return [_bytes(row) for row in self._try(what, lambda: self._gather(_tensor(mine, self.device), len(mine), None))]
+
     def _gather(self, mine: Tensor, width: int, to: int | None) -> Tensor:
         receives = to is None or to == dist.get_rank()
         rows = torch.empty(len(self.ranks) if receives else 0, width, dtype=torch.uint8, device=mine.device)
@@ -96,7 +102,7 @@ class Exchange:
         except Exception as error:
             timeout = group_timeout(self.group, self.device)
             raise SyncError(
-                f"nothing was merged: the exchange of {what} among {len(self.ranks)} ranks failed on rank {dist.get_rank()}"
+                f"{self._failed}: the exchange of {what} among {len(self.ranks)} ranks failed on rank {dist.get_rank()}"
                 f"{f', with a timeout of {timeout:g} s' if timeout else ''}. {self._roll_call(timeout or _ROLL_CALL)} What this "
                 "process recorded is as it was: save it, recorder.save(path), and merge the folders of all ranks later, "
                 f"recorders.merge(paths). Make a new group before you sync again. The backend says {type(error).__name__}: "

@@ -9,27 +9,32 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
 from recorders._torch import without_modes
-from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, RecordingWarning, StorageError
-from recorders.recordings.checking import Checked
-from recorders.recordings.contents import Recipes, rebuilt
-from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Manifest, read_manifest, recording_of
-from recorders.recordings.packed import PackedParts
-from recorders.recordings.recording import Recording, Subrecording
+from recorders.errors import (
+    CorruptRecordingError,
+    NotARecordingError,
+    RecordingNotFoundError,
+    RecordingWarning,
+    SelectionError,
+    StorageError,
+)
+from recorders.recordings.contents import Recipes
+from recorders.recordings.manifest import Manifest, recording_of
+from recorders.recordings.merged import Merged, merged_aliases
+from recorders.recordings.ranks_manifest import RanksManifest, in_order, read_manifest, read_rank
+from recorders.recordings.reading import Given, read, read_lazily, with_reducers
+from recorders.recordings.recording import Recording
 from recorders.recordings.remote import fetch, fetched, renamed
-from recorders.recordings.tensorfile import read_tensors
-from recorders.recordings.whole import as_path, is_url, open_regular
-from reducers import Reducer
+from recorders.recordings.whole import as_path, is_url
 from reducers.errors import warn_user
 
-__all__ = ["load", "load_lazily"]
+__all__ = ["load", "load_chosen", "load_lazily", "manifest_at"]
 
 ATTEMPTS = 100
 """How often `load` starts again if a save replaces the recording meanwhile."""
@@ -38,11 +43,16 @@ ATTEMPTS = 100
 def load(
     path: str | os.PathLike[str],
     *,
-    reducers: Reducer | Mapping[str, Reducer] | None = None,
+    reducers: Given = None,
     damaged: Literal["error", "skip"] = "error",
     mmap: bool = False,
+    ranks: int | Iterable[int] | None = None,
 ) -> Recording:
     """Reads a recording; safe on untrusted files.
+
+    If many ranks saved it together (`recorder.save_sharded`), they are merged as `sync` merges them: in their order, copies once,
+    parts joined, and what only some ranks recorded is kept. One subrecorder is read at a time, of each rank. Results of reducers
+    that are not known stand side by side, with the rank in the name of the leaf.
 
     A reducer that holds a function is not saved: its subrecordings have `reducer` None and show the results as saved. With
     `reducers` they compute, merge and continue again. The same holds for reducers whose code is not imported, with a warning.
@@ -53,7 +63,8 @@ def load(
         damaged: "skip" leaves out subrecorders whose file or line in the manifest is damaged, with a warning; `lost` of the
             recording names them. "error" raises.
         mmap: map the file of the layout "packed" into memory rather than read it. It must not be changed by others while the
-            recording is used; `save` never changes it.
+            recording is used; `save` never changes it. Has no effect on what is merged.
+        ranks: one rank, for what it saved, with which it goes on; or several, to merge only these.
 
     Raises:
         RecordingNotFoundError: `path` does not exist; also a FileNotFoundError.
@@ -61,20 +72,35 @@ def load(
         SchemaError: a newer version wrote it.
         CorruptRecordingError: it is damaged, incomplete or forged; the message names the file and the reason.
         StorageError: it cannot be read.
+        MergeError: the recordings of the ranks do not fit together; each can be loaded alone, by `ranks`.
+        SelectionError: a rank of `ranks` saved nothing there, or the recording was saved by one process.
     """
+    chosen = ranks if ranks is None or isinstance(ranks, int) else tuple(ranks)  # asked for again if a save comes between
+    return load_chosen(path, None if ranks is None else lambda saved: chosen, reducers=reducers, damaged=damaged, mmap=mmap)
+
+
+Choose: TypeAlias = Callable[[Sequence[int] | None], int | Iterable[int] | None]
+"""From the ranks that saved a recording, None if one process did: which to read, as `ranks` of `load`."""
+
+
+def load_chosen(
+    path: str | os.PathLike[str],
+    choose: Choose | None,
+    *,
+    reducers: Given = None,
+    damaged: Literal["error", "skip"] = "error",
+    mmap: bool = False,
+) -> Recording:
+    """Like `load`, of ranks that are chosen once it is known which there are."""
     with fetched(path) as folder:
         root = as_path(folder)
         with torch.inference_mode(False):  # inference tensors could not be updated later
-            read = functools.partial(_load, skip=damaged == "skip", mmap=mmap)
+            read_all = functools.partial(_load, choose=choose, given=reducers, skip=damaged == "skip", mmap=mmap)
             recording: Recording
-            recording, unknown = without_modes(read, root)
+            recording, unknown = without_modes(read_all, root)
         if folder is not path:
             recording = replace(recording, lost=renamed(recording.lost, root, str(path)))
-        if reducers is not None:
-            without = [name for name, part in recording.items() if part.reducer is None]
-            recording, checked = recording.with_reducers(reducers), Checked()
-            for name in without:
-                without_modes(checked.require, f"{path} (subrecorder {name!r}), with the reducer that was given,", recording[name])
+        recording = with_reducers(recording, reducers, str(path))
     _warn(recording, unknown, os.fspath(path))
     return recording
 
@@ -97,41 +123,26 @@ def load_lazily(path: str | os.PathLike[str]) -> Recording:
         return found
     root = as_path(path)
     manifest = _manifest(root, skip=False)
-    folder = _folder(root, manifest)
-    if manifest.packed is not None:
-        return Recording(PackedParts(folder, manifest, Recipes(), mmap=True), manifest.aliases, manifest.step)
-    return Recording(_FolderParts(folder, manifest), manifest.aliases, manifest.step)
+    if isinstance(manifest, Manifest):
+        return read_lazily(root, manifest, Recipes(), mmap=True)
+    recipes = Recipes()
+    held = {f"rank {rank}": read_lazily(root, read_rank(root, manifest, rank), recipes) for rank in manifest.ranks}
+    parts = Merged(held, apart=True)
+    return Recording(parts, merged_aliases(held, parts))
 
 
-class _FolderParts(Mapping[str, Subrecording]):
-    """Subrecordings by name, each read from its file when it is asked for."""
-
-    def __init__(self, folder: str, manifest: Manifest) -> None:
-        self._folder, self._manifest, self._recipes = folder, manifest, Recipes()
-
-    def __getitem__(self, name: str) -> Subrecording:
-        if name not in self._manifest.lines:
-            raise KeyError(name)
-        with torch.inference_mode(False):
-            try:
-                part: Subrecording = without_modes(_read_one, self._folder, self._manifest.entry(name), self._recipes)
-            except FileNotFoundError as error:
-                raise CorruptRecordingError(f"{error.filename} is not there, or was replaced by a save meanwhile") from error
-        return part
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._manifest.lines)
-
-    def __len__(self) -> int:
-        return len(self._manifest.lines)
+def manifest_at(path: str | os.PathLike[str]) -> Manifest | RanksManifest:
+    """The manifest of the recording in a folder, without what is damaged of it; raises `StorageError`, see `load`."""
+    return _manifest(as_path(path), skip=True)
 
 
-def _load(root: str, skip: bool, mmap: bool) -> tuple[Recording, Mapping[str, list[str]]]:
+def _load(root: str, choose: Choose | None, given: Given, skip: bool, mmap: bool) -> tuple[Recording, Mapping[str, list[str]]]:
     for _ in range(ATTEMPTS):
         manifest = _manifest(root, skip)
         try:
-            with _no_collection():
-                return _read(root, manifest, skip, mmap)
+            found = _read(root, manifest, choose, given, skip, mmap)
+            if not found[0].lost or _manifest(root, skip).generation == manifest.generation:
+                return found
         except (StorageError, OSError) as error:
             # If a save has replaced the generation meanwhile, read the new one.
             if _manifest(root, skip).generation != manifest.generation:
@@ -141,6 +152,45 @@ def _load(root: str, skip: bool, mmap: bool) -> tuple[Recording, Mapping[str, li
             kind = CorruptRecordingError if isinstance(error, FileNotFoundError) else StorageError
             raise kind(f"cannot load {root}: {error}") from error
     raise StorageError(f"cannot load {root}: it was saved again {ATTEMPTS} times during the attempt; try again")
+
+
+def _read(
+    root: str,
+    manifest: Manifest | RanksManifest,
+    choose: Choose | None,
+    given: Given,
+    skip: bool,
+    mmap: bool,
+) -> tuple[Recording, Mapping[str, list[str]]]:
+    if isinstance(manifest, Manifest):
+        if choose is not None and choose(None) is not None:
+            raise SelectionError(f"{root} was saved by one process, not by ranks: load it without ranks")
+        with _no_collection():
+            return read(root, manifest, skip, mmap)
+    chosen = None if choose is None else choose(tuple(manifest.ranks))
+    if isinstance(chosen, int):
+        one = read_rank(root, manifest, chosen)
+        with _no_collection():
+            return read(root, one, skip, mmap)
+    return _merged(root, manifest, [*manifest.ranks] if chosen is None else in_order(manifest, chosen), given, skip)
+
+
+def _merged(
+    root: str, manifest: RanksManifest, ranks: Sequence[int], given: Given, skip: bool
+) -> tuple[Recording, Mapping[str, list[str]]]:
+    """The recordings of ranks as one, read name by name."""
+    recipes, held = Recipes(), dict[str, Recording]()
+    lost = {f"line {number + 2} of the manifest": reason for number, reason in manifest.damaged.items()}
+    for rank in ranks:
+        try:
+            held[f"rank {rank}"] = read_lazily(root, read_rank(root, manifest, rank), recipes, given=given)
+        except (StorageError, OSError) as error:
+            if not skip:
+                raise
+            lost[f"rank {rank}"] = str(error)
+    merged = Merged(held, lost=lost if skip else None, apart=True)
+    parts = merged.all()
+    return Recording(parts, merged_aliases(held, parts), None, lost), recipes.unknown
 
 
 @contextlib.contextmanager
@@ -155,7 +205,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _manifest(root: str, skip: bool) -> Manifest:
+def _manifest(root: str, skip: bool) -> Manifest | RanksManifest:
     try:
         return read_manifest(root, skip=skip)
     except StorageError:
@@ -170,57 +220,6 @@ def _manifest(root: str, skip: bool) -> Manifest:
         raise StorageError(f"cannot load {root}: {error}") from error
 
 
-def _folder(root: str, manifest: Manifest) -> str:
-    folder = os.path.join(root, manifest.generation)
-    if os.path.islink(folder):
-        raise CorruptRecordingError(f"{folder} is a symbolic link, which recordings do not hold")
-    return folder
-
-
-def _read(root: str, manifest: Manifest, skip: bool, mmap: bool) -> tuple[Recording, Mapping[str, list[str]]]:
-    folder, recipes = _folder(root, manifest), Recipes()
-    lost = {f"line {number + 2} of the manifest": reason for number, reason in manifest.damaged.items()}
-    parts: Mapping[str, Subrecording]
-    if manifest.packed is not None:
-        parts = PackedParts(folder, manifest, recipes, mmap=mmap)
-    else:
-        parts = read = {}
-        files = set[str]()
-        for name in manifest.lines:
-            try:
-                entry = manifest.entry(name)
-                if entry.file in files:
-                    raise CorruptRecordingError(f"{manifest.where} is malformed: two subrecorders have the file {entry.file!r}")
-                files.add(entry.file)
-                read[name] = _read_one(folder, entry, recipes)
-            except (StorageError, OSError) as error:
-                if not skip:
-                    raise
-                lost[name] = str(error)
-    aliases = {alias: name for alias, name in manifest.aliases.items() if name in parts}
-    return Recording(parts, aliases, manifest.step, lost), recipes.unknown
-
-
-def _read_one(folder: str, entry: Entry, recipes: Recipes) -> Subrecording:
-    where = os.path.join(folder, entry.file)
-    named = entry.tensors()
-    with open_regular(where, entry.bytes) as (file, size):
-        if size != entry.bytes:
-            raise CorruptRecordingError(
-                f"{where} (subrecorder {entry.name!r}) is damaged: {size} bytes are there and {entry.bytes} were saved"
-            )
-        try:
-            tensors, sha256 = read_tensors(file, size, entry.dtypes, where, 4096 + sum(2048 + 6 * len(name) for name in named))
-        except (RuntimeError, MemoryError) as error:
-            raise StorageError(f"{where}: its {size} bytes do not fit into memory: {error}") from error
-    if sha256 != entry.sha256:
-        raise CorruptRecordingError(f"{where} (subrecorder {entry.name!r}) is damaged: its checksum differs from what was saved")
-    if tensors.keys() != set(named):
-        found, told = sorted(tensors)[:20], sorted(named)[:20]
-        raise CorruptRecordingError(f"{where} (subrecorder {entry.name!r}) holds tensors {found}, and the manifest names {told}")
-    return rebuilt(entry, recipes, tensors.__getitem__, where)
-
-
 def _warn(recording: Recording, unknown: Mapping[str, list[str]], root: str) -> None:
     if recording.lost:
         (name, reason), *others = recording.lost.items()
@@ -228,7 +227,11 @@ def _warn(recording: Recording, unknown: Mapping[str, list[str]], root: str) -> 
         message = f"{root} is damaged, and {len(recording.lost)} parts of it are left out: {name!r:.200} ({reason}){more}"
         warn_user(message, RecordingWarning)
     for reason, names in unknown.items():
-        without = [name for name in names if name in recording.subrecordings and recording.subrecordings[name].reducer is None]
+        without = [
+            name
+            for name in dict.fromkeys(names)
+            if name in recording.subrecordings and recording.subrecordings[name].reducer is None
+        ]
         if without:
             warn_user(
                 f"{len(without)} subrecorders, such as {without[0]!r}, were loaded without their reducer, as saved values and "

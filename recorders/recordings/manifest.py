@@ -18,12 +18,30 @@ from typing import Any
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, StorageError
 from recorders.recordings.entry import Entry, check_entry, is_count, is_text, is_text_or_none, mapping, matches
-from recorders.recordings.whole import read_regular
 
-__all__ = ["MANIFEST", "Head", "Manifest", "decode", "encode", "is_manifest", "read_manifest", "recording_of", "schema_of"]
+__all__ = [
+    "MANIFEST",
+    "MAX_BYTES",
+    "NEWEST",
+    "Head",
+    "Manifest",
+    "decode",
+    "encode",
+    "facts_of",
+    "is_generation",
+    "is_manifest",
+    "parse",
+    "recording_of",
+    "schema_of",
+    "sealed",
+    "unsealed",
+]
 
 MANIFEST = "manifest.json"
 SCHEMA = 2
+"""Of the manifest of one process. What it names is as before, so earlier versions read it."""
+NEWEST = 3
+"""Of the manifest of many ranks, see `recorders.recordings.ranks_manifest`."""
 MAX_BYTES = 128 * 2**20
 """Limits the memory that an untrusted manifest may take; enough for about 100,000 subrecorders."""
 MAX_LINE = 16 * 2**20
@@ -37,7 +55,8 @@ _NAME_AT = {1: len('{"name": '), 2: len('{"crc32": "01234567", "name": ')}
 """Where the name of a subrecorder begins in its line, by schema."""
 _LONGEST_NAME = 2**20
 _scan_text = json.JSONDecoder().raw_decode
-_GENERATION = re.compile(r"generation-[0-9a-f]{32}")
+is_generation = matches(re.compile(r"generation-[0-9a-f]{32}"))
+"""Whether a value is the name of a generation folder."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +137,13 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise StorageError(f"this recording cannot be described as data: {error}") from error
     rest = f', {about}, "subrecorders": [\n' + ",\n".join(lines.values()) + "\n]}\n"
-    checksum = hashlib.sha256(f"{_PREFIX}{SCHEMA}, {_CHECKSUM % ''}{rest}".encode()).hexdigest()
-    raw = f"{_PREFIX}{SCHEMA}, {_CHECKSUM % checksum}{rest}".encode()
+    return sealed(SCHEMA, rest)
+
+
+def sealed(schema: int, rest: str) -> bytes:
+    """The bytes of a manifest, of which `rest` is what follows the checksum; raises `StorageError` if they are too many."""
+    checksum = hashlib.sha256(f"{_PREFIX}{schema}, {_CHECKSUM % ''}{rest}".encode()).hexdigest()
+    raw = f"{_PREFIX}{schema}, {_CHECKSUM % checksum}{rest}".encode()
     if len(raw) > MAX_BYTES:
         raise StorageError(f"the manifest would have {len(raw)} bytes, and {MAX_BYTES} can be read back: save in several folders")
     return raw
@@ -151,30 +175,17 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
         SchemaError: a newer version wrote them.
         CorruptRecordingError: they are not what was saved.
     """
-    if not is_manifest(raw):
-        raise NotARecordingError(f"{where} is not a manifest of torch-recorders")
-    found = _HEAD.match(raw)
-    if found is None:
-        raise CorruptRecordingError(f"{where} is damaged: it names no schema and no checksum")
-    schema = int(found[1])
-    if schema > SCHEMA:
-        raise SchemaError(
-            f"{where} was written by a newer version, in schema {schema}; this one reads schema {SCHEMA}: upgrade torch-recorders"
-        )
-    if schema < 1:
-        raise CorruptRecordingError(f"{where} is damaged: there is no schema {schema}")
     # The checksum comes first: nothing is parsed of a file that was damaged by chance.
-    start, stop = found.span(2)
-    digest = hashlib.sha256(raw[:start])
-    digest.update(memoryview(raw)[stop:])
-    sound = digest.hexdigest().encode() == found[2]
+    schema, sound = unsealed(raw, where)
+    if schema > SCHEMA:
+        raise CorruptRecordingError(f"{where} is malformed: it is of many ranks, where that of one is expected")
     if not sound and not (skip and schema > 1):
         raise CorruptRecordingError(f"{where} is damaged: its checksum does not fit its content")
     try:
         first, *lines = raw.split(b"\n")
         if lines[-2:] != [b"]}", b""]:
             raise ValueError("it has no end")
-        about = _parse(first + b"]}")
+        about = parse(first + b"]}")
         named, damaged = _named(lines[:-2], schema, skip=not sound)
         step, packed = (about["step"], about["packed"]) if schema > 1 else (None, None)
         head = (about["generation"], about["aliases"], about["versions"], step, packed)
@@ -187,7 +198,34 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
     return manifest
 
 
-def _parse(line: bytes) -> Any:
+def unsealed(raw: bytes, where: str) -> tuple[int, bool]:
+    """The schema of a manifest, and whether its checksum fits its content; `where` is the name of the file, for errors.
+
+    Raises:
+        NotARecordingError: the bytes are something else.
+        SchemaError: a newer version wrote them.
+        CorruptRecordingError: they name no schema, or no checksum.
+    """
+    if not is_manifest(raw):
+        raise NotARecordingError(f"{where} is not a manifest of torch-recorders")
+    found = _HEAD.match(raw)
+    if found is None:
+        raise CorruptRecordingError(f"{where} is damaged: it names no schema and no checksum")
+    schema = int(found[1])
+    if schema > NEWEST:
+        raise SchemaError(
+            f"{where} was written by a newer version, in schema {schema}; this one reads schema {NEWEST}: upgrade torch-recorders"
+        )
+    if schema < 1:
+        raise CorruptRecordingError(f"{where} is damaged: there is no schema {schema}")
+    start, stop = found.span(2)
+    digest = hashlib.sha256(raw[:start])
+    digest.update(memoryview(raw)[stop:])
+    return schema, digest.hexdigest().encode() == found[2]
+
+
+def parse(line: bytes) -> Any:
+    """The JSON in a line of a manifest; raises `ValueError` if there is none, or it is too long."""
     if len(line) > MAX_LINE:
         raise ValueError(f"a line has {len(line)} bytes, and at most {MAX_LINE} are read")
     return _decoder.decode(line.decode())
@@ -216,11 +254,16 @@ def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, by
 def _facts(line: bytes, schema: int) -> dict[str, Any]:
     """The fields of one line, whose checksum is right."""
     if schema == 1:
-        return {"module": "", **_parse(line)}  # the first recordings did not know the class of the module
+        return {"module": "", **parse(line)}  # the first recordings did not know the class of the module
+    return facts_of(line)
+
+
+def facts_of(line: bytes) -> dict[str, Any]:
+    """The fields of one line, without its checksum; raises `ValueError` if that does not fit."""
     found = _CRC.match(line)
     if found is None or int(found[1], 16) != zlib.crc32(memoryview(line)[found.end() :]):
         raise ValueError("the checksum of the line does not fit its content")
-    facts: dict[str, Any] = _parse(line)
+    facts: dict[str, Any] = parse(line)
     del facts["crc32"]
     return facts
 
@@ -231,17 +274,11 @@ def _index(index: Any, length: int) -> int:
     return index
 
 
-def read_manifest(root: str, *, skip: bool = False) -> Manifest:
-    """The manifest of the recording in folder `root`; raises a `StorageError` if it cannot be read, see `decode`."""
-    where = os.path.join(root, MANIFEST)
-    return decode(read_regular(where, MAX_BYTES), where, skip=skip)
-
-
 def recording_of(path: str) -> str | None:
     """The recording of which a generation folder, a file in one, or a manifest is a part; None if `path` is none of these."""
     for inner in (os.path.abspath(path), os.path.dirname(os.path.abspath(path))):
         root, name = os.path.split(inner)
-        if (name == MANIFEST or matches(_GENERATION)(name)) and os.path.isfile(os.path.join(root, MANIFEST)):
+        if (name == MANIFEST or is_generation(name)) and os.path.isfile(os.path.join(root, MANIFEST)):
             return root
     return None
 
@@ -267,7 +304,7 @@ def _check_aliases(head: Head, names: Iterable[str], error: type[StorageError], 
 
 def _check_head(head: Head, error: type[StorageError], where: str) -> None:
     """Raises `error` if anything that is not of one subrecorder is invalid."""
-    if not matches(_GENERATION)(head.generation):
+    if not is_generation(head.generation):
         raise error(f"{where} is malformed: no generation folder is called {head.generation!r:.200}")
     if head.packed is not None and (not isinstance(head.packed, dict) or head.packed.keys() != {"file", "bytes", "sha256"}):
         raise error(f"{where} is malformed: the packed file is {head.packed!r:.200}")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from functools import reduce
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from recorders.errors import MergeError, NotARecordingError, RecordingWarning
-from recorders.recordings.loading import load, load_lazily
-from recorders.recordings.ranks import Differing, merge_subrecordings, warn_differing
-from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names
+from recorders.errors import MergeError, NotARecordingError, RecordingWarning, SelectionError, StorageError
+from recorders.recordings.commit import Commit
+from recorders.recordings.loading import load, load_lazily, manifest_at
+from recorders.recordings.manifest import Manifest
+from recorders.recordings.merged import Merged, merged_aliases
+from recorders.recordings.ranks_manifest import RanksManifest, encode_ranks
+from recorders.recordings.recording import Missing, Recording, check_same_names
+from recorders.recordings.remote import fetched, renamed
 from recorders.recordings.storage import save
 from recorders.recordings.whole import as_path
+from recorders.recordings.writing import versions, warn_left_out, write_rank
 
 __all__ = ["merge", "repair", "verify"]
 
@@ -54,59 +58,29 @@ def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error"
     first, *others = found
     for other in others if missing == "error" else ():
         check_same_names(found[first], found[other], first, other)
-    parts = _Merged(found)
-    aliases = {alias: name for recording in reversed(found.values()) for alias, name in recording.aliases.items()}
-    return Recording(parts, {alias: name for alias, name in aliases.items() if alias not in parts})
-
-
-class _Merged(Mapping[str, Subrecording]):
-    """Subrecordings by name, each merged when it is asked for."""
-
-    def __init__(self, recordings: Mapping[str, Recording]) -> None:
-        self._recordings = recordings
-        self._names = dict.fromkeys(name for recording in recordings.values() for name in recording)
-
-    def __getitem__(self, name: str) -> Subrecording:
-        if name not in self._names:
-            raise KeyError(name)
-
-        def add(merged: Subrecording | None, path: str) -> Subrecording:
-            part = self._recordings[path].subrecordings[name]
-            try:
-                return part if merged is None else merged.merge(part)
-            except Exception as error:
-                raise MergeError(f"subrecorder {name!r} of {path} does not fit those before: {error}") from error
-
-        holding = [path for path, recording in self._recordings.items() if name in recording.subrecordings]
-        if self._recordings[holding[0]].subrecordings[name].placement:  # then all are needed at once
-            differing: Differing = {}
-            together = merge_subrecordings([self._recordings[path].subrecordings[name] for path in holding], name, differing)
-            warn_differing(differing)
-            return together
-        merged = reduce(add, holding, None)
-        assert merged is not None
-        return merged
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    parts = Merged(found)
+    return Recording(parts, merged_aliases(found, parts))
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, str]:
     """Reads all of a recording; returns why a subrecorder is damaged, by name. If it is whole, that is empty.
 
+    If many ranks saved it, the rank is in the name.
+
     Raises:
         StorageError: nothing of it can be read, see `load`.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordingWarning)
-        return dict(load(path, damaged="skip").lost)
+    with fetched(path) as folder:
+        lost: dict[str, str] = {}
+        for _ in _whole(folder, lost):
+            pass
+        return renamed(lost, os.fspath(folder), os.fspath(path))
 
 
 def repair(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> dict[str, str]:
     """Writes what is whole of a damaged recording into another folder; returns why a subrecorder is left out, by name.
+
+    If many ranks saved it, so is the other: each rank keeps what is whole of its own.
 
     Raises:
         NotARecordingError: there is something at `to` already.
@@ -115,8 +89,46 @@ def repair(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> dict[str
     target = Path(as_path(to))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise NotARecordingError(f"{target} exists already: choose another folder, or remove it")
+    lost: dict[str, str] = {}
+    with fetched(path) as folder:
+        if isinstance(manifest_at(folder), RanksManifest):
+            _save_ranks(_whole(folder, lost), target)
+        else:
+            for _, recording in _whole(folder, lost):
+                save(recording, target)
+        return renamed(lost, os.fspath(folder), os.fspath(path))
+
+
+def _save_ranks(recordings: Iterable[tuple[int, Recording]], target: Path) -> None:
+    left_out: list[str] = []
+    with Commit(target) as commit:
+        files = [write_rank(recording, commit, rank, "folder", {}, left_out)[-1] for rank, recording in recordings]
+        commit.publish(encode_ranks(commit.generation, versions(), files))
+    warn_left_out(target, left_out)
+
+
+def _whole(folder: str | os.PathLike[str], lost: dict[str, str]) -> Iterator[tuple[int, Recording]]:
+    """What is whole of a recording, by rank, one after another; rank 0 if one process saved it. Adds to `lost` what is not."""
+    manifest = manifest_at(folder)
+    if isinstance(manifest, Manifest):
+        recording = _load_whole(folder, None)
+        lost.update(recording.lost)
+        yield 0, recording
+        return
+    lost.update({f"line {number + 2} of the manifest": reason for number, reason in manifest.damaged.items()})
+    for rank in manifest.ranks:
+        try:
+            recording = _load_whole(folder, rank)
+        except (StorageError, SelectionError) as error:  # of the latter, the check below tells more
+            lost[f"rank {rank}"] = str(error)
+            continue
+        lost.update({f"{name} of rank {rank}": reason for name, reason in recording.lost.items()})
+        yield rank, recording
+    if manifest_at(folder).generation != manifest.generation:
+        raise StorageError(f"{folder} was saved again while its ranks were read: try again")
+
+
+def _load_whole(folder: str | os.PathLike[str], rank: int | None) -> Recording:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
-        recording = load(path, damaged="skip")
-    save(recording, target)
-    return dict(recording.lost)
+        return load(folder, damaged="skip", ranks=rank)

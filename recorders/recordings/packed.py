@@ -15,7 +15,7 @@ from recorders.recordings.contents import Recipes, rebuilt
 from recorders.recordings.manifest import Manifest
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.stored import as_memory, true_dtype
-from recorders.recordings.tensorfile import Place, fill, places, read_header
+from recorders.recordings.tensorfile import CHUNK, Place, fill, places, read_header
 from recorders.recordings.whole import open_regular
 
 __all__ = ["PackedParts", "name_prefix"]
@@ -33,12 +33,13 @@ class PackedParts(Mapping[str, Subrecording]):
         folder: the generation folder.
         manifest: its manifest, with `packed`.
         mmap: map the file into memory rather than read it. The checksum is still checked, once.
+        lazily: keep no tensor; each is read from the file when it is asked for, and the checksum is checked once, before.
 
     Raises:
         CorruptRecordingError: the file is not what was saved; also later, when a subrecording is asked for, if it was forged.
     """
 
-    def __init__(self, folder: str, manifest: Manifest, recipes: Recipes, *, mmap: bool = False) -> None:
+    def __init__(self, folder: str, manifest: Manifest, recipes: Recipes, *, mmap: bool = False, lazily: bool = False) -> None:
         assert manifest.packed is not None
         self._manifest, self._recipes = manifest, recipes
         self._index = {name: index for index, name in enumerate(manifest.lines)}
@@ -51,7 +52,12 @@ class PackedParts(Mapping[str, Subrecording]):
             header = read_header(file, size, self._where, _longest_header(manifest))
             digest = hashlib.sha256(len(header).to_bytes(8, "little") + header)
             data = size - 8 - len(header)
-            if mmap:
+            self._data: Tensor | None = None
+            if lazily:
+                piece = torch.empty(min(data, CHUNK), dtype=torch.uint8)
+                for start in range(0, data, CHUNK):
+                    fill(file, as_memory(piece[: data - start]), digest, self._where)
+            elif mmap:
                 storage = torch.UntypedStorage.from_file(self._where, shared=False, nbytes=size)
                 self._data = torch.tensor([], dtype=torch.uint8).set_(storage)[size - data :]  # type: ignore[arg-type]
                 digest.update(as_memory(self._data))
@@ -60,6 +66,7 @@ class PackedParts(Mapping[str, Subrecording]):
                 fill(file, as_memory(self._data), digest, self._where)
         if digest.hexdigest() != sha256:
             raise CorruptRecordingError(f"{self._where} is damaged: its checksum differs from what was saved")
+        self._size, self._start = size, size - data
         self._places = places(header, data, self._where)
 
     def __getitem__(self, name: str) -> Subrecording:
@@ -75,14 +82,27 @@ class PackedParts(Mapping[str, Subrecording]):
                     raise CorruptRecordingError(f"{self._where} (subrecorder {name!r}) holds no tensor {short!r:.200}")
                 return true_dtype(self._tensor(place), dtypes.get(short), self._where)
 
-            self._made[name] = rebuilt(entry, self._recipes, tensor, self._where)
+            part = rebuilt(entry, self._recipes, tensor, self._where)
+            if self._data is None:
+                return part
+            self._made[name] = part
         return self._made[name]
 
     def _tensor(self, place: Place) -> Tensor:
+        if self._data is None:
+            return self._read(place).view(place.dtype).view(place.shape)
         piece = self._data[place.begin : place.end]
         if place.begin % max(1, place.dtype.itemsize):
             piece = piece.clone()  # a forged file may put tensors at odd addresses
         return piece.view(place.dtype).view(place.shape)
+
+    def _read(self, place: Place) -> Tensor:
+        """The bytes of a tensor, read from the file anew."""
+        piece = torch.empty(place.end - place.begin, dtype=torch.uint8)
+        with open_regular(self._where, self._size) as (file, _):
+            file.seek(self._start + place.begin)
+            fill(file, as_memory(piece), hashlib.sha256(), self._where)
+        return piece
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._index)

@@ -17,7 +17,8 @@ from typing import Any
 
 from recorders.errors import MissingExtraError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
 from recorders.recordings.extras import require
-from recorders.recordings.manifest import MANIFEST, MAX_BYTES, SCHEMA, Manifest, decode, is_manifest, schema_of
+from recorders.recordings.manifest import MANIFEST, MAX_BYTES, NEWEST, Manifest, decode, is_manifest, schema_of
+from recorders.recordings.ranks_manifest import RanksManifest, decode_any, read_rank
 from recorders.recordings.unchanged import check_same_net
 from recorders.recordings.whole import is_url
 
@@ -70,7 +71,7 @@ def fetch(url: str, folder: str) -> None:
         for _ in range(ATTEMPTS):
             raw = _manifest(store, root, url)
             Path(folder, MANIFEST).write_bytes(raw)
-            manifest = decode(raw, url, skip=True)
+            manifest = decode_any(raw, url, skip=True)
             if _fetch_files(store, root, manifest, Path(folder)) or _generation(store, root) == manifest.generation:
                 return
     raise StorageError(f"cannot load {url}: it was saved again {ATTEMPTS} times during the attempt; try again")
@@ -124,8 +125,8 @@ def _check_place(store: Any, root: str, url: str) -> None:
             raise NotARecordingError(f"{url} holds {others[:5]} and no recording: save to another URL") from None
         return
     schema = schema_of(start)
-    if schema is not None and schema > SCHEMA:
-        newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
+    if schema is not None and schema > NEWEST:
+        newer = f"schema {schema}; this version writes schema {NEWEST}, and would replace what it cannot read"
         raise SchemaError(f"{url} holds a recording of {newer}: upgrade torch-recorders, or save to another URL")
     if not is_manifest(start):
         raise NotARecordingError(f"{url} holds a {MANIFEST} of something else: save to another URL")
@@ -134,9 +135,17 @@ def _check_place(store: Any, root: str, url: str) -> None:
 def _names(store: Any, root: str, url: str) -> Collection[str]:
     """The names in the recording at a URL; none if there is none, or its manifest cannot be read."""
     try:
-        return decode(_manifest(store, root, url), url, skip=True).lines
+        found = decode_any(_manifest(store, root, url), url, skip=True)
     except StorageError:
         return ()
+    if isinstance(found, Manifest):
+        return found.lines
+    names: dict[str, None] = {}
+    for file in found.ranks.values():
+        with contextlib.suppress(StorageError, FileNotFoundError):
+            raw = bytes(store.cat_file(f"{root}/{found.generation}/{file.file}", start=0, end=file.bytes))
+            names.update(dict.fromkeys(decode(raw, url, skip=True).lines))
+    return names
 
 
 def _generation(store: Any, root: str) -> str:
@@ -157,23 +166,35 @@ def _manifest(store: Any, root: str, url: str) -> bytes:
         raise RecordingNotFoundError(f"there is nothing at {url}") from error
 
 
-def _fetch_files(store: Any, root: str, manifest: Manifest, folder: Path) -> bool:
+def _fetch_files(store: Any, root: str, manifest: Manifest | RanksManifest, folder: Path) -> bool:
     """Copies the files that a manifest names, as far as they are there and not longer than it says; returns whether all were."""
-    generation = folder / manifest.generation
-    generation.mkdir()
-    wanted = {}
-    for name in manifest.lines:
-        with contextlib.suppress(StorageError):  # a damaged line; `load` says so
-            entry = manifest.entry(name)
-            wanted[entry.file] = entry.bytes
+    (folder / manifest.generation).mkdir()
     try:
         there = store.ls(f"{root}/{manifest.generation}", detail=True)
     except FileNotFoundError:
         return False
     sizes = {str(found["name"]).rpartition("/")[2]: found["size"] for found in there}
+    whole, manifests = True, [manifest] if isinstance(manifest, Manifest) else []
+    if isinstance(manifest, RanksManifest):
+        wanted = {file.file: file.bytes for file in manifest.ranks.values()}
+        whole = _fetch_some(store, root, manifest.generation, folder, wanted, sizes)
+        for rank in manifest.ranks:
+            with contextlib.suppress(StorageError, OSError):
+                manifests.append(read_rank(str(folder), manifest, rank))
+    wanted = {}
+    for one in manifests:
+        for name in one.lines:
+            with contextlib.suppress(StorageError):  # a damaged line; `load` says so
+                entry = one.entry(name)
+                wanted[entry.file] = entry.bytes
+    return _fetch_some(store, root, manifest.generation, folder, wanted, sizes) and whole
+
+
+def _fetch_some(store: Any, root: str, generation: str, folder: Path, wanted: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    """Copies files into the folder of a generation, of `wanted` sizes at most; returns whether all were there."""
     files = [file for file, size in wanted.items() if file in sizes and sizes[file] <= size]
     try:
-        store.get([f"{root}/{manifest.generation}/{file}" for file in files], [os.fspath(generation / file) for file in files])
+        store.get([f"{root}/{generation}/{file}" for file in files], [os.fspath(folder / generation / file) for file in files])
     except FileNotFoundError:
         return False
     return len(files) == len(wanted)

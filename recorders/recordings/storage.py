@@ -7,40 +7,23 @@ which the recording merges and continues bit for bit. No code is stored or execu
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import os
-import re
 import tempfile
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
-
-import torch
 
 from recorders._torch import without_modes
-from recorders.errors import RecordingWarning, StorageError
+from recorders.errors import StorageError
 from recorders.recordings.commit import Commit
-from recorders.recordings.contents import Contents, Recipes
-from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Head, encode
-from recorders.recordings.packed import name_prefix
-from recorders.recordings.recording import Recording, Subrecording, register_writer
+from recorders.recordings.manifest import encode
+from recorders.recordings.recording import Recording, register_writer
 from recorders.recordings.remote import send
-from recorders.recordings.tensorfile import chunks, describe
-from recorders.recordings.unchanged import LastSave, Saved, check_same_net, forget, last_saved, names_at, remember, unchanged
+from recorders.recordings.unchanged import LastSave, check_same_net, forget, last_saved, names_at, remember, unchanged
 from recorders.recordings.whole import as_path, is_url
-from reducers.errors import warn_user
+from recorders.recordings.writing import Layout, warn_left_out, write_files
 
-__all__ = ["Layout", "save", "save_in_background"]
-
-Layout: TypeAlias = Literal["folder", "packed"]
-"""Whether every subrecorder has a file of its own, or all share one."""
-
-PACKED_FILE = "0-packed.safetensors"
+__all__ = ["save", "save_in_background"]
 
 
 def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
@@ -68,8 +51,8 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
         RecordingWarning: a result cannot be computed, or is neither a tensor, a number nor a mapping of these. It is left out; the
             states are saved, and all other subrecorders. The same for a subrecorder whose state is no tensor that can be stored.
 
-    >>> import tempfile
-    >>> from recorders import load
+    >>> import tempfile, torch
+    >>> from recorders import Recording, Subrecording, load
     >>> from reducers import Mean
     >>> mean = Mean()
     >>> part = Subrecording(mean, {"": mean.update({}, torch.tensor([1.0, 3.0]))}, samples=1)
@@ -126,19 +109,12 @@ def _save(recording: Recording, root: Path, layout: Layout, overwrite: bool) -> 
             return
         if commit.live and not overwrite:
             check_same_net(recording.keys(), names_at(key) if last is None else last.names, key)
-        write = _write_packed if layout == "packed" else _write_folder
-        entries = write(recording, commit, before, left_out)
+        head, entries = write_files(recording, commit, layout, before, left_out)
         known = {entry.name: entry for entry in entries}
-        aliases = {alias: name for alias, name in recording.aliases.items() if name in known}
-        head = Head(commit.generation, aliases, _versions(), recording.step)
-        if layout == "packed" and entries:
-            head = replace(head, packed={key: getattr(entries[0], key) for key in ("file", "bytes", "sha256")})
         commit.publish(encode(head, entries))
         kept = known if isinstance(recording.subrecordings, dict) and layout == "folder" else {}
         remember(key, head, tuple(known), {name: recording[name] for name in kept}, kept)
-    if left_out:
-        shown = "; ".join(left_out[:5]) + (f"; and {len(left_out) - 5} more" if len(left_out) > 5 else "")
-        warn_user(f"saved {root}, but not everything of it: {shown}", RecordingWarning)
+    warn_left_out(root, left_out)
 
 
 def _is_saved(recording: Recording, root: Path, last: LastSave) -> bool:
@@ -153,73 +129,6 @@ def _is_saved(recording: Recording, root: Path, last: LastSave) -> bool:
         unchanged(part, before[name]) and os.path.exists(os.path.join(folder, before[name].entry.file))
         for name, part in recording.subrecordings.items()
     )
-
-
-def _write_folder(recording: Recording, commit: Commit, before: Mapping[str, Saved], left_out: list[str]) -> list[Entry]:
-    width = max(5, len(str(len(recording))))
-    recipes, entries = Recipes(), []
-    for index, (name, part) in enumerate(recording.subrecordings.items()):
-        slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:200].lower())[:40].strip("-")
-        file = f"{index:0{width}}{'-' * bool(slug)}{slug}.safetensors"
-        saved = before.get(name)
-        if saved is not None and unchanged(part, saved) and commit.link(commit.live, saved.entry.file, file):
-            entries.append(replace(saved.entry, file=file))
-            continue
-        try:
-            contents = Contents(part)
-            header, tensors, dtypes = describe(contents.tensors)
-        except StorageError as error:
-            left_out.append(f"subrecorder {name!r}: {error}")
-            continue
-        if contents.left_out:
-            left_out.append(f"the result of subrecorder {name!r}: {contents.left_out}")
-        length, sha256 = commit.write(file, chunks(header, tensors))
-        entries.append(_entry(name, part, contents, recipes, (file, length, sha256), dtypes))
-    return entries
-
-
-def _write_packed(recording: Recording, commit: Commit, before: Mapping[str, Saved], left_out: list[str]) -> list[Entry]:
-    recipes = Recipes()
-    kept: list[tuple[str, Subrecording, Contents]] = []
-    together = {}
-    for name, part in recording.subrecordings.items():
-        try:
-            contents = Contents(part)
-        except StorageError as error:
-            left_out.append(f"subrecorder {name!r}: {error}")
-            continue
-        if contents.left_out:
-            left_out.append(f"the result of subrecorder {name!r}: {contents.left_out}")
-        prefix = name_prefix(len(kept))
-        together.update({prefix + short: tensor for short, tensor in contents.tensors.items()})
-        kept.append((name, part, contents))
-    header, tensors, dtypes = describe(together)
-    written = (PACKED_FILE, *commit.write(PACKED_FILE, chunks(header, tensors)))
-    entries = []
-    for index, (name, part, contents) in enumerate(kept):
-        prefix = name_prefix(index)
-        own = {short: dtypes[prefix + short] for short in contents.tensors if prefix + short in dtypes} if dtypes else {}
-        entries.append(_entry(name, part, contents, recipes, written, own))
-    return entries
-
-
-def _entry(
-    name: str, part: Subrecording, contents: Contents, recipes: Recipes, written: tuple[str, int, str], dtypes: Mapping[str, str]
-) -> Entry:
-    recipe, versions = recipes.of(part)
-    described = (name, part.monitor, part.attr, part.module, part.samples, recipe, *written)
-    return Entry(*described, contents.states, contents.values, dtypes, versions, contents.progress, contents.placement)
-
-
-@functools.cache
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"torch": str(torch.__version__)}
-    for package in ("torch-recorders", "safetensors"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
 
 
 register_writer(save)

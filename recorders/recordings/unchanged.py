@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
 import weakref
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from recorders.errors import RecordingExistsError, StorageError
 from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Head, read_manifest
+from recorders.recordings.manifest import Head, Manifest
+from recorders.recordings.ranks_manifest import read_manifest, read_rank
 from recorders.recordings.recording import Subrecording
 
 __all__ = ["LastSave", "Saved", "check_same_net", "forget", "last_saved", "names_at", "remember", "unchanged"]
@@ -70,12 +72,19 @@ def last_saved(root: str, generation: str) -> LastSave | None:
     return last if last is not None and generation == last.head.generation else None
 
 
-def names_at(root: str) -> Collection[str]:
-    """The names in the recording in a folder; none if its manifest cannot be read."""
+def names_at(root: str, rank: int | None = None) -> Collection[str]:
+    """The names in the recording in a folder; of those of a rank, if it is given; none if no manifest of them can be read."""
     try:
-        return read_manifest(root, skip=True).lines
+        manifest = read_manifest(root, skip=True)
     except (StorageError, OSError):
         return ()
+    if isinstance(manifest, Manifest):
+        return manifest.lines
+    names: dict[str, None] = {}
+    for one in manifest.ranks if rank is None else {rank} & manifest.ranks.keys():
+        with contextlib.suppress(StorageError, OSError):
+            names.update(dict.fromkeys(read_rank(root, manifest, one).lines))
+    return names
 
 
 def check_same_net(names: Collection[str], there: Collection[str], where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from torch import nn
 
 from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, Timeline, lenses, load
@@ -241,3 +243,18 @@ def test_watch_ends_with_ctrl_c(tmp_path: Path, capsys: Printed, monkeypatch: py
 def test_completion_for_shells_is_offered(capsys: Printed) -> None:
     text: Any = said(capsys, "--help")
     assert "--install-completion" in text
+
+
+def test_a_folder_from_many_ranks_is_a_recording_like_any_other(tmp_path: Path, capsys: Printed) -> None:
+    root = shutil.copytree(ROOT / "tests" / "fixtures" / "recording-0.3-ranks", tmp_path / "run")
+    samples = {name: part.samples for name, part in load(root).items()}
+    rows = said(capsys, "show", root, "--names", "case 2").splitlines()
+    assert any("case 2" in row and row.split()[-1] == str(samples["case 2"]) for row in rows)
+    assert f"whole: {len(samples)} subrecorders, {sum(samples.values()):,} observations" in said(capsys, "verify", root)
+    said(capsys, "merge", root, ROOT / "tests" / "fixtures" / "recording-0.2", "--out", tmp_path / "merged", "--keep")
+    assert load(tmp_path / "merged").samples("case 2") == samples["case 2"] + load(root, ranks=3).samples("case 2")
+    (broken,) = root.glob("generation-*/00000-00002-case-2.safetensors")
+    broken.unlink()
+    assert "case 2 of rank 0" in said(capsys, "verify", root, status=1)
+    assert "left out 'case 2 of rank 0'" in said(capsys, "repair", root, "--out", tmp_path / "repaired")
+    assert load(tmp_path / "repaired").samples("case 2") == load(root, ranks=3).samples("case 2")

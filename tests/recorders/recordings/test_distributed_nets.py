@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from forged import facts
 from torch import Tensor, nn
 from world import Place, World, alike, returned
 
@@ -26,6 +27,7 @@ from recorders import (
     load,
     merge,
 )
+from recorders.recordings.writing import Layout
 from reducers import EMA, Count, Last, Max, Mean, Min, Moments, Norm, Product, Quantile
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
@@ -40,6 +42,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         world.close()
 
 
+LAYOUTS: tuple[Layout, ...] = ("folder", "packed")
 RANKS = {2: (0, 1), 4: (0, 1, 2, 3)}
 EXACT = Product(count=Count(), low=Min(), high=Max(), half=Quantile())
 KINDS = ["ddp", "fsdp2", "fsdp2, recorder first", "tensor parallel"]
@@ -136,6 +139,10 @@ def together(place: Place, kind: str, size: int, folder: str) -> Any:
     merged = recorder.sync(place[1])
     if place[0] == 0:
         merged.save(f"{folder}/all")
+    for layout in LAYOUTS:
+        root = recorder.save_sharded(f"{folder}/{layout}", place[1], layout=layout)
+        assert facts(load(root)) == facts(merged)
+        assert facts(load(root, ranks=place[0])) == facts(recorder.snapshot())
     return dict(zip(merged, merged.iter_samples(), strict=True)), merged.compute()
 
 

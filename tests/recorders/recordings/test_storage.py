@@ -48,7 +48,7 @@ from recorders.errors import (
     SchemaError,
     StorageError,
 )
-from recorders.recordings import manifest
+from recorders.recordings import ranks_manifest
 from recorders.recordings.commit import Commit
 from recorders.recordings.loading import load
 from recorders.recordings.offline import merge
@@ -563,9 +563,12 @@ class TestFolder:
 
 
 class TestReaders:
-    def test_a_reader_overtaken_by_a_save_reads_the_new_recording(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("damaged", ["error", "skip"])
+    def test_a_reader_overtaken_by_a_save_reads_the_new_recording(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: Any
+    ) -> None:
         save(sample(), tmp_path)
-        real, overtaken = manifest.read_manifest, list[Path]()
+        real, overtaken = ranks_manifest.read_manifest, list[Path]()
 
         def slow(root: str, skip: bool) -> Any:
             found = real(root, skip=skip)
@@ -574,7 +577,7 @@ class TestReaders:
             return found
 
         monkeypatch.setattr("recorders.recordings.loading.read_manifest", slow)
-        assert facts(load(tmp_path)) == facts(sample(2.0))
+        assert facts(load(tmp_path, damaged=damaged)) == facts(sample(2.0))
         assert overtaken
 
     def test_readers_beside_a_saver(self, tmp_path: Path) -> None:
@@ -696,7 +699,7 @@ class TestHostile:
         forge(save(sample(), tmp_path / "run"), first(samples=77))
         assert load(tmp_path / "run").samples(0) == 77
 
-    @pytest.mark.parametrize("schema", [3, 10**6])
+    @pytest.mark.parametrize("schema", [4, 10**6])
     def test_newer_schema(self, tmp_path: Path, schema: int) -> None:
         root = save(sample(), tmp_path / "run")
         head = {"format": "torch-recorders", "schema": schema, "checksum": "0" * 64, "all": "different"}
