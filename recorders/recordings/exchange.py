@@ -19,7 +19,7 @@ from recorders._torch import group_timeout
 from recorders.errors import SyncError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
 __all__ = ["MAX_MANIFEST", "Exchange"]
 
@@ -40,6 +40,9 @@ class Exchange:
 
     Args:
         group: the ranks; its CPU backend is used if it has one, because every rank has a CPU.
+
+    Attributes:
+        works: the collectives under way.
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
@@ -47,11 +50,12 @@ class Exchange:
         self.ranks: list[int] = dist.get_process_group_ranks(self.group)
         types = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
         self.device = torch.device("cpu" if "cpu" in types else types[0])
+        self.works: list[Work] = []
 
     def manifests(self, manifest: bytes, payload: Tensor) -> tuple[list[bytes], tuple[int, ...]]:
         """The manifests of all ranks, and the sizes of their payloads; raises `SyncError` also if a header is malformed."""
         header = _HEADER.pack(len(manifest), payload.numel(), _free(), hashlib.sha256(manifest).digest())
-        rows = self._try("lengths", lambda: self._gather(_tensor(header, self.device), _HEADER.size, None))
+        rows = self._at_once("lengths", header, _HEADER.size)
         lengths, sizes, self._memory, digests = zip(*(_HEADER.unpack(_bytes(row)) for row in rows), strict=True)
         for rank, length, size, free in zip(self.ranks, lengths, sizes, self._memory, strict=True):
             if not 0 < length <= MAX_MANIFEST or size < 0 or free < 0:
@@ -62,8 +66,18 @@ class Exchange:
         if len(set(zip(lengths, digests, strict=True))) == 1:
             return [manifest] * len(sizes), sizes
         width = max(lengths)
-        rows = self._try("manifests", lambda: self._gather(_tensor(manifest, self.device), width, None))
+        rows = self._at_once("manifests", manifest, width)
         return [_bytes(row[:length]) for row, length in zip(rows, lengths, strict=True)], sizes
+
+    def _at_once(self, what: str, mine: bytes, width: int) -> Tensor:
+        """The bytes of each rank as a row, when they have arrived."""
+
+        def gather() -> Tensor:
+            rows = self._gather(_tensor(mine, self.device), width, None)
+            self.works.pop().wait()
+            return rows.cpu()
+
+        return self._try(what, gather)
 
     def too_big(self, sizes: Sequence[int], to: int | None) -> Iterator[str]:
         """The ranks that have no memory for the payloads: rows have one width, and each rank makes its own as wide."""
@@ -75,8 +89,21 @@ class Exchange:
                 yield f"rank {culprit} sends {longest} bytes of states: rank {rank} needs {needed} for it, and {free} are free"
 
     def payloads(self, payload: Tensor, width: int, to: int | None) -> Tensor:
-        """The bytes of each rank as a row, padded with zeros to `width`; no rows on ranks that are not `to`."""
+        """The bytes of each rank as a row, padded with zeros to `width`; no rows on ranks that are not `to`.
+
+        They arrive while the caller goes on: `arrived` waits for them.
+        """
         return self._try("states", lambda: self._gather(payload, width, to))
+
+    def arrived(self, tensor: Tensor) -> Tensor:
+        """What has arrived in a tensor, on the CPU; waits for all collectives under way."""
+
+        def wait() -> Tensor:
+            for work in self.works:
+                work.wait()
+            return tensor.cpu()
+
+        return self._try("states", wait)
 
     def _gather(self, mine: Tensor, width: int, to: int | None) -> Tensor:
         receives = to is None or to == dist.get_rank()
@@ -84,11 +111,13 @@ class Exchange:
         if width:
             padding = width - mine.numel()
             padded = nn.functional.pad(mine, (0, padding)) if padding else mine
+            places = list(rows.unbind())
             if to is None:
-                dist.all_gather(list(rows.unbind()), padded, group=self.group)
+                work = dist.all_gather(places, padded, group=self.group, async_op=True)
             else:
-                dist.gather(padded, list(rows.unbind()) if receives else None, dst=to, group=self.group)
-        return rows.cpu()
+                work = dist.gather(padded, places if receives else None, dst=to, group=self.group, async_op=True)
+            self.works.append(work)
+        return rows
 
     def _try(self, what: str, collective: Callable[[], T]) -> T:
         try:
@@ -118,7 +147,8 @@ class Exchange:
             )
         if not absent[0]:
             return "All ranks are alive and failed alike."
-        return f"Ranks {absent[0]} did not answer within {seconds:g} s: they died, never called sync, or still wait for others."
+        why = "they died, never called sync or wait, or still wait for others"
+        return f"Ranks {absent[0]} did not answer within {seconds:g} s: {why}."
 
 
 def _absent(store: Any, ranks: list[int], seconds: float) -> list[int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recorders.errors import MergeError, SyncError
 from recorders.recordings.exchange import Exchange
+from recorders.recordings.handle import SyncHandle
 from recorders.recordings.message import misfits, pack, pack_error, parse, payload_size, unpack
 from recorders.recordings.ranks import merge_ranks
 from recorders.recordings.recording import Missing, Recording
@@ -27,13 +28,43 @@ _SHOWN = 20
 
 @overload
 def sync(
-    recording: Recording, group: ProcessGroup | None = None, *, to: Literal["all"] = "all", missing: Missing = "error"
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: Literal["all"] = "all",
+    missing: Missing = "error",
+    async_op: Literal[False] = False,
 ) -> Recording: ...
 @overload
-def sync(recording: Recording, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error") -> Recording | None: ...
 def sync(
-    recording: Recording, group: ProcessGroup | None = None, *, to: int | Literal["all"] = "all", missing: Missing = "error"
-) -> Recording | None:
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: int,
+    missing: Missing = "error",
+    async_op: Literal[False] = False,
+) -> Recording | None: ...
+@overload
+def sync(
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: Literal["all"] = "all",
+    missing: Missing = "error",
+    async_op: Literal[True],
+) -> SyncHandle[Recording]: ...
+@overload
+def sync(
+    recording: Recording, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
+) -> SyncHandle[Recording | None]: ...
+def sync(
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: int | Literal["all"] = "all",
+    missing: Missing = "error",
+    async_op: bool = False,
+) -> Recording | SyncHandle[Recording] | SyncHandle[Recording | None] | None:
     """The recordings of all ranks merged in rank order, the same on every rank, bit for bit.
 
     `recording` is not changed, so repeated calls count nothing twice. A tensor that ranks share counts once: parameters, their
@@ -50,13 +81,16 @@ def sync(
         to: the global rank that gets what was merged, like `dst` of `torch.distributed.gather`; "all" for every rank. Ranks that
             get it briefly hold the states of all, the others only their own. It must be equal on all ranks.
         missing: "keep" merges a name that only some ranks record from those; "error" refuses it. It must be equal on all ranks.
+        async_op: return while the states are on their way, as a collective does. All collectives are issued before, and the first
+            ones, which are small, are waited for; so what the ranks do next stays in the order of their calls.
 
     Returns:
         The merged recording, with states on the CPU; None on ranks that are not `to`; or `recording` itself if there is only one
-        rank or `torch.distributed` is not initialised.
+        rank or `torch.distributed` is not initialised. With `async_op`, a `SyncHandle` whose `wait()` returns that.
 
     Raises:
-        SyncError: nothing was merged, and `recording` is as it was, to be saved.
+        SyncError: nothing was merged, and `recording` is as it was, to be saved. With `async_op`, `wait()` raises what is found
+            after the states were sent.
 
             - Ranks hold different names, monitors or reducers; or a rank cannot send its states, sends what no rank can have
               recorded, or more than there is memory for. Every rank raises and lists this by global rank.
@@ -75,15 +109,25 @@ def sync(
     >>> sync(alone) is alone
     True
     """
+    handle = _started(recording, group, to, missing)
+    return handle if async_op else handle.wait()
+
+
+def _started(
+    recording: Recording, group: ProcessGroup | None, to: int | Literal["all"], missing: Missing
+) -> SyncHandle[Recording] | SyncHandle[Recording | None]:
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return recording
+        return SyncHandle((), lambda: recording)
     if dist.get_rank(group) < 0:
         raise SyncError(f"rank {dist.get_rank()} is not in the group it was asked to sync with: call sync on its members only")
+    exchange = Exchange(group)
     with torch.inference_mode(False):  # inference tensors could not be updated later
-        return _sync(recording, Exchange(group), to, missing)
+        merge = _sent(recording, exchange, to, missing)
+    return SyncHandle(exchange.works, merge)
 
 
-def _sync(recording: Recording, exchange: Exchange, to: int | Literal["all"], missing: Missing) -> Recording | None:
+def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], missing: Missing) -> Callable[[], Recording | None]:
+    """Sends what was recorded, after all ranks agreed; returns the function that waits for what the others send and merges it."""
     ranks, receiver = exchange.ranks, None if to == "all" else to
     failure: Exception | None = None
     try:
@@ -107,10 +151,22 @@ def _sync(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
             shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
     rows = exchange.payloads(payload, max(sizes), receiver)
-    if any("placed" in entry for manifest in parsed.values() for entry in manifest["subrecorders"].values()):
+    return lambda: _merged(recording, manifests, exchange.arrived(rows), sizes, ranks, missing)
+
+
+def _merged(
+    recording: Recording,
+    manifests: Sequence[Mapping[str, Any]],
+    rows: Tensor,
+    sizes: Sequence[int],
+    ranks: Sequence[int],
+    missing: Missing,
+) -> Recording | None:
+    """What the rows of all ranks are merged; None if there are no rows, because another rank gets them."""
+    if any("placed" in entry for manifest in manifests for entry in manifest["subrecorders"].values()):
         return _by_placement(recording, zip(ranks, manifests, rows, sizes, strict=False))
     merged: Recording | None = None
-    for rank, there, row, size in zip(ranks, manifests, rows, sizes, strict=False):  # there are no rows if another rank gets them
+    for rank, there, row, size in zip(ranks, manifests, rows, sizes, strict=False):
         try:
             arrived = unpack(recording, there, row[:size])
             merged = arrived if merged is None else merged.merge(arrived, missing=missing)

@@ -39,23 +39,33 @@ def prepare(place: Place) -> None:
 
 
 def synced(place: Place, group: int, folder: str, dies: bool = False) -> Any:
-    """What `sync` says, and what was saved after it."""
+    """Where `sync` fails, what it says, and what was saved after it; rank 0 calls it asynchronously."""
     if dies and place[0] == 1:  # after the ranks agreed to send their states
         Exchange.payloads = lambda *_: os._exit(1)  # type: ignore[method-assign]
     mean = Mean()
     recording = Recording({"x": Subrecording(mean, {"": mean.update({}, torch.tensor(float(place[0])))}, 1)})
+    handle = None
     try:
-        sync(recording, GROUPS[group])
+        if place[0] > 0:
+            return sync(recording, GROUPS[group]) and "merged"
+        handle = sync(recording, GROUPS[group], async_op=True)
+        return handle.wait() and "merged"
     except SyncError as error:
-        path = recording.save(f"{folder}/{place[0]}")
-        return str(error), load(path).compute()["x"].item()
-    return "merged"
+        found = error
+    if handle is not None:
+        with pytest.raises(SyncError) as again:
+            handle.wait()
+        assert again.value is found
+        assert handle.is_completed()
+    path = recording.save(f"{folder}/{place[0]}")
+    return "call" if handle is None else "wait", str(found), load(path).compute()["x"].item()
 
 
 def check(answers: list[Any], what: str) -> None:
     for rank, answer in zip((0, 2), answers, strict=True):
         assert not isinstance(answer, (Raised, str)), answer
-        text, saved = answer
+        where, text, saved = answer
+        assert where == ("wait" if (rank, what) == (0, "states") else "call")
         assert f"the exchange of {what} among 3 ranks failed on rank {rank}, with a timeout of 5 s" in text
         assert "Ranks [1] did not answer within 5 s" in text
         assert "recorders.merge(paths)" in text
