@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,18 @@ from recorders.errors import SyncError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
-__all__ = ["MAX_MANIFEST", "Exchange"]
+__all__ = ["MAX_MANIFEST", "REDUCE_FROM", "Exchange"]
 
 T = TypeVar("T")
 
 MAX_MANIFEST = 32 * 2**20
 """The longest manifest that is sent or read: Python's objects take up to 30 times the bytes of their JSON."""
+
+REDUCE_FROM = 4
+"""The fewest ranks for which states are all-reduced: two ranks gather no more bytes, and three hardly more."""
+
+_SAME_BITS = ("gloo", "nccl")
+"""The backends that add each number in one order for all ranks, so that all get the same bits of a sum of floats."""
 
 _HEADER = struct.Struct("<qqq32s")
 """Length of the manifest, length of the payload, bytes of memory that are free, SHA-256 of the manifest."""
@@ -42,14 +48,16 @@ class Exchange:
         group: the ranks; its CPU backend is used if it has one, because every rank has a CPU.
 
     Attributes:
+        reduces: whether states that merge element by element are all-reduced, which is alike on all ranks.
         works: the collectives under way.
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self.group: Any = group or dist.group.WORLD
         self.ranks: list[int] = dist.get_process_group_ranks(self.group)
-        types = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
-        self.device = torch.device("cpu" if "cpu" in types else types[0])
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        self.device = torch.device("cpu" if "cpu" in backends else next(iter(backends)))
+        self.reduces: bool = len(self.ranks) >= REDUCE_FROM and backends[self.device.type] in _SAME_BITS
         self.works: list[Work] = []
 
     def manifests(self, manifest: bytes, payload: Tensor) -> tuple[list[bytes], tuple[int, ...]]:
@@ -79,11 +87,17 @@ class Exchange:
 
         return self._try(what, gather)
 
-    def too_big(self, sizes: Sequence[int], to: int | None) -> Iterator[str]:
-        """The ranks that have no memory for the payloads: rows have one width, and each rank makes its own as wide."""
+    def too_big(self, sizes: Sequence[int], to: int | None, reduced: int = 0) -> Iterator[str]:
+        """The ranks that have no memory for the payloads: rows have one width, and each rank makes its own as wide.
+
+        Args:
+            sizes: the bytes that each rank gathers.
+            to: the only rank that gets them, if there is one.
+            reduced: the bytes of the all-reduces.
+        """
         longest = max(sizes)
         for rank, free in zip(self.ranks, self._memory, strict=True):
-            needed = longest * (len(sizes) + 1 if to in (None, rank) else 1)
+            needed = longest * (len(sizes) + 1 if to in (None, rank) else 1) + 2 * reduced
             if needed > free:
                 culprit = self.ranks[sizes.index(longest)]
                 yield f"rank {culprit} sends {longest} bytes of states: rank {rank} needs {needed} for it, and {free} are free"
@@ -95,13 +109,26 @@ class Exchange:
         """
         return self._try("states", lambda: self._gather(payload, width, to))
 
-    def arrived(self, tensor: Tensor) -> Tensor:
-        """What has arrived in a tensor, on the CPU; waits for all collectives under way."""
+    def reduce(self, mine: Tensor, op: Literal["sum", "max"], to: int | None) -> Tensor:
+        """The sums or maxima of the numbers of all ranks, which arrive likewise; nothing of use on ranks that are not `to`."""
+        reduction = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
 
-        def wait() -> Tensor:
+        def start() -> Tensor:
+            if to is None:
+                self.works.append(dist.all_reduce(mine, reduction, group=self.group, async_op=True))
+            else:
+                self.works.append(dist.reduce(mine, to, reduction, group=self.group, async_op=True))
+            return mine
+
+        return self._try("states", start)
+
+    def arrived(self, *tensors: Tensor) -> list[Tensor]:
+        """What has arrived in these tensors, on the CPU; waits for all collectives under way."""
+
+        def wait() -> list[Tensor]:
             for work in self.works:
                 work.wait()
-            return tensor.cpu()
+            return [tensor.cpu() for tensor in tensors]
 
         return self._try("states", wait)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,15 @@ from recorders.recordings.handle import SyncHandle
 from recorders.recordings.message import misfits, pack, pack_error, parse, payload_size, unpack
 from recorders.recordings.ranks import merge_ranks
 from recorders.recordings.recording import Missing, Recording
+from recorders.recordings.reduction import Reduction
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["sync"]
+
+_Row: TypeAlias = tuple[int, Mapping[str, Any], Tensor, int]
+"""What a rank sent: the rank, the manifest, the bytes, and how many of them count."""
 
 _SHOWN = 20
 """The largest number of names, or of differences, that an error lists."""
@@ -141,41 +145,51 @@ def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
     parsed = {raw: _parsed(raw) for raw in set(raws)}  # usually they are equal
     manifests = [parsed[raw] for raw in raws]
     # Each looks at what those before it found sound, and finds the same on all ranks: they decide alike whether to go on.
-    for problems in (
-        _failures(manifests, ranks),
-        _differences(manifests, ranks, missing),
-        _forgeries(recording, manifests, sizes, ranks),
-        exchange.too_big(sizes, receiver),
-    ):
-        if found := list(islice(problems, _SHOWN + 1)):
+    _refuse(
+        (_failures(manifests, ranks), _differences(manifests, ranks, missing), _forgeries(recording, manifests, sizes, ranks)),
+        failure,
+    )
+    plan, me = Reduction(manifests, exchange.reduces), dist.get_rank()
+    _refuse([exchange.too_big(plan.sizes, receiver, plan.size)], failure)
+    gathered, reduced = plan.split(manifests[ranks.index(me)], payload)
+    under_way = [exchange.payloads(gathered, max(plan.sizes), receiver)]
+    under_way += [exchange.reduce(numbers, "max" if kind == "highest" else "sum", receiver) for kind, numbers in reduced.items()]
+
+    def merge() -> Recording | None:
+        rows, *numbers = exchange.arrived(*under_way)
+        if receiver not in (None, me):
+            return None
+        arrived = zip(ranks, plan.rests, rows, plan.sizes, strict=True)
+        return plan.join(recording, _gathered(recording, arrived, missing), dict(zip(reduced, numbers, strict=True)))
+
+    return merge
+
+
+def _refuse(problems: Iterable[Iterator[str]], failure: Exception | None) -> None:
+    """Raises `SyncError` if any of these checks finds a problem; the later ones are not asked then."""
+    for check in problems:
+        if found := list(islice(check, _SHOWN + 1)):
             shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
-    rows = exchange.payloads(payload, max(sizes), receiver)
-    return lambda: _merged(recording, manifests, exchange.arrived(rows), sizes, ranks, missing)
 
 
-def _merged(
-    recording: Recording,
-    manifests: Sequence[Mapping[str, Any]],
-    rows: Tensor,
-    sizes: Sequence[int],
-    ranks: Sequence[int],
-    missing: Missing,
-) -> Recording | None:
-    """What the rows of all ranks are merged; None if there are no rows, because another rank gets them."""
+def _gathered(recording: Recording, arrived: Iterable[_Row], missing: Missing) -> Recording:
+    """The recordings that the ranks sent as bytes, merged in their order."""
+    rows = [row for row in arrived if row[1]["subrecorders"]]
+    manifests = {id(manifest): manifest for _, manifest, *_ in rows}.values()
     if any("placed" in entry for manifest in manifests for entry in manifest["subrecorders"].values()):
-        return _by_placement(recording, zip(ranks, manifests, rows, sizes, strict=False))
+        return _by_placement(recording, rows)
     merged: Recording | None = None
-    for rank, there, row, size in zip(ranks, manifests, rows, sizes, strict=False):
+    for rank, there, row, size in rows:
         try:
-            arrived = unpack(recording, there, row[:size])
-            merged = arrived if merged is None else merged.merge(arrived, missing=missing)
+            part = unpack(recording, there, row[:size])
+            merged = part if merged is None else merged.merge(part, missing=missing)
         except Exception as error:
             raise SyncError(f"rank {rank} does not fit the ranks before it: {error}") from error
-    return merged
+    return merged or Recording({})
 
 
-def _by_placement(recording: Recording, arrived: Iterable[tuple[int, Mapping[str, Any], Tensor, int]]) -> Recording | None:
+def _by_placement(recording: Recording, arrived: Iterable[_Row]) -> Recording:
     parts = []
     for rank, there, row, size in arrived:
         try:
@@ -183,7 +197,7 @@ def _by_placement(recording: Recording, arrived: Iterable[tuple[int, Mapping[str
         except ValueError as error:
             raise SyncError(f"rank {rank} does not fit the others: {error}") from error
     try:
-        return merge_ranks(parts) if parts else None
+        return merge_ranks(parts)
     except MergeError as error:
         raise SyncError(f"the ranks do not fit together: {error}") from error
 

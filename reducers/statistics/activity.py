@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
@@ -46,6 +48,7 @@ class Activity(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "active", "deaths", "observations"), "sum")
 
     pattern: str = "b c ... -> c"
     eps: float = 1e-8
@@ -109,6 +112,7 @@ class Sparsity(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "active": "sum"}
 
     eps: float = 0.0
 

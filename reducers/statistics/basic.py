@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.cpu import all_finite, fast_sum, min_max, sum_squares
@@ -44,6 +46,7 @@ class Count(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"count": count_of(x, None, axes)} if all_finite(x) else super().observe(x, axes)
@@ -72,6 +75,7 @@ class Sum(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"sum": "sum"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         added = fast_sum(x, axes, exact=True)
@@ -106,6 +110,7 @@ class Mean(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "sum": "sum"}
     interpolation: ClassVar[str] = "linear"
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
@@ -141,6 +146,7 @@ class Min(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"min": "min"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return min_max(x, axes, "min") or super().observe(x, axes)
@@ -173,6 +179,7 @@ class Max(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"max": "max"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return min_max(x, axes, "max") or super().observe(x, axes)
@@ -206,6 +213,7 @@ class Extremes(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"min": "min", "max": "max"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return min_max(x, axes, "min", "max") or super().observe(x, axes)
@@ -247,6 +255,7 @@ class Norm(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "power": "sum"}
 
     p: float = 2.0
     normalize: bool = False
@@ -289,6 +298,10 @@ class Norm(Statistic):
     def join(self, a: State, b: State) -> State:
         join = torch.maximum if self.p == math.inf else torch.add
         return {"count": a["count"] + b["count"], "power": join(a["power"], b["power"])}
+
+    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
+        ops = super().reductions_of(state)
+        return {**ops, "power": "max"} if ops and self.p == math.inf else ops
 
     def read(self, state: State) -> Tensor:
         power = state["power"]

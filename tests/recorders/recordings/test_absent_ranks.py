@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from world import Place, Raised, World
 
+import recorders.recordings.exchange as exchange
 from recorders import Recording, Subrecording, SyncError, load
 from recorders.recordings.exchange import Exchange
 from recorders.recordings.sync import sync
@@ -38,10 +39,12 @@ def prepare(place: Place) -> None:
         GROUPS.append(group)
 
 
-def synced(place: Place, group: int, folder: str, dies: bool = False) -> Any:
+def synced(place: Place, group: int, folder: str, dies: str = "") -> Any:
     """Where `sync` fails, what it says, and what was saved after it; rank 0 calls it asynchronously."""
     if dies and place[0] == 1:  # after the ranks agreed to send their states
-        Exchange.payloads = lambda *_: os._exit(1)  # type: ignore[method-assign]
+        setattr(Exchange, dies, lambda *_: os._exit(1))
+    if dies == "reduce":
+        exchange.REDUCE_FROM = 2
     mean = Mean()
     recording = Recording({"x": Subrecording(mean, {"": mean.update({}, torch.tensor(float(place[0])))}, 1)})
     handle = None
@@ -72,10 +75,11 @@ def check(answers: list[Any], what: str) -> None:
         assert saved == rank
 
 
-def test_a_rank_that_is_silent_then_dies_then_is_dead_is_named(fragile: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", ["payloads", pytest.param("reduce", marks=pytest.mark.long)])
+def test_a_rank_that_is_silent_then_dies_then_is_dead_is_named(fragile: World, tmp_path: Path, dies: str) -> None:
     fragile.run(prepare)
     check(fragile.run(synced, 0, str(tmp_path), ranks=(0, 2)), "lengths")
-    first, died, third = fragile.run(synced, 1, str(tmp_path), True)
+    first, died, third = fragile.run(synced, 1, str(tmp_path), dies)
     assert died is None
     check([first, third], "states")
     check(fragile.run(synced, 2, str(tmp_path), ranks=(0, 2)), "lengths")
