@@ -69,15 +69,17 @@ def sync(
     missing: Missing = "error",
     async_op: bool = False,
 ) -> Recording | SyncHandle[Recording] | SyncHandle[Recording | None] | None:
-    """The recordings of all ranks merged in rank order, the same on every rank, bit for bit.
+    """The recordings of all ranks merged as in rank order, the same on every rank, bit for bit.
 
     `recording` is not changed, so repeated calls count nothing twice. A tensor that ranks share counts once: parameters, their
     gradients, updates and optimizer states if they are equal, bit for bit; and the parts and copies of a DTensor. See
     `docs/distributed.md`.
 
-    There are at most three collectives: lengths and checksums; if checksums differ, the manifests (names, monitors, reducers, keys,
-    shapes, dtypes); and the states. The states of a rank are sent as the bytes of one tensor, which works for every dtype. No rank
-    sends states before all know that the manifests fit, and nothing is pickled.
+    There are at most six collectives: lengths and checksums; if checksums differ, the manifests (names, monitors, reducers, keys,
+    shapes, dtypes); and the states. From four ranks on, tensors of states that merge element by element are all-reduced: sums of
+    integers, sums of float64, and minima and maxima. All others, and all of fewer ranks, are gathered as the bytes of one tensor,
+    which works for every dtype, and merged in rank order. No rank sends states before all know that the manifests fit, and nothing
+    is pickled.
 
     Args:
         recording: what this rank recorded. Every rank of the group must call `sync`.
