@@ -1,7 +1,8 @@
 """What a `sync` costs a rank by the number of ranks: bytes that it receives, and its processor time to merge; 120 subrecorders.
 
-Bytes are those of the tensors that ranks hand over, times what the rings of gloo and NCCL pass on to each rank: of a gather those of
-all others, of an all-reduce 2 (n - 1) / n of its own. Other ranks are played in this process. Run: python benchmarks/sync_bytes.py
+Bytes are those of the tensors that ranks hand over, times what the rings of gloo and NCCL pass on to each rank: of a gather those
+of all others, of an all-reduce 2 (n - 1) / n of its own. Other ranks are played in this process.
+Run: python benchmarks/sync_bytes.py
 """
 
 from __future__ import annotations
