@@ -99,14 +99,16 @@ class Exchange:
         for rank, free in zip(self.ranks, self._memory, strict=True):
             needed = longest * (len(sizes) + 1 if to in (None, rank) else 1) + 2 * reduced
             if needed > free:
+                sent = f"{longest} bytes of states{f', beside {reduced} that all reduce' if reduced else ''}"
                 culprit = self.ranks[sizes.index(longest)]
-                yield f"rank {culprit} sends {longest} bytes of states: rank {rank} needs {needed} for it, and {free} are free"
+                yield f"rank {culprit} sends {sent}: rank {rank} needs {needed} for it, and {free} are free"
 
     def payloads(self, payload: Tensor, width: int, to: int | None) -> Tensor:
-        """The bytes of each rank as a row, padded with zeros to `width`; no rows on ranks that are not `to`.
+        """The bytes of each rank as a row, padded with zeros to `width`; no rows on ranks that are not `to`."""
+        return self.arrived(self.gather(payload, width, to))[0]
 
-        They arrive while the caller goes on: `arrived` waits for them.
-        """
+    def gather(self, payload: Tensor, width: int, to: int | None) -> Tensor:
+        """The same, which arrive while the caller goes on: `arrived` waits for them."""
         return self._try("states", lambda: self._gather(payload, width, to))
 
     def reduce(self, mine: Tensor, op: Literal["sum", "max"], to: int | None) -> Tensor:

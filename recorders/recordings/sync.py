@@ -154,7 +154,7 @@ def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
     plan, me = Reduction(manifests, exchange.reduces), dist.get_rank()
     _refuse([exchange.too_big(plan.sizes, receiver, plan.size)], failure)
     gathered, reduced = plan.split(manifests[ranks.index(me)], payload)
-    under_way = [exchange.payloads(gathered, max(plan.sizes), receiver)]
+    under_way = [exchange.gather(gathered, max(plan.sizes), receiver)]
     under_way += [exchange.reduce(numbers, "max" if kind == "highest" else "sum", receiver) for kind, numbers in reduced.items()]
 
     def merge() -> Recording | None:

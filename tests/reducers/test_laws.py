@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reducers
-from reducers import Fold, Max, Mean, MinibatchCKA, Moments, PerObservation, Premap, Product, Reducer, State, Statistic
+from reducers import Fold, Geometry, Max, Mean, MinibatchCKA, Moments, PerObservation, Premap, Product, Reducer, State, Statistic
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
@@ -107,8 +107,8 @@ def test_reductions(case: Case, data: st.DataObject) -> None:
     laws.reduces(case.reducer, xs, data.draw(st.integers(0, len(xs))))
 
 
-GATHERED = (Fold, MinibatchCKA, PerObservation)
-"""Element by element too, but it depends on a function, or it is a few numbers, or a state of any names."""
+GATHERED = (Fold, Geometry, MinibatchCKA, PerObservation)
+"""Element by element too, in some forms, but that depends on a function, or it is a few numbers, or a state of any names."""
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.merges and not case.reducer.ordered], ids=str)

@@ -99,7 +99,7 @@ def held_back(place: Place) -> Any:
     """Rank 1 sends its states only after rank 0 has looked."""
     rank, group = place
     store = (group or dist.group.WORLD).get_group_store()
-    send = Exchange.payloads
+    send = Exchange.gather
 
     def late(*arguments: Any) -> Tensor:
         store.wait(["test/looked"])
@@ -107,7 +107,7 @@ def held_back(place: Place) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(Exchange, "payloads", late)
+            patch.setattr(Exchange, "gather", late)
         handle = sync(recording_of(["a"], Mean()), group, async_op=True)
     before = handle.is_completed(), repr(handle)
     if rank == 0:
