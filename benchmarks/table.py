@@ -179,6 +179,26 @@ def _sync() -> Found:
     return [(f"{row['subrecorders']:,} subrecorders synchronised, 2 processes", f"{row['sync_ms']:.0f} ms") for row in rows[-1:]]
 
 
+def sync_costs() -> str:
+    """Bytes that a rank receives in a sync, and its processor time to merge, gathered and reduced, for the page about ranks."""
+    result = _result("sync_bytes")
+    times = {(row["what"], row["ranks"]): row for row in result.get("times", [])}
+    rows: Found = []
+    for row in result.get("rows", []):
+        took = times.get((row["what"], row["ranks"]))
+        merging = f"{took['gathered ms']:,.0f} ms; {took['reduced ms']:,.0f} ms" if took else ""
+        label = f"{row['what']}, {row['state bytes'] / 1e6:,.1f} MB"
+        rows.append((label, f"{row['ranks']:,}", f"{row['gathered'] / 1e6:,.1f} MB", f"{row['reduced'] / 1e6:,.1f} MB", merging))
+    head = (
+        "what a rank recorded",
+        "ranks",
+        "received, all gathered",
+        "received, reduced",
+        "processor time to merge: gathered; reduced",
+    )
+    return "\n".join(_table(head, rows))
+
+
 def _peers() -> list[str]:
     """One row a piece of work, one column a library; the best of several ways of one."""
     result = _result("peers")
@@ -359,6 +379,7 @@ def kernels() -> str:
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
+    ROOT / "docs" / "distributed.md": {"sync": sync_costs},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts, "kernels": kernels},

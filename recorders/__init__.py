@@ -35,6 +35,7 @@ from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonito
 from recorders.recorder.attached import Attached, attached, detach_all
 from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.handle import SyncHandle
 from recorders.recordings.loading import load
 from recorders.recordings.offline import merge, repair, verify
 from recorders.recordings.recording import Recording, Subrecording
@@ -91,6 +92,7 @@ __all__ = [
     "StreamDataset",
     "Subrecording",
     "SyncError",
+    "SyncHandle",
     "TargetError",
     "TickError",
     "Timeline",

@@ -581,5 +581,6 @@ CASES = (
     Case(Premap(WeightedMoments("b c -> c"), with_weights), weighted(1), (4,), data=False),
     Case(Premap(WeightedMoments("b c -> c", correction=0), with_weights), weighted(0), (4,), data=False),
     Case(Premap(GroupBy(Moments("b c -> c"), 3), with_labels), grouped(units(_moments, (1,))), (4,), data=False),
+    Case(Premap(GroupBy(Count("b c -> c"), 3), with_labels), grouped(units(len, (1,))), (4,), data=False),
     Case(Premap(GroupBy(Product(s=Summary()), 3), with_labels), grouped(lambda xs: {"s": _summary(xs)}), (4,), data=False),
 )

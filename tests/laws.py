@@ -230,3 +230,44 @@ def compiled(reducer: Reducer, xs: Stream, graphs: int) -> None:
     state = reduce(update, xs, reducer.init())
     agree(reducer, state, run(reducer, xs))
     assert made <= graphs, f"{made} graphs for {len(xs)} updates"
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
+
+
+def reduces(reducer: Reducer, xs: Stream, cut: int) -> None:
+    """What is declared in `reductions` is what `merge` computes, also beside an empty state, and the rest merges without it."""
+    whole = run(reducer, xs)
+    for a, b in ((run(reducer, xs[:cut]), run(reducer, xs[cut:])), (whole, {}), ({}, whole)):
+        declared = {**reducer.reductions_of(a), **reducer.reductions_of(b)}
+        if any(a[key].shape != b[key].shape for key in declared if key in a and key in b):
+            continue
+        merged = reducer.merge(a, b)
+        assert declared.keys() <= merged.keys()
+        assert {key: declared[key] for key in declared} == dict(reducer.reductions_of(merged))
+        for key, op in declared.items():
+            sides = [state[key] for state in (a, b) if key in state]
+            expected = reduce(REDUCTIONS[op], sides)
+            assert merged[key].dtype == expected.dtype, key
+            rounded = op == "sum" and expected.dtype in (torch.float64, torch.complex128)
+            torch.testing.assert_close(merged[key], expected, rtol=1e-12 * rounded, atol=0, equal_nan=True)
+        left, right = ({key: value for key, value in state.items() if key not in declared} for state in (a, b))
+        try:
+            rest = reducer.merge(left, right)
+        except Exception as error:
+            raise AssertionError(f"{sorted(left)} does not merge without {sorted(declared)}") from error
+        same_bits(rest, {key: value for key, value in merged.items() if key not in declared})
+
+
+def by_element(reducer: Reducer, xs: Stream, cut: int) -> bool:
+    """Whether each tensor of the state seems to merge by one of the reductions, as these observations show."""
+    a, b = run(reducer, xs[:cut]), run(reducer, xs[cut:])
+    merged = reducer.merge(a, b)
+    return (
+        all(
+            any(torch.allclose(op(a[key], b[key]), value, rtol=1e-12, atol=0, equal_nan=True) for op in REDUCTIONS.values())
+            for key, value in merged.items()
+            if key in a and key in b and a[key].shape == b[key].shape == value.shape
+        )
+        and merged.keys() == a.keys() == b.keys()
+    )

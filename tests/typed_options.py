@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from recorders import ForwardMonitor, PairMonitor, ParameterGradientMonitor, ParameterMonitor, StateMonitor
+from recorders import (
+    ForwardMonitor,
+    PairMonitor,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    Recorder,
+    Recording,
+    StateMonitor,
+    SyncHandle,
+)
 from reducers import Mean
 
 ForwardMonitor(Mean(), every=2)
@@ -17,3 +26,11 @@ ParameterMonitor.partialconstructor(Mean(), when="tock")  # type: ignore[arg-typ
 ParameterGradientMonitor.partialconstructor(Mean(), when="accumulate")
 StateMonitor.partialconstructor(Mean(), as_prehok=True)  # type: ignore[call-arg]
 PairMonitor.partialconstructor(Mean(), other=3)  # type: ignore[arg-type]
+
+recorder = Recorder(ForwardMonitor(Mean()))
+everywhere: Recording = recorder.sync()
+on_one: Recording = recorder.sync(to=0)  # type: ignore[assignment]
+handle: SyncHandle[Recording] = recorder.sync(async_op=True)
+later: Recording = handle.wait()
+not_yet: Recording = recorder.sync(async_op=True)  # type: ignore[assignment]
+later_on_one: Recording = recorder.sync(to=0, async_op=True).wait()  # type: ignore[assignment]

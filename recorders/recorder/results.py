@@ -12,6 +12,7 @@ from recorders.errors import RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.export import Exported
+from recorders.recordings.handle import SyncHandle
 from recorders.recordings.recording import Missing, Recording, Subrecording, part_rows
 from recorders.recordings.sharded import load_own, save_sharded
 from recorders.recordings.shown import Names, Rows, Table
@@ -101,17 +102,45 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         return self
 
     @overload
-    def sync(self, group: ProcessGroup | None = None, *, to: Literal["all"] = "all", missing: Missing = "error") -> Recording: ...
-    @overload
-    def sync(self, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error") -> Recording | None: ...
     def sync(
-        self, group: ProcessGroup | None = None, *, to: int | Literal["all"] = "all", missing: Missing = "error"
-    ) -> Recording | None:
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        to: Literal["all"] = "all",
+        missing: Missing = "error",
+        async_op: Literal[False] = False,
+    ) -> Recording: ...
+    @overload
+    def sync(
+        self, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error", async_op: Literal[False] = False
+    ) -> Recording | None: ...
+    @overload
+    def sync(
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        to: Literal["all"] = "all",
+        missing: Missing = "error",
+        async_op: Literal[True],
+    ) -> SyncHandle[Recording]: ...
+    @overload
+    def sync(
+        self, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
+    ) -> SyncHandle[Recording | None]: ...
+    def sync(
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        to: int | Literal["all"] = "all",
+        missing: Missing = "error",
+        async_op: bool = False,
+    ) -> Any:
         """The recordings of all ranks merged in rank order, on all ranks or on rank `to`; this recorder is not changed.
 
-        See `recorders.recordings.sync.sync`.
+        With `async_op=True` it returns a `SyncHandle` while the states are on their way; `wait()` returns what was merged of what
+        was recorded up to this call. See `recorders.recordings.sync.sync`.
         """
-        return sync(self.snapshot(), group, to=to, missing=missing)
+        return sync(self.snapshot(), group, to=to, missing=missing, async_op=async_op)  # type: ignore[call-overload]
 
     def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,20 @@ from recorders._torch import group_timeout
 from recorders.errors import SyncError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
-__all__ = ["MAX_MANIFEST", "Exchange"]
+__all__ = ["MAX_MANIFEST", "REDUCE_FROM", "Exchange"]
 
 T = TypeVar("T")
 
 MAX_MANIFEST = 32 * 2**20
 """The longest manifest that is sent or read: Python's objects take up to 30 times the bytes of their JSON."""
+
+REDUCE_FROM = 4
+"""The fewest ranks for which states are all-reduced: two ranks gather no more bytes, and three hardly more."""
+
+_SAME_BITS = ("gloo", "nccl")
+"""The backends that add each number in one order for all ranks, so that all get the same bits of a sum of floats."""
 
 _HEADER = struct.Struct("<qqq32s")
 """Length of the manifest, length of the payload, bytes of memory that are free, SHA-256 of the manifest."""
@@ -41,19 +47,25 @@ class Exchange:
     Args:
         group: the ranks; its CPU backend is used if it has one, because every rank has a CPU.
         failed: what an error says that did not happen.
+
+    Attributes:
+        reduces: whether states that merge element by element are all-reduced, which is alike on all ranks.
+        works: the collectives under way.
     """
 
     def __init__(self, group: ProcessGroup | None, failed: str = "nothing was merged") -> None:
         self._failed = failed
         self.group: Any = group or dist.group.WORLD
         self.ranks: list[int] = dist.get_process_group_ranks(self.group)
-        types = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
-        self.device = torch.device("cpu" if "cpu" in types else types[0])
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        self.device = torch.device("cpu" if "cpu" in backends else next(iter(backends)))
+        self.reduces: bool = len(self.ranks) >= REDUCE_FROM and backends[self.device.type] in _SAME_BITS
+        self.works: list[Work] = []
 
     def manifests(self, manifest: bytes, payload: Tensor) -> tuple[list[bytes], tuple[int, ...]]:
         """The manifests of all ranks, and the sizes of their payloads; raises `SyncError` also if a header is malformed."""
         header = _HEADER.pack(len(manifest), payload.numel(), _free(), hashlib.sha256(manifest).digest())
-        rows = self._try("lengths", lambda: self._gather(_tensor(header, self.device), _HEADER.size, None))
+        rows = self._at_once("lengths", header, _HEADER.size)
         lengths, sizes, self._memory, digests = zip(*(_HEADER.unpack(_bytes(row)) for row in rows), strict=True)
         for rank, length, size, free in zip(self.ranks, lengths, sizes, self._memory, strict=True):
             if not 0 < length <= MAX_MANIFEST or size < 0 or free < 0:
@@ -64,25 +76,69 @@ class Exchange:
         if len(set(zip(lengths, digests, strict=True))) == 1:
             return [manifest] * len(sizes), sizes
         width = max(lengths)
-        rows = self._try("manifests", lambda: self._gather(_tensor(manifest, self.device), width, None))
+        rows = self._at_once("manifests", manifest, width)
         return [_bytes(row[:length]) for row, length in zip(rows, lengths, strict=True)], sizes
 
-    def too_big(self, sizes: Sequence[int], to: int | None) -> Iterator[str]:
-        """The ranks that have no memory for the payloads: rows have one width, and each rank makes its own as wide."""
+    def _at_once(self, what: str, mine: bytes, width: int) -> Tensor:
+        """The bytes of each rank as a row, when they have arrived."""
+
+        def gather() -> Tensor:
+            rows = self._gather(_tensor(mine, self.device), width, None)
+            self.works.pop().wait()
+            return rows.cpu()
+
+        return self._try(what, gather)
+
+    def too_big(self, sizes: Sequence[int], to: int | None, reduced: int = 0) -> Iterator[str]:
+        """The ranks that have no memory for the payloads: rows have one width, and each rank makes its own as wide.
+
+        Args:
+            sizes: the bytes that each rank gathers.
+            to: the only rank that gets them, if there is one.
+            reduced: the bytes of the all-reduces.
+        """
         longest = max(sizes)
         for rank, free in zip(self.ranks, self._memory, strict=True):
-            needed = longest * (len(sizes) + 1 if to in (None, rank) else 1)
+            needed = longest * (len(sizes) + 1 if to in (None, rank) else 1) + 2 * reduced
             if needed > free:
+                sent = f"{longest} bytes of states{f', beside {reduced} that all reduce' if reduced else ''}"
                 culprit = self.ranks[sizes.index(longest)]
-                yield f"rank {culprit} sends {longest} bytes of states: rank {rank} needs {needed} for it, and {free} are free"
+                yield f"rank {culprit} sends {sent}: rank {rank} needs {needed} for it, and {free} are free"
 
     def payloads(self, payload: Tensor, width: int, to: int | None) -> Tensor:
         """The bytes of each rank as a row, padded with zeros to `width`; no rows on ranks that are not `to`."""
+        return self.arrived(self.gather(payload, width, to))[0]
+
+    def gather(self, payload: Tensor, width: int, to: int | None) -> Tensor:
+        """The same, which arrive while the caller goes on: `arrived` waits for them."""
         return self._try("states", lambda: self._gather(payload, width, to))
 
     def rows(self, what: str, mine: bytes) -> list[bytes]:
         """The bytes of each rank, of which all have equally many; `what` says in an error what they are."""
-        return [_bytes(row) for row in self._try(what, lambda: self._gather(_tensor(mine, self.device), len(mine), None))]
+        return [_bytes(row) for row in self._at_once(what, mine, len(mine))]
+
+    def reduce(self, mine: Tensor, op: Literal["sum", "max"], to: int | None) -> Tensor:
+        """The sums or maxima of the numbers of all ranks, which arrive likewise; nothing of use on ranks that are not `to`."""
+        reduction = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+
+        def start() -> Tensor:
+            if to is None:
+                self.works.append(dist.all_reduce(mine, reduction, group=self.group, async_op=True))
+            else:
+                self.works.append(dist.reduce(mine, to, reduction, group=self.group, async_op=True))
+            return mine
+
+        return self._try("states", start)
+
+    def arrived(self, *tensors: Tensor) -> list[Tensor]:
+        """What has arrived in these tensors, on the CPU; waits for all collectives under way."""
+
+        def wait() -> list[Tensor]:
+            for work in self.works:
+                work.wait()
+            return [tensor.cpu() for tensor in tensors]
+
+        return self._try("states", wait)
 
     def _gather(self, mine: Tensor, width: int, to: int | None) -> Tensor:
         receives = to is None or to == dist.get_rank()
@@ -90,11 +146,13 @@ class Exchange:
         if width:
             padding = width - mine.numel()
             padded = nn.functional.pad(mine, (0, padding)) if padding else mine
+            places = list(rows.unbind())
             if to is None:
-                dist.all_gather(list(rows.unbind()), padded, group=self.group)
+                work = dist.all_gather(places, padded, group=self.group, async_op=True)
             else:
-                dist.gather(padded, list(rows.unbind()) if receives else None, dst=to, group=self.group)
-        return rows.cpu()
+                work = dist.gather(padded, places if receives else None, dst=to, group=self.group, async_op=True)
+            self.works.append(work)
+        return rows
 
     def _try(self, what: str, collective: Callable[[], T]) -> T:
         try:
@@ -124,7 +182,8 @@ class Exchange:
             )
         if not absent[0]:
             return "All ranks are alive and failed alike."
-        return f"Ranks {absent[0]} did not answer within {seconds:g} s: they died, never called sync, or still wait for others."
+        why = "they died, never called sync or wait, or still wait for others"
+        return f"Ranks {absent[0]} did not answer within {seconds:g} s: {why}."
 
 
 def _absent(store: Any, ranks: list[int], seconds: float) -> list[int] | None:

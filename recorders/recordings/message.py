@@ -1,7 +1,8 @@
 """Message: what a rank sends in `sync`, packed, and read again as something that may be malformed.
 
-The manifest is JSON: names, monitors, reducers, and the dtype and shape of each tensor. The payload is numbers as int64, which
-are the sample counts and what differs from rank to rank in placements, and the bytes of all tensors, in the order of the manifest.
+The manifest is JSON: names, monitors, reducers, and the dtype and shape of each tensor, and how it merges if that is element by
+element. The payload is numbers as int64, which are the sample counts and what differs from rank to rank in placements, and the
+bytes of all tensors, in the order of the manifest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,19 @@ from recorders.recordings.exchange import MAX_MANIFEST
 from recorders.recordings.placement import Placement, from_plain, is_plain_placement
 from recorders.recordings.recording import Missing, Recording, Subrecording
 from recorders.recordings.stored import as_bytes
-from reducers import RecipeError, Reducer, from_recipe, to_recipe
+from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
 
-__all__ = ["misfits", "pack", "pack_error", "parse", "payload_size", "unpack"]
+__all__ = ["emptied", "layout", "misfits", "pack", "pack_error", "parse", "payload_size", "placed_numbers", "unpack"]
 
-_SPEC = re.compile(r"[a-z0-9_]{1,30}( [0-9]{1,19}){0,64}")
+_SPEC = re.compile(r"[a-z0-9_]{1,30}( [0-9]{1,19}){0,64}( (sum|min|max))?")
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_ORDERED = (*_WHOLE, torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_REDUCED: Mapping[str, tuple[torch.dtype, ...]] = {
+    "sum": (*_WHOLE, torch.float64, torch.complex128),  # narrower floats are added in the order of the ranks
+    "min": _ORDERED,
+    "max": _ORDERED,
+}
+"""The dtypes that travel in an all-reduce, by how their tensors merge."""
 _MOST = 2**62
 """More bytes than any machine has, and few enough to count in an int64."""
 
@@ -49,10 +58,10 @@ def pack(recording: Recording, device: torch.device, missing: Missing, call: str
             texts[id(part.reducer)] = _text(part.reducer)
         states: dict[str, dict[str, str]] = {}
         for leaf, state in part.states.items():
-            states[leaf] = {}
+            states[leaf], reduced = {}, {} if part.placement else _reductions(part.reducer, state)
             for key, value in state.items():
                 tensors.append(_sendable(value, f"state {key!r} of subrecorder {name!r}{f', leaf {leaf!r}' if leaf else ''}"))
-                states[leaf][key] = _spec(value.dtype, value.shape)
+                states[leaf][key] = _spec(value.dtype, value.shape, reduced.get(key))
         entries[name] = {
             "is": f"{part.monitor or 'Monitor'}({texts[id(part.reducer)]}{f', {part.attr!r}' if part.attr else ''})"
             + "".join(f".apply({_text(function)})" for function in part.functions),
@@ -84,6 +93,12 @@ def pack_error(error: Exception, device: torch.device) -> tuple[bytes, Tensor]:
     )
 
 
+def _reductions(reducer: Reducer, state: State) -> Mapping[str, str]:
+    """How tensors of the state merge, by key, if that is element by element; nothing if one of them is of another dtype."""
+    reductions = reducer.reductions_of(state)
+    return reductions if all(state[key].dtype in _REDUCED[op] for key, op in reductions.items()) else {}
+
+
 def _recipe(reducer: Reducer) -> dict[str, Any] | None:
     try:
         return to_recipe(reducer)
@@ -101,23 +116,35 @@ def _sendable(tensor: Tensor, what: str) -> Tensor:
     return as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
-def _spec(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """Dtype and shape, such as `float32 64 3`; thousands of lists would start the garbage collector."""
-    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
+def _spec(dtype: torch.dtype, shape: Sequence[int], op: str | None) -> str:
+    """Dtype, shape and reduction, such as `float32 64 3` or `int64 3 sum`; thousands of lists would start the garbage collector."""
+    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape), *([op] if op else [])])
+
+
+class _Layout(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size: int
+    """In bytes."""
+    op: str | None
+    """How it merges, if that is element by element: "sum", "min" or "max"."""
 
 
 @lru_cache(maxsize=1024)
-def _layout(spec: str) -> tuple[torch.dtype, tuple[int, ...], int]:
-    """Dtype, shape and size in bytes, from the text of `_spec`; raises `ValueError` if there is no such tensor."""
+def layout(spec: str) -> _Layout:
+    """What the text of `_spec` says; raises `ValueError` if there is no such tensor."""
     if not _SPEC.fullmatch(spec):
         raise ValueError(f"{spec!r:.100} is no dtype with a shape of at most 64 sizes")
     name, *sizes = spec.split(" ")
+    op = sizes.pop() if sizes and sizes[-1] in _REDUCED else None
     dtype, shape = getattr(torch, name, None), tuple(map(int, sizes))
     if not isinstance(dtype, torch.dtype) or name.startswith("q"):  # quantized tensors are refused by all who send
         raise ValueError(f"there is no dtype {name!r}")
     if dtype.itemsize * math.prod(size or 1 for size in shape) > _MOST:
         raise ValueError(f"no tensor is as big as {spec!r:.100}")
-    return dtype, shape, dtype.itemsize * math.prod(shape)
+    if op and dtype not in _REDUCED[op]:
+        raise ValueError(f"tensors of {dtype} are not reduced by {op!r}")
+    return _Layout(dtype, shape, dtype.itemsize * math.prod(shape), op)
 
 
 def _text(value: Any) -> str:
@@ -171,7 +198,7 @@ def _check_entry(entry: Any, keep: bool) -> None:
         raise ValueError(f"its states are {entry['states']!r:.200}")
     for state in entry["states"].values():
         for spec in state.values():
-            _layout(spec)
+            layout(spec)
     if not mapping(is_plain_placement)(entry.get("placed", {})):
         raise ValueError(f"its placement is {entry['placed']!r:.200}")
     match entry.get("part"):
@@ -187,10 +214,16 @@ def payload_size(manifest: Mapping[str, Any]) -> int:
     """The bytes of the payload that belongs to a manifest."""
     entries = manifest["subrecorders"].values()
     specs = (spec for entry in entries for state in entry["states"].values() for spec in state.values())
-    return 8 * (len(entries) + _placed_numbers(manifest)) + sum(_layout(spec)[2] for spec in specs)
+    return 8 * (len(_counted(manifest)) + placed_numbers(manifest)) + sum(layout(spec).size for spec in specs)
 
 
-def _placed_numbers(manifest: Mapping[str, Any]) -> int:
+def _counted(manifest: Mapping[str, Any]) -> list[str]:
+    """The names whose counts of observations are in the payload."""
+    return [name for name, entry in manifest["subrecorders"].items() if entry.get("counted", True)]
+
+
+def placed_numbers(manifest: Mapping[str, Any]) -> int:
+    """How many numbers of the payload are placements."""
     entries = manifest["subrecorders"].values()
     return sum(2 + len(place[-1]) for entry in entries for place in entry.get("placed", {}).values())
 
@@ -202,11 +235,14 @@ def misfits(recording: Recording, manifest: Mapping[str, Any]) -> Iterator[str]:
         try:
             reducer = _part(recording, name, entry).reducer
             for state in entry["states"].values():
-                if (layout := (entry["is"], *state.items())) not in checked:
-                    checked.add(layout)
-                    sizes = {key: _layout(spec) for key, spec in state.items()}
-                    made = {key: torch.empty(shape, dtype=dtype, device="meta") for key, (dtype, shape, _) in sizes.items()}
+                if (seen := ("placed" in entry, entry["is"], *state.items())) not in checked:
+                    checked.add(seen)
+                    layouts = {key: layout(spec) for key, spec in state.items()}
+                    made = {key: torch.empty(each.shape, dtype=each.dtype, device="meta") for key, each in layouts.items()}
                     reducer.check(made)  # type: ignore[union-attr]
+                    wanted = {} if "placed" in entry else _reductions(reducer, made)  # type: ignore[arg-type]
+                    if {key: each.op for key, each in layouts.items() if each.op} != wanted:
+                        raise ValueError(f"its tensors merge as {state!r:.200} says, and here by {dict(wanted)}")
         except Exception as error:
             yield f"subrecorder {name!r:.200}: {error!s:.500}"
 
@@ -219,28 +255,35 @@ def unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -
     """
     entries = manifest["subrecorders"]
     leaves = [(name, leaf, state) for name, entry in entries.items() for leaf, state in entry["states"].items()]
-    specs = [_layout(spec) for _, _, state in leaves for spec in state.values()]
-    numbers, *pieces = torch.split(payload, [8 * (len(entries) + _placed_numbers(manifest)), *(size for _, _, size in specs)])
+    specs = [layout(spec) for _, _, state in leaves for spec in state.values()]
+    counted = _counted(manifest)
+    numbers, *pieces = torch.split(payload, [8 * (len(counted) + placed_numbers(manifest)), *(each.size for each in specs)])
     # Pieces are copied before they are viewed, because they may not be aligned, and would keep all bytes alive.
-    tensors = (piece.clone().view(dtype).view(shape) for piece, (dtype, shape, _) in zip(pieces, specs, strict=True))
+    tensors = (piece.clone().view(dtype).view(shape) for piece, (dtype, shape, *_) in zip(pieces, specs, strict=True))
     states: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in entries}
     for name, leaf, state in leaves:
         states[name][leaf] = {key: next(tensors) for key in state}
     told = iter(numbers.clone().view(torch.int64).tolist())
-    samples = list(islice(told, len(entries)))
-    if min(samples, default=0) < 0:
-        raise ValueError(f"it says that {min(samples)} observations were made")
+    samples = dict(zip(counted, islice(told, len(counted)), strict=True))
+    if min(samples.values(), default=0) < 0:
+        raise ValueError(f"it says that {min(samples.values())} observations were made")
     parts = {
         name: replace(
             _part(recording, name, entry),
             states=states[name],
-            samples=count,
+            samples=samples.get(name, 0),
             values=None,
             placement={leaf: _placement(place, told) for leaf, place in entry.get("placed", {}).items()},
         )
-        for (name, entry), count in zip(entries.items(), samples, strict=True)
+        for name, entry in entries.items()
     }
     return Recording(parts, manifest["aliases"])
+
+
+def emptied(recording: Recording, manifest: Mapping[str, Any], name: str) -> Subrecording:
+    """What a rank sent under a name, without states and observations."""
+    part = _part(recording, name, manifest["subrecorders"][name])
+    return replace(part, states={}, samples=0, values=None, progress=None, placement={})
 
 
 def _placement(place: Sequence[Any], told: Iterator[int]) -> Placement:

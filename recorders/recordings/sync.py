@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
@@ -12,14 +12,19 @@ from torch import Tensor
 
 from recorders.errors import MergeError, SyncError
 from recorders.recordings.exchange import Exchange
+from recorders.recordings.handle import SyncHandle
 from recorders.recordings.message import misfits, pack, pack_error, parse, payload_size, unpack
 from recorders.recordings.ranks import merge_ranks
 from recorders.recordings.recording import Missing, Recording
+from recorders.recordings.reduction import Reduction
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["sync"]
+
+_Row: TypeAlias = tuple[int, Mapping[str, Any], Tensor, int]
+"""What a rank sent: the rank, the manifest, the bytes, and how many of them count."""
 
 _SHOWN = 20
 """The largest number of names, or of differences, that an error lists."""
@@ -27,22 +32,54 @@ _SHOWN = 20
 
 @overload
 def sync(
-    recording: Recording, group: ProcessGroup | None = None, *, to: Literal["all"] = "all", missing: Missing = "error"
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: Literal["all"] = "all",
+    missing: Missing = "error",
+    async_op: Literal[False] = False,
 ) -> Recording: ...
 @overload
-def sync(recording: Recording, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error") -> Recording | None: ...
 def sync(
-    recording: Recording, group: ProcessGroup | None = None, *, to: int | Literal["all"] = "all", missing: Missing = "error"
-) -> Recording | None:
-    """The recordings of all ranks merged in rank order, the same on every rank, bit for bit.
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: int,
+    missing: Missing = "error",
+    async_op: Literal[False] = False,
+) -> Recording | None: ...
+@overload
+def sync(
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: Literal["all"] = "all",
+    missing: Missing = "error",
+    async_op: Literal[True],
+) -> SyncHandle[Recording]: ...
+@overload
+def sync(
+    recording: Recording, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
+) -> SyncHandle[Recording | None]: ...
+def sync(
+    recording: Recording,
+    group: ProcessGroup | None = None,
+    *,
+    to: int | Literal["all"] = "all",
+    missing: Missing = "error",
+    async_op: bool = False,
+) -> Recording | SyncHandle[Recording] | SyncHandle[Recording | None] | None:
+    """The recordings of all ranks merged as in rank order, the same on every rank, bit for bit.
 
     `recording` is not changed, so repeated calls count nothing twice. A tensor that ranks share counts once: parameters, their
     gradients, updates and optimizer states if they are equal, bit for bit; and the parts and copies of a DTensor. See
     `docs/distributed.md`.
 
-    There are at most three collectives: lengths and checksums; if checksums differ, the manifests (names, monitors, reducers, keys,
-    shapes, dtypes); and the states. The states of a rank are sent as the bytes of one tensor, which works for every dtype. No rank
-    sends states before all know that the manifests fit, and nothing is pickled.
+    There are at most six collectives: lengths and checksums; if checksums differ, the manifests (names, monitors, reducers, keys,
+    shapes, dtypes); and the states. From four ranks on, tensors of states that merge element by element are all-reduced: sums of
+    integers, sums of float64, and minima and maxima. All others, and all of fewer ranks, are gathered as the bytes of one tensor,
+    which works for every dtype, and merged in rank order. No rank sends states before all know that the manifests fit, and nothing
+    is pickled.
 
     Args:
         recording: what this rank recorded. Every rank of the group must call `sync`.
@@ -50,13 +87,16 @@ def sync(
         to: the global rank that gets what was merged, like `dst` of `torch.distributed.gather`; "all" for every rank. Ranks that
             get it briefly hold the states of all, the others only their own. It must be equal on all ranks.
         missing: "keep" merges a name that only some ranks record from those; "error" refuses it. It must be equal on all ranks.
+        async_op: return while the states are on their way, as a collective does. All collectives are issued before, and the first
+            ones, which are small, are waited for; so what the ranks do next stays in the order of their calls.
 
     Returns:
         The merged recording, with states on the CPU; None on ranks that are not `to`; or `recording` itself if there is only one
-        rank or `torch.distributed` is not initialised.
+        rank or `torch.distributed` is not initialised. With `async_op`, a `SyncHandle` whose `wait()` returns that.
 
     Raises:
-        SyncError: nothing was merged, and `recording` is as it was, to be saved.
+        SyncError: nothing was merged, and `recording` is as it was, to be saved. With `async_op`, `wait()` raises what is found
+            after the states were sent.
 
             - Ranks hold different names, monitors or reducers; or a rank cannot send its states, sends what no rank can have
               recorded, or more than there is memory for. Every rank raises and lists this by global rank.
@@ -75,15 +115,25 @@ def sync(
     >>> sync(alone) is alone
     True
     """
+    handle = _started(recording, group, to, missing)
+    return handle if async_op else handle.wait()
+
+
+def _started(
+    recording: Recording, group: ProcessGroup | None, to: int | Literal["all"], missing: Missing
+) -> SyncHandle[Recording] | SyncHandle[Recording | None]:
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return recording
+        return SyncHandle((), lambda: recording)
     if dist.get_rank(group) < 0:
         raise SyncError(f"rank {dist.get_rank()} is not in the group it was asked to sync with: call sync on its members only")
+    exchange = Exchange(group)
     with torch.inference_mode(False):  # inference tensors could not be updated later
-        return _sync(recording, Exchange(group), to, missing)
+        merge = _sent(recording, exchange, to, missing)
+    return SyncHandle(exchange.works, merge)
 
 
-def _sync(recording: Recording, exchange: Exchange, to: int | Literal["all"], missing: Missing) -> Recording | None:
+def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], missing: Missing) -> Callable[[], Recording | None]:
+    """Sends what was recorded, after all ranks agreed; returns the function that waits for what the others send and merges it."""
     ranks, receiver = exchange.ranks, None if to == "all" else to
     failure: Exception | None = None
     try:
@@ -97,29 +147,51 @@ def _sync(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
     parsed = {raw: _parsed(raw) for raw in set(raws)}  # usually they are equal
     manifests = [parsed[raw] for raw in raws]
     # Each looks at what those before it found sound, and finds the same on all ranks: they decide alike whether to go on.
-    for problems in (
-        _failures(manifests, ranks),
-        _differences(manifests, ranks, missing),
-        _forgeries(recording, manifests, sizes, ranks),
-        exchange.too_big(sizes, receiver),
-    ):
-        if found := list(islice(problems, _SHOWN + 1)):
+    _refuse(
+        (_failures(manifests, ranks), _differences(manifests, ranks, missing), _forgeries(recording, manifests, sizes, ranks)),
+        failure,
+    )
+    plan, me = Reduction(manifests, exchange.reduces), dist.get_rank()
+    _refuse([exchange.too_big(plan.sizes, receiver, plan.size)], failure)
+    gathered, reduced = plan.split(manifests[ranks.index(me)], payload)
+    under_way = [exchange.gather(gathered, max(plan.sizes), receiver)]
+    under_way += [exchange.reduce(numbers, "max" if kind == "highest" else "sum", receiver) for kind, numbers in reduced.items()]
+
+    def merge() -> Recording | None:
+        rows, *numbers = exchange.arrived(*under_way)
+        if receiver not in (None, me):
+            return None
+        arrived = zip(ranks, plan.rests, rows, plan.sizes, strict=True)
+        return plan.join(recording, _gathered(recording, arrived, missing), dict(zip(reduced, numbers, strict=True)))
+
+    return merge
+
+
+def _refuse(problems: Iterable[Iterator[str]], failure: Exception | None) -> None:
+    """Raises `SyncError` if any of these checks finds a problem; the later ones are not asked then."""
+    for check in problems:
+        if found := list(islice(check, _SHOWN + 1)):
             shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
-    rows = exchange.payloads(payload, max(sizes), receiver)
-    if any("placed" in entry for manifest in parsed.values() for entry in manifest["subrecorders"].values()):
-        return _by_placement(recording, zip(ranks, manifests, rows, sizes, strict=False))
+
+
+def _gathered(recording: Recording, arrived: Iterable[_Row], missing: Missing) -> Recording:
+    """The recordings that the ranks sent as bytes, merged in their order."""
+    rows = [row for row in arrived if row[1]["subrecorders"]]
+    manifests = {id(manifest): manifest for _, manifest, *_ in rows}.values()
+    if any("placed" in entry for manifest in manifests for entry in manifest["subrecorders"].values()):
+        return _by_placement(recording, rows)
     merged: Recording | None = None
-    for rank, there, row, size in zip(ranks, manifests, rows, sizes, strict=False):  # there are no rows if another rank gets them
+    for rank, there, row, size in rows:
         try:
-            arrived = unpack(recording, there, row[:size])
-            merged = arrived if merged is None else merged.merge(arrived, missing=missing)
+            part = unpack(recording, there, row[:size])
+            merged = part if merged is None else merged.merge(part, missing=missing)
         except Exception as error:
             raise SyncError(f"rank {rank} does not fit the ranks before it: {error}") from error
-    return merged
+    return merged or Recording({})
 
 
-def _by_placement(recording: Recording, arrived: Iterable[tuple[int, Mapping[str, Any], Tensor, int]]) -> Recording | None:
+def _by_placement(recording: Recording, arrived: Iterable[_Row]) -> Recording:
     parts = []
     for rank, there, row, size in arrived:
         try:
@@ -127,7 +199,7 @@ def _by_placement(recording: Recording, arrived: Iterable[tuple[int, Mapping[str
         except ValueError as error:
             raise SyncError(f"rank {rank} does not fit the others: {error}") from error
     try:
-        return merge_ranks(parts) if parts else None
+        return merge_ranks(parts)
     except MergeError as error:
         raise SyncError(f"the ranks do not fit together: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from reducers.core.checks import check_cost, check_shape
 from reducers.core.inputs import observation_with
-from reducers.core.reducer import Reducer, check_reducer, check_size
+from reducers.core.reducer import Reducer, Reduction, check_reducer, check_size
 from reducers.core.states import check_states, require_state, to_device, tree_map
 from reducers.errors import ReducerTypeError
 from reducers.kernels.merging import stack
@@ -84,6 +85,9 @@ class GroupBy(Reducer):
         check_states(self, a, b)
         b = to_device(b, next(iter(a.values())).device)
         return stack([self.reducer.merge(_group_state(a, group), _group_state(b, group)) for group in range(_group_count(a))])
+
+    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
+        return self.reducer.reductions_of(state)
 
     def _check(self, state: State) -> None:
         groups = self.groups or max(_group_count(state), 1)

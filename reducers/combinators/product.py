@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.reducer import Reducer, Reduction, check_reducer
 from reducers.core.states import require_state
 from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.state import Result, State
@@ -101,6 +101,10 @@ class Product(Reducer):
     def merge(self, a: State, b: State) -> State:
         left, right = self._split(a), self._split(b)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.merge(left[name], right[name]).items()}
+
+    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
+        split = self._split(state)
+        return {f"{name}/{key}": op for name, part in self.parts for key, op in part.reductions_of(split[name]).items()}
 
     def _check(self, state: State) -> None:
         split = self._split(state)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from reducers.core.reducer import Reducer, check_reducer
+from reducers.core.reducer import Reducer, Reduction, check_reducer
 from reducers.state import Result, State
 
 __all__ = ["InputWrapper", "Wrapper"]
@@ -51,6 +51,9 @@ class Wrapper(Reducer):
 
     def merge_stacked(self, state: State, stacked: State) -> State:
         return self.reducer.merge_stacked(state, stacked)
+
+    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
+        return self.reducer.reductions_of(state)
 
     def _check(self, state: State) -> None:
         self.reducer.check(state)

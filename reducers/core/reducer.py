@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -14,10 +14,13 @@ from reducers.core.checks import check_cost, check_layout
 from reducers.errors import ArgumentError, ReducerTypeError, StateError
 from reducers.state import Result, State
 
-__all__ = ["MAX_SIZE", "Reducer", "check_reducer", "check_size", "register_combinator", "registry"]
+__all__ = ["MAX_SIZE", "Reducer", "Reduction", "check_reducer", "check_size", "register_combinator", "registry"]
 
 MAX_SIZE = 2**31 - 1
 """The largest number of bins, slots or groups that a field may ask for."""
+
+Reduction: TypeAlias = Literal["sum", "min", "max"]
+"""How two tensors of one shape merge, element by element; the lowest and the highest of a number and NaN are NaN."""
 
 registry: dict[str, type[Reducer]] = {}
 """Reducer classes by their name in recipes."""
@@ -50,6 +53,10 @@ class Reducer(ABC):
     state_version: ClassVar[int] = 1
     """The version of the form of the states: raise it if saved states mean something else from now on."""
 
+    reductions: ClassVar[Mapping[str, Reduction]] = {}
+    """How the tensors of two states merge, by key, if all of them merge element by element; empty if not. Then many processes
+    merge by a few all-reduces. A subclass with another `join` or `merge` declares its own."""
+
     interpolation: ClassVar[str] = "previous"
     """The default interpolation of `History.view` between two steps."""
 
@@ -67,6 +74,9 @@ class Reducer(ABC):
         super().__init_subclass__(**kwargs)
         own = cls.__module__.partition(".")[0] == "reducers"
         registry[cls.__qualname__ if own else f"{cls.__module__}:{cls.__qualname__}"] = cls
+        if {"join", "merge"} & vars(cls).keys() and not {"reductions", "reductions_of"} & vars(cls).keys():
+            cls.reductions = {}  # what a base class declares is of its own join
+            cls.reductions_of = Reducer.reductions_of  # type: ignore[method-assign]
 
     @classmethod
     def from_fields(cls, **fields: Any) -> Reducer:
@@ -131,6 +141,10 @@ class Reducer(ABC):
         """Return `state` merged in order with states that are stacked along a new first axis."""
         count = len(next(iter(stacked.values()), ()))
         return reduce(self.merge, ({key: value[i].clone() for key, value in stacked.items()} for i in range(count)), state)
+
+    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
+        """Return how tensors of this state merge, by key, for those that merge element by element whatever the others are."""
+        return {key: self.reductions[key] for key in state} if state.keys() <= self.reductions.keys() else {}
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         """Return the state after the elements of `x` where `mask`, a bool tensor of the same shape, is True.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import check_size
+from reducers.core.reducer import Reduction, check_size
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.binning import bin_counts, kept_shape, unit_count, unit_index
@@ -40,6 +42,8 @@ class CountByValue(Statistic):
     >>> experts.compute(experts.update({}, torch.tensor([[0, 2], [2, -1]])))
     {'counts': tensor([1, 0, 2]), 'outside': tensor(1)}
     """
+
+    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum"}
 
     values: int = 2
 
@@ -96,6 +100,8 @@ class DistinctCount(Statistic):
     >>> round(distinct.compute(distinct.update({}, torch.arange(3000) % 1000)).item())
     997
     """
+
+    reductions: ClassVar[Mapping[str, Reduction]] = {"ranks": "max"}
 
     bits: int = 12
 
@@ -175,6 +181,8 @@ class HeavyHitters(Statistic):
     >>> frequent.compute(frequent.update({}, tokens))
     {'values': tensor([50256,    13]), 'counts': tensor([500, 301]), 'outside': tensor(0)}
     """
+
+    reductions: ClassVar[Mapping[str, Reduction]] = {"cells": "sum", "outside": "sum"}
 
     k: int = 16
     width: int = 1024

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import check_size
+from reducers.core.reducer import Reduction, check_size
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import bin_counts
@@ -48,6 +50,8 @@ class Histogram(Statistic):
     >>> {name: value.tolist() for name, value in result.items()}
     {'counts': [1, 3], 'edges': [0.0, 1.0, 2.0], 'under': 1, 'over': 1, 'nan': 1}
     """
+
+    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum"}
 
     edges: tuple[float, ...] | None = None
     bins: int | None = None

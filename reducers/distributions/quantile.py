@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import check_size
+from reducers.core.reducer import Reduction, check_size
 from reducers.core.states import require_state
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
@@ -63,6 +65,8 @@ class Quantile(Statistic):
     >>> round(quantile.iqr(state).item())
     494
     """
+
+    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum", "min": "min", "max": "max"}
 
     q: float | tuple[float, ...] = (0.25, 0.5, 0.75)
     bits: int = 5

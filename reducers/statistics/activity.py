@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
@@ -50,6 +51,7 @@ class Activity(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "active", "deaths", "observations"), "sum")
 
     pattern: str = "b c ... -> c"
     eps: float = 1e-8
@@ -121,6 +123,7 @@ class Sparsity(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "active": "sum"}
 
     eps: float = 0.0
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.kernels.cpu import all_finite, fast_sum, min_max
 from reducers.kernels.precision import (
@@ -40,6 +41,7 @@ class Count(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum"}
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -72,6 +74,7 @@ class Sum(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"sum": "sum"}
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -110,6 +113,7 @@ class Mean(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "sum": "sum"}
     interpolation: ClassVar[str] = "linear"
 
     @property
@@ -149,6 +153,7 @@ class Min(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"min": "min"}
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -185,6 +190,7 @@ class Max(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"max": "max"}
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -222,6 +228,7 @@ class Extremes(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"min": "min", "max": "max"}
 
     @property
     def columns(self) -> Mapping[str, str]:

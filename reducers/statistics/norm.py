@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.cpu import fast_sum, min_max, sum_squares
@@ -44,6 +45,7 @@ class Norm(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "power": "sum"}
 
     p: float = 2.0
     normalize: bool = False
@@ -91,6 +93,10 @@ class Norm(Statistic):
     def join(self, a: State, b: State) -> State:
         join = torch.maximum if self.p == math.inf else torch.add
         return {"count": a["count"] + b["count"], "power": join(a["power"], b["power"])}
+
+    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
+        ops = super().reductions_of(state)
+        return {**ops, "power": "max"} if ops and self.p == math.inf else ops
 
     def read(self, state: State) -> Tensor:
         power = state["power"]

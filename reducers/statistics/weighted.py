@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation_with
 from reducers.core.patterns import arrange, kept_axes, validate
-from reducers.core.reducer import Reducer
+from reducers.core.reducer import Reducer, Reduction
 from reducers.core.states import check_states, require_state, to_device
 from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
@@ -99,6 +101,8 @@ class WeightedMean(_Weighted):
     >>> mean.compute(mean.update({}, torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])))
     tensor(2., dtype=torch.float64)
     """
+
+    reductions: ClassVar[Mapping[str, Reduction]] = {"weight": "sum", "sum": "sum"}
 
     def sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
         return weighted_sum(x, weights, axes)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reducers
-from reducers import Fold, Premap, Product, Reducer, State, Statistic
+from reducers import Fold, Geometry, Max, Mean, MinibatchCKA, Moments, PerObservation, Premap, Product, Reducer, State, Statistic
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
@@ -97,6 +97,28 @@ def test_identity_and_stream(case: Case, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_together(case: Case, data: st.DataObject) -> None:
     laws.together(case.reducer, data.draw(streams(case)))
+
+
+@merging
+@quick
+@given(data=st.data())
+def test_reductions(case: Case, data: st.DataObject) -> None:
+    xs = data.draw(streams(case))
+    laws.reduces(case.reducer, xs, data.draw(st.integers(0, len(xs))))
+
+
+GATHERED = (Fold, Geometry, MinibatchCKA, PerObservation)
+"""Element by element too, in some forms, but that depends on a function, or it is a few numbers, or a state of any names."""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.merges and not case.reducer.ordered], ids=str)
+def test_what_merges_element_by_element_declares_it(case: Case) -> None:
+    generator = torch.Generator().manual_seed(0)
+    kinds = ("normal", "offset", "holes", "normal", "zeros", "offset")
+    xs = [values(kind, (4, *case.trailing), case.dtypes[0], generator) for kind in kinds]
+    inner = case.reducer.reducer if isinstance(case.reducer, Premap) else case.reducer
+    if not isinstance(inner, GATHERED) and laws.by_element(case.reducer, xs, 3):
+        assert case.reducer.reductions_of(laws.run(case.reducer, xs)), "declare `reductions`"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.splittable], ids=str)
@@ -314,6 +336,32 @@ class DeathPerBatch(Statistic):
         return state["spread"]
 
 
+@dataclass(frozen=True)
+class Overdeclared(Mean):
+    """Wrong: declares a sum, and merges about the means."""
+
+    reductions = {"mean": "sum", "count": "sum"}  # noqa: RUF012
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return {"mean": x.double().mean(dim=axes), "count": torch.ones_like(x, dtype=torch.int64).sum(dim=axes)}
+
+    observe = Statistic.observe
+
+    def join(self, a: State, b: State) -> State:
+        count = a["count"] + b["count"]
+        return {"mean": (a["mean"] * a["count"] + b["mean"] * b["count"]) / count, "count": count}
+
+
+@dataclass(frozen=True)
+class Halfdeclared(Overdeclared):
+    """Wrong: declares the key that is a sum, and needs it to merge the other."""
+
+    reductions = {"count": "sum"}  # noqa: RUF012
+
+    def reductions_of(self, state: State) -> Any:
+        return self.reductions
+
+
 @pytest.mark.parametrize(
     ("mutant", "law", "arguments"),
     [
@@ -329,12 +377,47 @@ class DeathPerBatch(Statistic):
         (KeepsInput(), laws.commutative, ((2, 0, 1),)),
         (Narrow(), laws.typed, ()),
         (Twins(), laws.pure, ()),
+        (Overdeclared(), laws.reduces, (2,)),
+        (Halfdeclared(), laws.reduces, (2,)),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_planted_mistakes_are_caught(mutant: Reducer, law: Any, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(AssertionError):
         law(mutant, stream(4, 2, 1), *arguments)
+
+
+@dataclass(frozen=True)
+class Doubled(Mean):
+    """Merges otherwise than its base class, and says nothing of it."""
+
+    def join(self, a: State, b: State) -> State:
+        return {key: 2 * value for key, value in super().join(a, b).items()}
+
+
+@dataclass(frozen=True)
+class Noted(Mean):
+    """Has a tensor more than its base class declares."""
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        state = super().observe(x, axes)
+        return {**state, "first": state["sum"].clone()}
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Swapped(Product):
+    """Merges otherwise than its base class, and says nothing of it."""
+
+    def merge(self, a: State, b: State) -> State:
+        return super().merge(b, a)
+
+
+def test_what_a_base_class_declares_is_of_its_own_join() -> None:
+    assert Mean().reductions_of(laws.run(Mean(), stream(2, 2))) == {"count": "sum", "sum": "sum"}
+    for other in (Doubled(), Noted(), Swapped(mean=Mean())):
+        assert other.reductions_of(other.update({}, torch.ones(2))) == {}
+    mixed = Product(mean=Mean(), moments=Moments(), deep=Product(top=Max()))
+    assert mixed.reductions_of(mixed.update({}, torch.ones(2))) == {"mean/count": "sum", "mean/sum": "sum", "deep/top/max": "max"}
 
 
 def test_looking_at_values_is_caught() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from world import Place, Raised, World
 
+import recorders.recordings.exchange as exchange
 from recorders import Recording, Subrecording, SyncError, load
 from recorders.recordings.exchange import Exchange
 from recorders.recordings.sync import sync
@@ -38,34 +39,47 @@ def prepare(place: Place) -> None:
         GROUPS.append(group)
 
 
-def synced(place: Place, group: int, folder: str, dies: bool = False) -> Any:
-    """What `sync` says, and what was saved after it."""
+def synced(place: Place, group: int, folder: str, dies: str = "") -> Any:
+    """Where `sync` fails, what it says, and what was saved after it; rank 0 calls it asynchronously."""
     if dies and place[0] == 1:  # after the ranks agreed to send their states
-        Exchange.payloads = lambda *_: os._exit(1)  # type: ignore[method-assign]
+        setattr(Exchange, dies, lambda *_: os._exit(1))
+    if dies == "reduce":
+        exchange.REDUCE_FROM = 2
     mean = Mean()
     recording = Recording({"x": Subrecording(mean, {"": mean.update({}, torch.tensor(float(place[0])))}, 1)})
+    handle = None
     try:
-        sync(recording, GROUPS[group])
+        if place[0] > 0:
+            return sync(recording, GROUPS[group]) and "merged"
+        handle = sync(recording, GROUPS[group], async_op=True)
+        return handle.wait() and "merged"
     except SyncError as error:
-        path = recording.save(f"{folder}/{place[0]}")
-        return str(error), load(path).compute()["x"].item()
-    return "merged"
+        found = error
+    if handle is not None:
+        with pytest.raises(SyncError) as again:
+            handle.wait()
+        assert again.value is found
+        assert handle.is_completed()
+    path = recording.save(f"{folder}/{place[0]}")
+    return "call" if handle is None else "wait", str(found), load(path).compute()["x"].item()
 
 
 def check(answers: list[Any], what: str) -> None:
     for rank, answer in zip((0, 2), answers, strict=True):
         assert not isinstance(answer, (Raised, str)), answer
-        text, saved = answer
+        where, text, saved = answer
+        assert where == ("wait" if (rank, what) == (0, "states") else "call")
         assert f"the exchange of {what} among 3 ranks failed on rank {rank}, with a timeout of 5 s" in text
         assert "Ranks [1] did not answer within 5 s" in text
         assert "recorders.merge(paths)" in text
         assert saved == rank
 
 
-def test_a_rank_that_is_silent_then_dies_then_is_dead_is_named(fragile: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", ["gather", pytest.param("reduce", marks=pytest.mark.long)])
+def test_a_rank_that_is_silent_then_dies_then_is_dead_is_named(fragile: World, tmp_path: Path, dies: str) -> None:
     fragile.run(prepare)
     check(fragile.run(synced, 0, str(tmp_path), ranks=(0, 2)), "lengths")
-    first, died, third = fragile.run(synced, 1, str(tmp_path), True)
+    first, died, third = fragile.run(synced, 1, str(tmp_path), dies)
     assert died is None
     check([first, third], "states")
     check(fragile.run(synced, 2, str(tmp_path), ranks=(0, 2)), "lengths")

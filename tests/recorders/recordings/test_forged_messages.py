@@ -71,6 +71,7 @@ SPECS = [
     *("float32" + " 1" * 65, "float32" + " 1" * 100_000, f"float32 {2**63}", f"float32 {2**62}", "float32 9999999999999999999"),
     *(f"float64 {2**31} {2**31}", f"float32 0 {2**62}", f"float32 {2**40} {2**40} 0", "float32 " + "9" * 10_000),
     *("float16 3", "bool", "int64 3", "complex64 3", "float64 3", "float64 4", "float64 3 3", "float64 0", "float64 1 1 1"),
+    *("float64 3 sum", "float64 3 max", "float64 sum 3", "int64 3 max", "int64 3 mean", "bool 3 sum", "complex128 min", "sum"),
     *("bits8 3", "float4_e2m1fn_x2 3", "uint8 1000000000000", "float64 1000000000000"),
 ]
 LEAF = ("subrecorders", "fc", "states", "")

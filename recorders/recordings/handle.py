@@ -1,0 +1,68 @@
+"""SyncHandle: a merge of the recordings of all ranks that is under way; returned by `sync(async_op=True)`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+__all__ = ["SyncHandle"]
+
+T = TypeVar("T")
+
+
+class SyncHandle(Generic[T]):
+    """The recordings of all ranks on their way: what `recorder.sync(async_op=True)` returns, as a collective returns a `Work`.
+
+    All collectives were issued, in the thread that called `sync`, so collectives that are called later stay in the order in which
+    they are called. What is merged was fixed then, too. A handle that is never waited for costs its memory only.
+
+    Args:
+        works: the collectives under way.
+        finish: waits for them, and returns what was merged.
+
+    >>> from recorders import Recording
+    >>> from recorders.recordings.sync import sync
+    >>> handle = sync(Recording({}), async_op=True)
+    >>> handle.is_completed(), len(handle.wait())
+    (True, 0)
+    """
+
+    def __init__(self, works: Sequence[Work], finish: Callable[[], T]) -> None:
+        self._works = works
+        self._finish: Callable[[], T] | None = finish
+        self._result: T
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {'completed' if self.is_completed() else 'under way'}>"
+
+    def is_completed(self) -> bool:
+        """Whether no other rank is waited for any more: all has arrived, or has failed. It never waits."""
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> T:
+        """Waits until the recordings of all ranks have arrived, merges them here, and returns what `sync` returns.
+
+        The first call merges; later ones return the same object, or raise the same error.
+
+        Raises:
+            SyncError: a rank died meanwhile, or the states do not merge; see `sync`. What this rank recorded is as it was.
+        """
+        with self._lock:
+            if self._finish is not None:
+                try:
+                    with torch.inference_mode(False):  # inference tensors could not be updated later
+                        self._result = self._finish()
+                except Exception as error:
+                    self._error = error
+                self._finish, self._works = None, ()
+        if self._error is not None:
+            raise self._error
+        return self._result
