@@ -17,13 +17,12 @@ from recorders.recordings.recording import Missing, Recording, Subrecording, par
 from recorders.recordings.shown import Names, Rows, Table
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
 from recorders.recordings.storage import Layout, save, save_in_background
-from recorders.recordings.sync import sync
+from recorders.recordings.sync import Group, sync
 from recorders.recordings.values import ValuesByName
 from recorders.schedule.clock import Clock
 from reducers import Result
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
 __all__ = ["Results"]
@@ -100,12 +99,10 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         return self
 
     @overload
-    def sync(self, group: ProcessGroup | None = None, *, to: Literal["all"] = "all", missing: Missing = "error") -> Recording: ...
+    def sync(self, group: Group = None, *, to: Literal["all"] = "all", missing: Missing = "error") -> Recording: ...
     @overload
-    def sync(self, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error") -> Recording | None: ...
-    def sync(
-        self, group: ProcessGroup | None = None, *, to: int | Literal["all"] = "all", missing: Missing = "error"
-    ) -> Recording | None:
+    def sync(self, group: Group = None, *, to: int, missing: Missing = "error") -> Recording | None: ...
+    def sync(self, group: Group = None, *, to: int | Literal["all"] = "all", missing: Missing = "error") -> Recording | None:
         """The recordings of all ranks merged in rank order, on all ranks or on rank `to`; this recorder is not changed.
 
         See `recorders.recordings.sync.sync`.
