@@ -21,7 +21,9 @@ from reducers import EMA, Collect, Covariance, First, Last, Max, Mean, Moments, 
 
 CPU = torch.device("cpu")
 CALL = "sync(to='all', missing='keep')"
-DATA = Product(moments=Moments("b c -> c"), ema=EMA("b c -> c", alpha=0.1), all=Collect(), first=First(), last=Last(), low=Quantile())
+DATA = Product(
+    moments=Moments("b c -> c"), ema=EMA("b c -> c", alpha=0.1), all=Collect(), first=First(), last=Last(), low=Quantile()
+)
 SHARED: list[Reducer] = [Norm(), Product(norm=Norm("o i -> o"), top=Max()), Covariance("i o -> i")]
 
 
