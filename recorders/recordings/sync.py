@@ -51,7 +51,9 @@ def sync(
 
     Args:
         recording: what this rank recorded. Every rank of the group must call `sync`.
-        group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator.
+        group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator. A `DeviceMesh` merges
+            the ranks of its last dimension first, then the first rank of each of those along the dimension before, and so on: with
+            the same result, in the memory of the sum of its dimensions in place of their product. See `docs/scale.md`.
         to: the global rank that gets what was merged, like `dst` of `torch.distributed.gather`; "all" for every rank. Ranks that
             get it briefly hold the states of all, the others only their own. It must be equal on all ranks.
         missing: "keep" merges a name that only some ranks record from those; "error" refuses it. It must be equal on all ranks.
@@ -69,7 +71,9 @@ def sync(
             - A rank died, or does not call `sync`. All others raise, within the timeout of the group and a few seconds, and name
               the ranks that did not answer. NCCL ends a process at its timeout instead: give the group a CPU backend too,
               "cpu:gloo,cuda:nccl".
-            - This process is not in the group.
+            - This process is not in the group or mesh, or the ranks of the mesh do not ascend.
+            - With a mesh every rank of it raises, whatever its row; only what fails on the way back is raised by those who wait for
+              it. A rank that is dead or silent is waited for once for each dimension at most.
 
     Warns:
         RecordingWarning: copies differ between ranks, on the ranks that get what was merged. Of copies of a DTensor the first

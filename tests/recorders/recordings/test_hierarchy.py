@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from paths import ROOT
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from world import Place, Raised, World, alike, returned
@@ -132,6 +133,38 @@ def test_collectives_do_not_grow_with_the_subrecorders(four: World, to: Any) -> 
     assert few == many
     up, down = ["all_gather", "all_gather", "gather"], ["broadcast", "broadcast"]  # collections of unequal length differ in shape
     assert few == [[*up, *up, *down, *down], [*up, *down], [*up, *up, *down, *down], [*up, *down]]
+
+
+def alike_on_ranks(monitors: int, rank: int) -> Recording:
+    both = Product(moments=Moments("b c -> c"), top=Max())
+    state = both.update({}, torch.full((3, 5), float(rank)))
+    return Recording({f"layer{n}": Subrecording(both, {"": state}, 1) for n in range(monitors)})
+
+
+def benchmark(name: str) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return __import__(name)
+
+
+def sent(place: Place, shape: tuple[int, ...], monitors: int) -> tuple[int, int]:
+    written, own = benchmark("scale").written, alike_on_ranks(monitors, place[0])
+    group = mesh_of(*shape) if len(shape) > 1 else place[1]
+    sync(own, group)  # connections are made
+    before = written()
+    sync(own, group)
+    after = written()
+    return after[0] - before[0], after[1] - before[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes that a process writes")
+@pytest.mark.parametrize("monitors", [1, 30])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_every_rank_sends_what_the_model_of_the_documents_says(four: World, shape: tuple[int, ...], monitors: int) -> None:
+    scale, model = benchmark("scale"), benchmark("scale_model")
+    sizes = scale.sizes(alike_on_ranks(monitors, 0))
+    expected = [model.flat(4, sizes) if len(shape) == 1 else model.hierarchical(shape, sizes, rank) for rank in range(4)]
+    assert returned(four.run(sent, shape, monitors)) == [tuple(each) for each in expected]
 
 
 def refused(answers: list[Any]) -> str:
