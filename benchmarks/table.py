@@ -372,11 +372,14 @@ def scale_offline() -> str:
     """What files cost in place of a sync."""
     row = _result("scale")["offline"]
     each = row["processor_s"] / row["paths"] / row["monitors"]
-    return (
-        f"Measured: {row['paths']} paths with {row['monitors']:,} monitors each, {_bytes(row['bytes'])}, merged in "
-        f"{_seconds(row['processor_s'])} of processor time.\nThat is {each * 1e6:.0f} us for one monitor of one path. So 1,000 monitors "
-        f"of 10,000 ranks take {each * 1e7 / 3600:.1f} hours in one process, and\n"
-        f"{_bytes(row['bytes'] / row['paths'] * 10_000)} of disk."
+    disk = _bytes(row["bytes"] / row["paths"] * 10_000)
+    return "\n".join(
+        [
+            f"Measured: {row['paths']} paths with {row['monitors']:,} monitors each, {_bytes(row['bytes'])}, merged in "
+            f"{_seconds(row['processor_s'])} of processor time,",
+            f"{each * 1e6:.0f} us for one monitor of one path. So 1,000 monitors of 10,000 ranks take {each * 1e7 / 3600:.1f} "
+            f"hours in one process, and {disk} of disk.",
+        ]
     )
 
 

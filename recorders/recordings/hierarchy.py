@@ -17,16 +17,13 @@ from recorders.errors import RecordingWarning, SyncError
 from recorders.recordings.entry import is_text
 from recorders.recordings.fitting import SHOWN, differences, listed
 from recorders.recordings.level import Level
-from recorders.recordings.message import misfits, pack, parse, payload_size, unpack
+from recorders.recordings.message import misfits, pack, parse, unpack
 from recorders.recordings.partial import Manifests, PartialMerge, pack_partial, parse_partial, partial_forgeries, unpack_partial
-from recorders.recordings.ranks import Differing, differing_shown, merge_subrecordings
+from recorders.recordings.ranks import Differing, all_aliases, by_name, differing_shown, merge_subrecordings
 from recorders.recordings.recording import Missing, Recording
 from reducers.errors import warn_user
 
 __all__ = ["dimensions", "sync_mesh"]
-
-_SENDER = "\0"
-"""Stands for the rank that sends, in a reason that is the same for equal manifests."""
 
 
 class _Held(NamedTuple):
@@ -95,10 +92,11 @@ def sync_mesh(recording: Recording, mesh: DeviceMesh, to: int | Literal["all"], 
         except SyncError as error:
             held = _failed(error)
             text, payload = _outcome(held, call, levels[len(led)].device)
+    without = _without_result(text)
     for level in reversed(led):
         here = to == "all" or to in level
         try:
-            level.send(text if here else _written(_told(text)[0]), payload if here else payload[:0])
+            level.send(text if here else without, payload if here else payload[:0])
         except SyncError as error:
             held = held if held.cause else _failed(error)
     return _read(text, payload, call, held)
@@ -110,13 +108,19 @@ def _up(level: Level, held: _Held, call: _Call) -> _Held:
     raws, sizes = level.manifests(manifest, payload)
     parsed = {raw: _parsed(raw) for raw in set(raws)}  # usually they are equal
     found: list[str] = []
+    sent: list[Manifests] = []
     for label, raw in zip(level.labels, raws, strict=True):
-        found += [reason.replace(_SENDER, f"rank {label}") for reason in parsed[raw][0]]
-    sent = [parsed[raw][1] for raw in raws]
+        there = parsed[raw]
+        if isinstance(there, ValueError):
+            found.append(f"rank {label} sends a malformed manifest: {there!s:.1000}")
+        elif isinstance(there, _Held):
+            found += there.wrong
+        else:
+            sent.append(there)
     # Each looks at what those before it found sound, and finds the same on all ranks of the level: they decide alike.
     for problems in (
         iter(found),
-        differences([manifests[0] for manifests in sent if manifests], level.labels, call.missing),
+        differences([manifests[0] for manifests in sent], level.labels, call.missing),
         partial_forgeries(call.recording, sent, sizes, level.labels),
         level.too_big(sizes, level.leader),
     ):
@@ -149,13 +153,19 @@ def _failed(error: Exception, reason: str = "") -> _Held:
     return _Held(wrong=[reason or str(error).removeprefix("nothing was merged: ")], cause=error)
 
 
-def _parsed(raw: bytes) -> tuple[Sequence[str], Manifests]:
-    """Why a rank has nothing to send, or else what it sends."""
+def _parsed(raw: bytes) -> Manifests | _Held | ValueError:
+    """What a rank sends; why it has nothing to send; or why that is malformed."""
     try:
         data = json.loads(raw.decode())
-        return (_told(raw)[0], []) if "wrong" in data else ([], parse_partial(data))
-    except (ValueError, TypeError, RecursionError) as error:
-        return [f"{_SENDER} sends a malformed manifest: {error!s:.1000}"], []
+        if not isinstance(data, dict) or "wrong" not in data:
+            return parse_partial(data)
+        if wrong := _told(raw)[0]:
+            return _Held(wrong=wrong)
+        return ValueError("it sends no states and no reason")
+    except RecursionError:
+        return ValueError("it is nested too deeply")
+    except ValueError as error:
+        return error
 
 
 def _outcome(held: _Held, call: _Call, device: torch.device) -> tuple[bytes, Tensor]:
@@ -164,9 +174,8 @@ def _outcome(held: _Held, call: _Call, device: torch.device) -> tuple[bytes, Ten
     if not wrong:
         try:
             differing: Differing = {}
-            names = {name: [part[name] for part in held.recordings if name in part.subrecordings] for name in held.recordings[0]}
-            parts = {name: merge_subrecordings(several, name, differing) for name, several in names.items()}
-            manifest, payload = pack(Recording(parts, held.recordings[0].aliases), device, call.missing, str(call))
+            parts = {name: merge_subrecordings(several, name, differing) for name, several in by_name(held.recordings).items()}
+            manifest, payload = pack(Recording(parts, all_aliases(held.recordings)), device, call.missing, str(call))
             return _written([], differing_shown(differing), manifest.decode()), payload
         except Exception as error:
             wrong = [f"the ranks do not fit together: {error}"]
@@ -187,23 +196,31 @@ def _told(text: bytes) -> tuple[list[str], list[str], str | None]:
     raise ValueError(f"it is {text!r:.200}")
 
 
+def _without_result(text: bytes) -> bytes:
+    """What is sent to those who get no result; what is malformed goes on as it is, so that they find it, too."""
+    try:
+        return _written(_told(text)[0])
+    except (ValueError, RecursionError):
+        return text
+
+
 def _read(text: bytes, payload: Tensor, call: _Call, held: _Held) -> Recording | None:
     """The merged recording, from what came back."""
+    wrong: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    merged: Recording | None = None
     try:
         wrong, warnings, result = _told(text)
-        manifest = None if result is None else parse(result.encode())
-        if manifest is not None and (reason := next(misfits(call.recording, manifest), None)):
-            wrong = [reason]
-        if manifest is not None and payload.numel() != payload_size(manifest):
-            wrong = [f"{payload.numel()} bytes of states came back, and {payload_size(manifest)} were merged"]
-    except (ValueError, KeyError, RecursionError) as error:
-        wrong, warnings, manifest = [f"what came back is malformed: {error!s:.1000}"], [], None
+        if result is not None and not wrong and not held.cause and call.to in ("all", dist.get_rank()):
+            manifest = parse(result.encode())
+            wrong = list(islice(misfits(call.recording, manifest), 1))
+            merged = None if wrong else unpack(call.recording, manifest, payload)
+    except (ValueError, KeyError, RuntimeError, RecursionError) as error:  # RuntimeError: a payload of another size
+        wrong = [f"what came back is malformed: {error!s:.1000}"]
     if wrong or held.cause:
         raise SyncError(f"nothing was merged on the mesh: {'; '.join(wrong or held.wrong)}") from held.cause
-    if manifest is None or call.to not in ("all", dist.get_rank()):
+    if merged is None:
         return None
     for warning in warnings:
         warn_user(warning, RecordingWarning)
-    merged = unpack(call.recording, manifest, payload)
-    parts = {name: replace(part, progress=None) for name, part in merged.items()}
-    return Recording(parts, merged.aliases)
+    return Recording({name: replace(part, progress=None) for name, part in merged.items()}, merged.aliases)

@@ -73,7 +73,7 @@ def sync(
               "cpu:gloo,cuda:nccl".
             - This process is not in the group or mesh, or the ranks of the mesh do not ascend.
             - With a mesh every rank of it raises, whatever its row; only what fails on the way back is raised by those who wait for
-              it. A rank that is dead or silent is waited for once for each dimension at most.
+              it. At worst the timeouts of its groups pass one after another.
 
     Warns:
         RecordingWarning: copies differ between ranks, on the ranks that get what was merged. Of copies of a DTensor the first
