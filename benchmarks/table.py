@@ -164,7 +164,17 @@ def _storage() -> Found:
     seconds = {row["what"]: row["s"]["median"] for row in _result("storage").get("rows", [])}
     if not seconds:
         return []
-    return [("10,000 subrecorders saved and flushed to disk; loaded", f"{seconds['save']:.1f} s; {seconds['load']:.1f} s")]
+    return [
+        (
+            f"10,000 subrecorders{what} saved and flushed to disk; loaded",
+            f"{seconds[f'{row}save']:.2g} s; {seconds[f'{row}load']:.2g} s",
+        )
+        for what, row in (
+            (", `Summary` of 64 channels,", ""),
+            (", `Summary` of 64 channels, in one file,", "packed: "),
+            (", one mean each, in one file,", "packed one mean each: "),
+        )
+    ]
 
 
 def _sync() -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from recorders.recordings.entry import MAX_DEPTH, Entry, Tree
 from recorders.recordings.placement import from_plain, to_plain
 from recorders.recordings.progress import PendingRows, Progress
 from recorders.recordings.recording import Subrecording
-from recorders.recordings.tensorfile import stored_as
+from recorders.recordings.stored import stored_as
 from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
 from reducers.core.reducer import registry
 
@@ -109,6 +110,7 @@ class Contents:
         return name
 
 
+@functools.lru_cache(maxsize=1024)  # thousands of subrecorders have the same few
 def _readable(path: tuple[str, ...]) -> str:
     # Empty leaves and keys are left out; lone surrogates cannot be encoded.
     name = "/".join([str(part) for part in path if part != ""])

@@ -97,7 +97,7 @@ def mapping(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def fits(value: Any) -> bool:
         if not isinstance(value, dict):
             return False
-        for key, part in value.items():  # noqa: SIM110 - a generator takes twice the time, and this is half of a small save
+        for key, part in value.items():  # noqa: SIM110 - a generator takes twice the time
             if not isinstance(key, str) or not item(part):
                 return False
         return True
@@ -105,9 +105,14 @@ def mapping(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return fits
 
 
+def _is_text_by_text(value: Any) -> bool:
+    # Without a call for each text: this is half of a small save.
+    return isinstance(value, dict) and ({*map(type, value), *map(type, value.values())} <= {str} or mapping(is_text)(value))
+
+
 def _is_tree(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict) and depth < MAX_DEPTH:
-        return all(isinstance(key, str) and _is_tree(node, depth + 1) for key, node in value.items())
+        return _is_text_by_text(value) or all(isinstance(key, str) and _is_tree(node, depth + 1) for key, node in value.items())
     return isinstance(value, str)
 
 
@@ -148,9 +153,9 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "file": (matches(_FILE), "the name of a file in the generation folder"),
     "bytes": (is_count, "a count"),
     "sha256": (matches(_SHA256), "a checksum"),
-    "states": (mapping(mapping(is_text)), "tensor names by leaf and key, all texts"),
+    "states": (mapping(_is_text_by_text), "tensor names by leaf and key, all texts"),
     "values": (mapping(_is_tree), f"trees of tensor names by leaf, with texts as keys, nested at most {MAX_DEPTH} deep"),
-    "dtypes": (mapping(is_text), "dtypes by tensor name"),
+    "dtypes": (_is_text_by_text, "dtypes by tensor name"),
     "versions": (mapping(is_count), "versions by type of reducer"),
     "progress": (lambda value: value is None or _is_progress(value), "counts, texts and tensor names of what waits"),
     "placement": (mapping(is_plain_placement), "rank, sharing, mesh, axes and parts by leaf"),

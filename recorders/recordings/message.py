@@ -23,7 +23,7 @@ from recorders.recordings.entry import is_text, is_text_or_none, mapping
 from recorders.recordings.exchange import MAX_MANIFEST
 from recorders.recordings.placement import Placement, from_plain, is_plain_placement
 from recorders.recordings.recording import Missing, Recording, Subrecording
-from recorders.recordings.tensorfile import as_bytes
+from recorders.recordings.stored import as_bytes
 from reducers import RecipeError, Reducer, from_recipe, to_recipe
 
 __all__ = ["misfits", "pack", "pack_error", "parse", "payload_size", "unpack"]

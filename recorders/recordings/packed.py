@@ -14,7 +14,8 @@ from recorders.errors import CorruptRecordingError, StorageError
 from recorders.recordings.contents import Recipes, rebuilt
 from recorders.recordings.manifest import Manifest
 from recorders.recordings.recording import Subrecording
-from recorders.recordings.tensorfile import Place, as_memory, fill, places, read_header, true_dtype
+from recorders.recordings.stored import as_memory, true_dtype
+from recorders.recordings.tensorfile import Place, fill, places, read_header
 from recorders.recordings.whole import open_regular
 
 __all__ = ["PackedParts", "name_prefix"]

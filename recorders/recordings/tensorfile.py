@@ -7,36 +7,24 @@ read, so nothing that a forged header says takes more memory than its file has b
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as in_quotes
+from operator import attrgetter
 from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from recorders._torch import is_fake
 from recorders.errors import CorruptRecordingError, StorageError
+from recorders.recordings.stored import CODES, COMPLEX, STAND_INS, as_memory, as_stored, stored_as, true_dtype
 
-__all__ = [
-    "Place",
-    "as_bytes",
-    "as_memory",
-    "as_stored",
-    "chunks",
-    "describe",
-    "fill",
-    "places",
-    "read_header",
-    "read_tensors",
-    "stored_as",
-    "true_dtype",
-]
+__all__ = ["Place", "chunks", "describe", "fill", "places", "read_header", "read_tensors"]
 
 MAX_HEADER = 100_000_000
 """Every safetensors reader refuses longer headers."""
@@ -47,35 +35,8 @@ SMALL = 1 << 16
 CHUNK = 1 << 22
 """How many bytes are hashed and written at once."""
 
-_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-"""The dtypes that every safetensors from 0.5 on can read."""
-_RANKS = {dtype: (-dtype.itemsize, code) for dtype, code in _CODES.items()}
-_DTYPES = {code.encode(): dtype for dtype, code in _CODES.items()}
-
-_STAND_INS = {
-    "uint16": torch.int16,
-    "uint32": torch.int32,
-    "uint64": torch.int64,
-    "float8_e4m3fnuz": torch.uint8,
-    "float8_e5m2fnuz": torch.uint8,
-    "float8_e8m0fnu": torch.uint8,
-}
-"""Other dtypes are stored as integers with the same bits; complex numbers as pairs of reals along a last axis."""
-
-_COMPLEX = {"complex32": torch.float16, "complex64": torch.float32, "complex128": torch.float64}
+_RANKS = {dtype: (-dtype.itemsize, code) for dtype, code in CODES.items()}
+_DTYPES = {code.encode(): dtype for dtype, code in CODES.items()}
 
 _SHAPE = rb"\[((?:[0-9]{1,18}(?:,[0-9]{1,18}){0,%d})?)\]" % (MAX_RANK - 1)
 _ONE = re.compile(
@@ -108,18 +69,22 @@ def describe(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor], dict[s
     (b'{"z":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}', {'z': 'complex64'})
     """
     kinds = {name: stored_as(tensor, name) for name, tensor in tensors.items()}
-    dtypes = {name: true for name, (stored, true) in kinds.items() if true in _STAND_INS or true in _COMPLEX}
+    dtypes = {name: true for name, (stored, true) in kinds.items() if true in STAND_INS or true in COMPLEX}
+    alike: dict[tuple[torch.dtype, str, torch.Size], list[str]] = {}
+    for name, kind in kinds.items():
+        alike.setdefault((*kind, tensors[name].shape), []).append(name)
+    order, parts, end = [], [], 0
     # The largest elements come first, so that each tensor starts at a multiple of its element size; then like to like.
-    order = sorted(tensors, key=lambda name: _RANKS[kinds[name][0]])
-    parts, end = [], 0
-    for name in order:
-        stored, true = kinds[name]
-        shape = [*tensors[name].shape, 2] if true in _COMPLEX else [*tensors[name].shape]
+    for (stored, true, sizes), names in sorted(alike.items(), key=lambda item: _RANKS[item[0][0]]):
+        shape = [*sizes, 2] if true in COMPLEX else [*sizes]
         if len(shape) > MAX_RANK:
-            raise StorageError(f"{name!r} has {len(shape)} axes, and {MAX_RANK} can be stored")
-        begin, end = end, end + stored.itemsize * math.prod(shape)
-        numbers = ",".join(map(str, shape))
-        parts.append(f'{in_quotes(name)}:{{"dtype":"{_CODES[stored]}","shape":[{numbers}],"data_offsets":[{begin},{end}]}}')
+            raise StorageError(f"{names[0]!r} has {len(shape)} axes, and {MAX_RANK} can be stored")
+        nbytes = stored.itemsize * math.prod(shape)
+        layout = f'"dtype":"{CODES[stored]}","shape":[{",".join(map(str, shape))}]'
+        for name in names:
+            begin, end = end, end + nbytes
+            parts.append(f'{in_quotes(name)}:{{{layout},"data_offsets":[{begin},{end}]}}')
+        order += names
     text = f"{{{','.join(parts)}}}".encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
@@ -132,14 +97,24 @@ def chunks(header: bytes, tensors: Sequence[Tensor]) -> Iterator[bytes | memoryv
     yield header
     waiting: list[Tensor] = []
     size = 0
-    for tensor in tensors:
-        stored = as_stored(tensor)
+    for stored in _flat(tensors):
         if waiting and (size + stored.nbytes > CHUNK or stored.dtype != waiting[0].dtype):
             yield from _pieces(waiting)
             waiting, size = [], 0
-        waiting.append(stored.reshape(-1))
+        waiting.append(stored)
         size += stored.nbytes
     yield from _pieces(waiting)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors as they are stored, along one axis; plain ones of one layout that follow each other are joined."""
+    layout = attrgetter("__class__", "dtype", "shape", "device")
+    for (kind, dtype, _, _), group in itertools.groupby(tensors, layout):
+        alike = list(group)
+        count = max(1, CHUNK // max(1, alike[0].nbytes)) if kind is Tensor and dtype in CODES else 1
+        for start in range(0, len(alike), count):
+            some = alike[start : start + count]
+            yield as_stored(some[0] if len(some) == 1 else torch.stack(some)).reshape(-1)
 
 
 def _pieces(tensors: list[Tensor]) -> Iterator[memoryview]:
@@ -150,53 +125,6 @@ def _pieces(tensors: list[Tensor]) -> Iterator[memoryview]:
         for start in range(0, len(memory), CHUNK):
             yield memory[start : start + CHUNK]
         del memory, whole
-
-
-def as_memory(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, which must live as long as this is used."""
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, as uint8 along one axis."""
-    # A single element is contiguous with any stride, but can be viewed as bytes with stride 1 only.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def stored_as(tensor: Tensor, name: str) -> tuple[torch.dtype, str]:
-    """The dtype in which a tensor is stored, and the name of its own; raises `StorageError` if it cannot be stored."""
-    if not isinstance(tensor, Tensor):
-        raise StorageError(f"{name!r} is a {type(tensor).__name__}, not a tensor")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        raise StorageError(f"{name!r} is a tensor of layout {tensor.layout}; make it dense with .to_dense() where it is recorded")
-    if is_fake(tensor):
-        raise StorageError(f"{name!r} is a fake tensor: it has a shape but no data")
-    if tensor.is_meta:
-        raise StorageError(f"{name!r} is a meta tensor: it has a shape but no data")
-    stored, dtype = _stored_dtype(tensor.dtype)
-    if stored is None:
-        raise StorageError(f"{name!r} has dtype {dtype}, which cannot be stored; convert it where it is recorded")
-    return stored, dtype
-
-
-@functools.cache
-def _stored_dtype(dtype: torch.dtype) -> tuple[torch.dtype | None, str]:
-    name = str(dtype).removeprefix("torch.")
-    return (dtype if dtype in _CODES else _STAND_INS.get(name, _COMPLEX.get(name))), name
-
-
-def as_stored(tensor: Tensor) -> Tensor:
-    """The tensor detached, on the CPU, contiguous, without lazy conjugation or negation, in a dtype of safetensors."""
-    stored, dtype = _stored_dtype(tensor.dtype)
-    if type(tensor) is Tensor and stored is tensor.dtype and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
-        return tensor.detach() if tensor.requires_grad else tensor
-    try:
-        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if dtype in _COMPLEX:
-            return torch.view_as_real(tensor)
-        return tensor.view(_STAND_INS[dtype]) if dtype in _STAND_INS else tensor
-    except (RuntimeError, TypeError) as error:
-        raise StorageError(f"a tensor of type {type(tensor).__name__} cannot be read: {error}") from error
 
 
 def places(header: bytes, data: int, where: str) -> dict[str, Place]:
@@ -288,19 +216,6 @@ def read_header(file: BinaryIO, size: int, where: str, most: int = MAX_HEADER) -
     if len(length) < 8 or count > min(size - 8, most):
         raise CorruptRecordingError(f"{where}: no readable safetensors file: it has {size} bytes, with a header of {count}")
     return file.read(count)
-
-
-def true_dtype(tensor: Tensor, dtype: str | None, where: str) -> Tensor:
-    """The tensor in its true dtype, of which `None` says that it is the one it is stored in."""
-    if dtype is None:
-        return tensor
-    stored = _COMPLEX.get(dtype) or _STAND_INS.get(dtype)
-    if stored != tensor.dtype or (dtype in _COMPLEX and tensor.shape[-1:] != (2,)):
-        raise CorruptRecordingError(f"{where}: a tensor of {tensor.dtype} and shape {list(tensor.shape)} is no {dtype:.50}")
-    if dtype in _COMPLEX:
-        # PyTorch reads complex numbers as aligned pairs, and crashes if they are not.
-        return torch.view_as_complex(tensor.clone() if tensor.data_ptr() % 16 else tensor)
-    return tensor.view(getattr(torch, dtype))
 
 
 def fill(file: BinaryIO, memory: memoryview, digest: hashlib._Hash, where: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError
-from recorders.recordings.tensorfile import as_bytes
+from recorders.recordings.stored import as_bytes
 from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
 
 __all__ = ["PartReader", "PartWriter", "header"]

@@ -116,19 +116,19 @@ class Findings(Table, list[Finding]):
         self.examined, self.unexamined, self.notices = tuple(examined), tuple(unexamined), tuple(notices)
 
     @property
-    def _none(self) -> str:
-        """What an empty list says."""
+    def verdict_if_empty(self) -> str:
+        """What it means that no fault is in the list."""
         return "no fault was found" if self.examined else "nothing was examined, so no fault could be found"
 
     def __str__(self) -> str:
-        lines = [str(finding) for finding in self] or [self._none]
+        lines = [str(finding) for finding in self] or [self.verdict_if_empty]
         lines += [f"notice: {notice.layer}: {notice.what}" for notice in self.notices]
         lines += [f"examined: {', '.join(self.examined)}"] * bool(self.examined)
         return "\n".join([*lines, *(f"not examined: {missing}" for missing in self.unexamined)])
 
     def title_shown(self) -> str:
         """How many faults there are, what was examined and what was not."""
-        parts = [f"{len(self):,} likely faults" if self else self._none]
+        parts = [f"{len(self):,} likely faults" if self else self.verdict_if_empty]
         for label, kinds in (("examined", self.examined), ("not examined", self.unexamined)):
             parts += [f"{label}: {', '.join(kind.partition(':')[0] for kind in kinds)}"] * bool(kinds)
         return "; ".join(parts)

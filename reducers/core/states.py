@@ -57,7 +57,10 @@ def concatenated(reducer: object, parts: Sequence[Tensor], axis: int = 0) -> Ten
 def copy_aliased(result: Result, state: State) -> Result:
     """Return `result` with copies of the tensors that it shares with `state`, so that the caller may write into it."""
     if isinstance(result, Tensor):
-        return result.clone() if any(result is value for value in state.values()) else result
+        for value in state.values():
+            if value is result:
+                return result.clone()
+        return result
     return {key: copy_aliased(value, state) for key, value in result.items()}
 
 

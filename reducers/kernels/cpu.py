@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -26,7 +26,7 @@ _EXTREME_OPS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 }
 _MIN_RELATIVE_STD = 8 * torch.finfo(torch.float32).eps
 _MIN_MEAN_SQUARE = 1e-24  # below it, float32 squares underflow
-_MIN_REMAINDER = 1 / 64  # share of a sum of squares that must remain if its centre is moved to the mean
+MIN_REMAINDER = 1 / 64  # share of a sum of squares that must remain if its centre is moved to the mean
 
 
 def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> dict[str, Tensor] | None:
@@ -43,24 +43,25 @@ def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> d
         `count`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the shape of
         the kept axes; None if float64 is needed throughout, because elements are not finite, or too small or too nearly equal.
     """
-    if not _is_sweepable(x):
+    if not is_sweepable(x):
         return None
-    parts, runs = pieces(x, axes, PIECE), _strided_runs(x, axes)
+    parts, runs = pieces(x, axes, PIECE), strided_runs(x, axes)
     count = count_along(x, axes)
     centre = parts[0].float().mean(dim=axes, keepdim=True)
     for second_sweep in (False, True):
-        *sums, extra = _centred_sums(parts, axes, runs, centre, with_extremes)
+        *sums, extra = centred_sums(parts, axes, runs, centre, with_extremes)
         first, second, middle = (_as_number(value) for value in (*sums, centre.squeeze(axes).double()))
         shift = first / count
         m2 = second - first * shift
         if _any(m2 - m2 != 0):  # not finite
             return None
-        too_small = m2 < count * ((middle * _MIN_RELATIVE_STD) ** 2 + _MIN_MEAN_SQUARE)
-        inexact = too_small & ((first != 0) | (second != 0))  # if both are 0, all elements equal the centre
-        off_centre = not second_sweep and _any(m2 < second * _MIN_REMAINDER)
+        inexact = is_inexact(m2, first, second, middle, count)
+        off_centre = not second_sweep and _any(m2 < second * MIN_REMAINDER)
         if not off_centre and not _any(inexact):
             mean, m2 = (torch.as_tensor(value, dtype=torch.float64) for value in (middle + shift, m2))
-            state = {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **extra}
+            dtypes = {"min": x.dtype, "max": x.dtype, "zeros": torch.int64}
+            extremes_too = {name: value.to(dtypes[name]) for name, value in extra.items()}
+            state = {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **extremes_too}
             nonfinite = {name: torch.zeros_like(state["count"]) for name in ("nan", "inf")} if with_extremes else {}
             return {**state, **nonfinite}
         centre = _next_centre(centre, inexact, shift, parts[0], axes)
@@ -76,39 +77,39 @@ def fast_sum(x: Tensor, axes: tuple[int, ...], *, exact: bool = False, magnitude
         return None
     dtype = torch.float64 if exact or x.dtype is torch.float64 else torch.float32
     copied = magnitudes or dtype is not x.dtype
-    runs = _strided_runs(x, axes)
+    runs = strided_runs(x, axes)
     result = buffer = None
     for part in pieces(x, axes, PIECE if copied or len(axes) < x.ndim or not x.is_contiguous() else _SUM_SIZE):
         if copied:
-            buffer = _reuse_buffer(buffer, part, dtype)
+            buffer = reuse_buffer(buffer, part, dtype)
             part = _abs_into(part, buffer) if magnitudes else buffer.copy_(part)
-        result = _accumulate(result, _pairwise_sum(part, axes, runs))
+        result = accumulate(result, pairwise_sum(part, axes, runs))
     return result.contiguous() if result is not None and result.isfinite().all() else None
 
 
 def all_finite(x: Tensor) -> bool:
     """Return whether a big CPU tensor is known to be finite after a single read; False if that is not supported."""
-    return _is_sweepable(x) and fast_sum(x, tuple(range(x.ndim))) is not None
+    return is_sweepable(x) and fast_sum(x, tuple(range(x.ndim))) is not None
 
 
 def sum_squares(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
     """Return the sum of squares in float64, with a relative error below 1e-6; None in the same cases as `sweep`."""
-    if not _is_sweepable(x):
+    if not is_sweepable(x):
         return None
     result: Tensor | None = None
     if len(axes) == x.ndim and x.dtype is torch.float32 and x.is_contiguous() and x.numel() >= 2 * CHUNK:
         whole = x.numel() // _NORM_ROW * _NORM_ROW
         for part in pieces(x.view(-1)[:whole].view(-1, _NORM_ROW), (0, 1), _SUM_SIZE):
-            result = _accumulate(result, torch.linalg.vector_norm(part, dim=1).double().square().sum())
-        result = _accumulate(result, x.view(-1)[whole:].double().square().sum())
+            result = accumulate(result, torch.linalg.vector_norm(part, dim=1).double().square().sum())
+        result = accumulate(result, x.view(-1)[whole:].double().square().sum())
     else:
-        runs = _strided_runs(x, axes)
+        runs = strided_runs(x, axes)
         for first, *others in _group_by_shape(pieces(x, axes, _FOLD_SIZE), _FOLD_COUNT):
             squares = first.float().square()
             for part in others:
                 wide = part.float()
                 squares.addcmul_(wide, wide)
-            result = _accumulate(result, _pairwise_sum(squares, axes, runs))
+            result = accumulate(result, pairwise_sum(squares, axes, runs))
         assert result is not None
     if not result.isfinite().all():
         return None
@@ -142,8 +143,8 @@ def count_above(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor | None:
         eps = (nearest if nearest.item() <= eps else torch.nextafter(nearest, torch.zeros(()))).item()
     result = buffer = None
     for part in pieces(x, axes, _FOLD_SIZE):  # float32 counts exactly up to 2**24
-        buffer = _abs_into(part, _reuse_buffer(buffer, part, torch.float32))
-        result = _accumulate(result, torch.gt(buffer, eps, out=buffer).sum(dim=axes))
+        buffer = _abs_into(part, reuse_buffer(buffer, part, torch.float32))
+        result = accumulate(result, torch.gt(buffer, eps, out=buffer).sum(dim=axes))
     return None if result is None else result.to(torch.int64).contiguous()
 
 
@@ -152,15 +153,15 @@ def _is_big(x: Tensor, size: int) -> bool:
     return not torch.compiler.is_compiling() and x.numel() >= size and x.device.type == "cpu"
 
 
-def _is_sweepable(x: Tensor) -> bool:
+def is_sweepable(x: Tensor) -> bool:
     return _is_big(x, BIG) and x.dtype in NARROW
 
 
-def _accumulate(result: Tensor | None, value: Tensor) -> Tensor:
+def accumulate(result: Tensor | None, value: Tensor) -> Tensor:
     return value.double() if result is None else result.add_(value)
 
 
-def _strided_runs(x: Tensor, axes: tuple[int, ...]) -> list[list[int]]:
+def strided_runs(x: Tensor, axes: tuple[int, ...]) -> list[list[int]]:
     """Return the reduced axes, grouped if their elements have one common stride in memory, innermost group last."""
     runs: list[list[int]] = []
     if len(axes) == x.ndim and x.is_contiguous():
@@ -176,7 +177,7 @@ def _strided_runs(x: Tensor, axes: tuple[int, ...]) -> list[list[int]]:
     return runs
 
 
-def _pairwise_sum(x: Tensor, axes: tuple[int, ...], runs: list[list[int]]) -> Tensor:
+def pairwise_sum(x: Tensor, axes: tuple[int, ...], runs: list[list[int]]) -> Tensor:
     """Return the sum over `axes`, pairwise along each run. A single call would add the sums of the runs one by one."""
     if len(runs) < 2:
         return x.sum(dim=axes)
@@ -185,7 +186,7 @@ def _pairwise_sum(x: Tensor, axes: tuple[int, ...], runs: list[list[int]]) -> Te
     return x.squeeze(axes)
 
 
-def _reuse_buffer(buffer: Tensor | None, part: Tensor, dtype: torch.dtype) -> Tensor:
+def reuse_buffer(buffer: Tensor | None, part: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the buffer if it fits `part`, else a new one; reuse avoids page faults."""
     return buffer if buffer is not None and buffer.shape == part.shape else torch.empty_like(part, dtype=dtype)
 
@@ -214,6 +215,12 @@ def _extreme(x: Tensor, axes: tuple[int, ...], fold: Callable[..., Tensor], redu
     return result.contiguous()
 
 
+def is_inexact(m2: Any, first: Any, second: Any, middle: Any, count: Any) -> Any:
+    """Return whether elements are too small, or too nearly equal, for float32. If both sums are 0, all equal the centre."""
+    too_small = m2 < count * ((middle * _MIN_RELATIVE_STD) ** 2 + _MIN_MEAN_SQUARE)
+    return too_small & ((first != 0) | (second != 0))
+
+
 def _as_number(value: Tensor) -> Any:
     """Return a 0-d tensor as a Python number, whose arithmetic takes a tenth of the time."""
     return value.item() if value.ndim == 0 else value
@@ -230,25 +237,27 @@ def _next_centre(centre: Tensor, inexact: Any, shift: Any, part: Tensor, axes: t
     return torch.where(inexact, element, centre + shift.float())
 
 
-def _centred_sums(
-    parts: Sequence[Tensor], axes: tuple[int, ...], runs: list[list[int]], centre: Tensor, with_extremes: bool
+def centred_sums(
+    parts: Iterable[Tensor], axes: tuple[int, ...], runs: list[list[int]], centre: Tensor, with_extremes: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the float64 sums of the deviations from the centre and of their squares, and if asked minimum, maximum and zeros."""
+    """Return the float64 sums of the deviations from the centre and of their squares, and if asked minimum, maximum and zeros.
+
+    Minimum and maximum are in float32, the number of zeros in float64.
+    """
     result: list[Tensor | None] = [None] * (3 if with_extremes else 2)
     low = high = buffer = None
     for part in parts:
         piece = part.float()
-        buffer = _reuse_buffer(buffer, piece, torch.float32)
+        buffer = reuse_buffer(buffer, piece, torch.float32)
         distance = torch.sub(piece, centre, out=buffer)
-        sums = [_pairwise_sum(distance, axes, runs), _pairwise_sum(distance.mul_(distance), axes, runs)]
+        sums = [pairwise_sum(distance, axes, runs), pairwise_sum(distance.mul_(distance), axes, runs)]
         if with_extremes:
             least, greatest = extremes(piece, axes)
             low = least if low is None else torch.minimum(low, least)
             high = greatest if high is None else torch.maximum(high, greatest)
             sums.append(torch.eq(piece, 0, out=distance).sum(dim=axes))  # floats sum several times as fast as bools
-        result = [_accumulate(total, value) for total, value in zip(result, sums, strict=True)]
+        result = [accumulate(total, value) for total, value in zip(result, sums, strict=True)]
     first, second, *zeros = (total for total in result if total is not None)
     if low is None or high is None:
         return first, second, {}
-    dtype = parts[0].dtype
-    return first, second, {"min": low.to(dtype), "max": high.to(dtype), "zeros": zeros[0].to(torch.int64)}
+    return first, second, {"min": low, "max": high, "zeros": zeros[0]}

@@ -44,10 +44,10 @@ function showFindings() {
       [layers[layer], `NaN or infinite values since tick ${first}, at ${count} tick${count > 1 ? "s" : ""}`]);
     const groups = new Map();  // those with the same reason are told together
     for (const one of run.findings ?? []) groups.set(advice(one), [...(groups.get(advice(one)) ?? []), [one.layer, one.what]]);
-    const none = run.findings ? "Nothing wrong was found." : "No findings were computed for this page.";
     const cards = [...(lost.length ? [[strange, lost]] : []), ...groups].map(([text, items]) => findingCard(items, text));
-    if (!cards.length || !run.findings) cards.push(element("div", { class: `card ${run.findings ? "fine" : ""}` }, none));
-    return element("div", {}, caption(run, "h3"), ...cards);
+    const fine = run.examined ? "fine" : "";
+    if (!cards.length || !run.findings) cards.push(element("div", { class: `card ${fine}` }, run.verdict));
+    return element("div", {}, caption(run, "h3"), ...cards, ...run.notes.map((note) => element("p", { class: "note" }, note)));
   });
   $("findings").replaceChildren(element("div", { class: runs.length > 1 ? "runs" : "" }, ...boxes));
 }

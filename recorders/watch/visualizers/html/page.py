@@ -21,7 +21,7 @@ from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.recordings.whole import as_path, written_whole
 from recorders.watch.charts import ChartView, network_order
-from recorders.watch.fault import Finding
+from recorders.watch.fault import Finding, Findings
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
 from recorders.watch.visualizers.html.runs import Run
@@ -117,7 +117,7 @@ def page(runs: Sequence[Run], columns: Sequence[Columns], title: str, live: bool
                 "last": one.ticks[-1] if one.ticks else None,
                 "count": len(one.ticks),
                 "every": every,
-                "findings": None if run.findings is None else [_told(finding) for finding in run.findings],
+                **_judged(run.findings),
                 "charts": list(packed(one, charts, every, exact)),
             }
             for run, one in zip(runs, columns, strict=True)
@@ -153,6 +153,20 @@ def _described(view: ChartView, place: Mapping[str, int]) -> dict[str, Any]:
         "overall": _overall(view),
         "layers": [place[layer] for layer in view.layers],
     }
+
+
+def _judged(found: Sequence[Finding] | None) -> dict[str, Any]:
+    """What was found, what the page says if that is nothing, and what was examined."""
+    if found is None:
+        return {"findings": None, "examined": False, "verdict": "No findings were computed for this page.", "notes": []}
+    told = [_told(finding) for finding in found]
+    if not isinstance(found, Findings):
+        return {"findings": told, "examined": True, "verdict": "No fault was found.", "notes": []}
+    notes = [f"Notice: {notice.layer}: {notice.what}" for notice in found.notices]
+    for label, kinds in (("Examined", [f"{kind} layers" for kind in found.examined]), ("Not examined", found.unexamined)):
+        notes += [f"{label}: {'; '.join(kinds)}"] * bool(kinds)
+    verdict = found.verdict_if_empty
+    return {"findings": told, "examined": bool(found.examined), "verdict": f"{verdict[0].upper()}{verdict[1:]}.", "notes": notes}
 
 
 def _told(finding: Finding) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pages import charted, filled
 from test_html_page import HOSTILE, empty
 
 from recorders.watch.charts import Chart, ChartView
-from recorders.watch.findings import Finding
+from recorders.watch.fault import Finding, Findings
 from recorders.watch.lenses import Across
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, write_report
@@ -109,6 +109,7 @@ def test_search_and_order_apply_to_table_and_heat_maps(page: Open) -> None:
     assert "1 layers over 5 ticks" in (driver.find_element(By.CSS_SELECTOR, "canvas.map").get_attribute("aria-label") or "")
     search.send_keys(Keys.ESCAPE)
     assert len(listed(driver)) == 4
+    press(driver, "l")  # brings the table into view
     driver.find_elements(By.CSS_SELECTOR, ".titles button")[1].click()
     assert listed(driver) == ["other", "net.c", "net.b", "net.a"]
     assert driver.find_elements(By.CSS_SELECTOR, ".titles [aria-sort]")[1].get_attribute("aria-sort") == "descending"
@@ -288,7 +289,22 @@ def test_no_tick_and_one_tick_can_be_opened(page: Open, ticks: int) -> None:
 def test_no_findings_are_told_from_none_computed(page: Open) -> None:
     driver = page(Run(filled(), "one", ()), Run(filled(), "two"))
     found = texts(driver, "#findings .card")
-    assert found == ["Nothing wrong was found.", "No findings were computed for this page."]
+    assert found == ["No fault was found.", "No findings were computed for this page."]
+
+
+def test_an_empty_list_says_what_was_examined(page: Open) -> None:
+    notice = Finding("net.b", "3 of 8 units are dead", "why", "remedy")
+    judged = Findings([], ["saturation: record Saturation"], ["dead units: 2 of 4"], [notice])
+    driver = page(Run(filled(), "one", judged), Run(filled(), "two", Findings([], ["dead units: record Activity"])))
+    fine, unknown = driver.find_elements(By.CSS_SELECTOR, "#findings .card")
+    assert (fine.text, fine.get_attribute("class")) == ("No fault was found.", "card fine")
+    assert (unknown.text, unknown.get_attribute("class").strip()) == ("Nothing was examined, so no fault could be found.", "card")
+    assert texts(driver, "#findings .note") == [
+        "Notice: net.b: 3 of 8 units are dead",
+        "Examined: dead units: 2 of 4 layers",
+        "Not examined: saturation: record Saturation",
+        "Not examined: dead units: record Activity",
+    ]
 
 
 def test_each_run_has_its_own_values_that_are_not_finite(page: Open) -> None:
@@ -299,7 +315,7 @@ def test_each_run_has_its_own_values_that_are_not_finite(page: Open) -> None:
     )
     first, second = texts(driver, "#findings .card")
     assert first.startswith("a NaN or infinite values since tick 0, at 1 tick\n")
-    assert second == "Nothing wrong was found."
+    assert second == "No fault was found."
 
 
 def test_a_key_leads_to_the_table_before_heat_maps_were_drawn(page: Open) -> None:
