@@ -6,6 +6,7 @@ those that a process writes, as Linux counts them. Run, with `pip install '.[plo
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -76,6 +77,7 @@ def measured(run: Callable[[], Any], calls: list[str]) -> dict[str, float]:
     """What one sync costs this process."""
     run()
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before does not hide what is needed now
     calls.clear()
     Path("/proc/self/clear_refs").write_text("5")
     before, (sent, messages), started = resident("VmRSS"), written(), time.process_time()
@@ -149,8 +151,8 @@ def draw(path: Path, results: dict[str, Any]) -> None:
         "sync(mesh), machines of 8": ("#0072B2", "s"),
         "sync(mesh), and groups": ("#009E73", "^"),
     }
-    ranks = [8 * 2**power for power in range(11)]
     for (label, (color, marker)), shape_of in zip(styles.items(), model.SHAPES, strict=True):
+        ranks = [2**power for power in range(1 if shape_of is model.SHAPES[0] else 3, 14)]
         shapes = [shape_of(count) for count in ranks]
         panels[0].loglog(ranks, [model.memory(shape, own) for shape in shapes], color=color, label=label)
         times = [model.seconds(shape, own, 1000, results["merge_s"]) for shape in shapes]

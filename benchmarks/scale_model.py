@@ -113,7 +113,7 @@ def _by_machine(ranks: int) -> tuple[int, ...]:
 
 def _by_group(ranks: int) -> tuple[int, ...]:
     machines = -(-ranks // 8)
-    group = 2 ** (machines.bit_length() // 2)
+    group = math.isqrt(machines)
     return (-(-machines // group), group, 8)
 
 
