@@ -404,12 +404,28 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 300 else f"{seconds / 60:.3g} min"
 
 
+def kernels() -> str:
+    """Registers and spilled bytes of the GPU kernels, by reducer and architecture: the most of all layouts and dtypes compiled."""
+    rows = _result("kernels").get("rows", [])
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    found: Found = []
+    for reducer, kernel in dict.fromkeys((row["reducer"], row["kernel"]) for row in rows):
+        cells = []
+        for target in targets:
+            same = [row for row in rows if (row["reducer"], row["kernel"], row["target"]) == (reducer, kernel, target)]
+            registers, spilled = (max((row[name] for row in same), default=0) for name in ("registers", "spilled"))
+            cells.append(f"{registers} registers, {spilled} bytes spilled")
+        found.append((f"`{reducer}`", kernel, *cells))
+    versions = ", ".join(" ".join(pair) for pair in _result("kernels").get("versions", {}).items())
+    return "\n".join([*_table(("reducer", "kernel", *targets), found), "", f"{len(rows)} kernels, compiled by {versions}."])
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
-    ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts},
+    ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts, "kernels": kernels},
     ROOT / "docs" / "streams.md": {"streams": streams},
     ROOT / "docs" / "torch.md": {"versions": versions},
 }

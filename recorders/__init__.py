@@ -1,6 +1,7 @@
 """Records what happens inside PyTorch networks: monitors capture tensors, reducers reduce them, recordings keep the results."""
 
 from recorders.capture.channels import channel_axis, register_channel_axis
+from recorders.capture.layouts import register_layouts
 from recorders.errors import (
     CorruptRecordingError,
     GivenError,
@@ -25,7 +26,7 @@ from recorders.monitors.attributes import DifferenceMonitor, StateMonitor
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
-from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor
+from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor, global_gradient
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameter_gradients import ParameterGradientMonitor
@@ -99,12 +100,14 @@ __all__ = [
     "compare",
     "detach_all",
     "findings",
+    "global_gradient",
     "lenses",
     "load",
     "merge",
     "overview",
     "presets",
     "register_channel_axis",
+    "register_layouts",
     "repair",
     "replay",
     "save",

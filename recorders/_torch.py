@@ -44,6 +44,7 @@ __all__ = [
     "inside_transform",
     "is_batched",
     "is_being_written_down",
+    "is_distributed",
     "is_fake",
     "is_plain_moment",
     "make_effectful",
@@ -53,6 +54,7 @@ __all__ = [
     "run_uncompiled",
     "set_grad_enabled",
     "skip_frames",
+    "style_layouts",
     "without_modes",
 ]
 
@@ -92,6 +94,28 @@ def group_timeout(group: Any, device: torch.device) -> float | None:
     except Exception:
         return None
     return seconds
+
+
+def is_distributed(module: torch.nn.Module) -> bool:
+    """Whether the parameters of a layer, or its inputs and outputs, were spread over ranks by a style of tensor parallelism."""
+    return getattr(module, "_distribute_module_applied", False)
+
+
+def style_layouts(module: torch.nn.Module, side: str) -> tuple[Any, tuple[Any, ...]] | None:
+    """The device mesh and the placements of the plain "outputs" or "inputs" of a tensor-parallel layer.
+
+    `ColwiseParallel` and `RowwiseParallel` keep them in the functions that they register as hooks. None if there is no such style.
+    """
+    outputs = side == "outputs"
+    for hook in (module._forward_hooks if outputs else module._forward_pre_hooks).values():
+        held = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
+        convert, mesh = held.get("output_fn" if outputs else "input_fn"), held.get("device_mesh")
+        if mesh is None or not isinstance(convert, partial) or len(convert.args) != 2:
+            continue
+        kinds, rest = convert.args  # of outputs the second says whether they become plain
+        if convert.func.__name__ == f"_prepare_{side[:-1]}_fn" and isinstance(kinds, tuple) and isinstance(rest, (bool, tuple)):
+            return mesh, kinds
+    return None
 
 
 def is_fake(tensor: object) -> bool:

@@ -44,8 +44,9 @@ from reducers.multivariate.spectrum import (
 )
 from reducers.state import Result, State
 from reducers.statistics.activity import Activity, Sparsity
-from reducers.statistics.basic import Count, Extremes, Max, Mean, Min, Norm, Sum
+from reducers.statistics.basic import Count, Extremes, Max, Mean, Min, Sum
 from reducers.statistics.moments import Moments, Summary
+from reducers.statistics.norm import Norm
 from reducers.statistics.weighted import WeightedMean, WeightedMoments
 from reducers.temporal.ema import EMA, Difference, FirstNonfinite, TimeSince
 from reducers.temporal.geometry import Geometry

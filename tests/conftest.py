@@ -28,6 +28,17 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        world = World(tmp_path_factory.mktemp("pair"), size=2)
+        yield world
+        world.close()
+
+
+@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":

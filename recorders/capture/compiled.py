@@ -21,10 +21,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_effectful, no_modes, outside_modes
 from recorders.capture import packing
+from recorders.capture.layouts import as_text, as_text_of_all, from_text
+from recorders.capture.operands import local_part
 from reducers import Reducer, State
 
 __all__ = [
@@ -52,11 +55,13 @@ def new_receiver(receiver: Any) -> Tensor:
 
     When a graph runs, the operators call one of these methods of the receiver for each observation:
 
-    - `receive(layout, packs, stream)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
-    - `receive_leaves(leaves, stream)`: the graph could not lift the observation; `leaves` are its tensors by path;
-    - `receive_call(operands, stream)`: callables need the operands; `operands()` returns them;
+    - `receive(layout, packs, stream, told)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
+    - `receive_leaves(leaves, stream, told)`: the graph could not lift the observation; `leaves` are its tensors by path;
+    - `receive_call(operands, stream, told)`: callables need the operands; `operands()` returns them;
     - `receive_failure()`: the operands could not be read while the graph was traced;
     - `keep_given()`: a forward begins whose gradient needs what is given now; returns a number by which that is found, or None.
+
+    `told` says which parts of tensors these are, if ranks share them: by path, or of the operands together; see `Told`.
     """
     number = next(_numbers)
     _receivers[number] = receiver
@@ -86,7 +91,31 @@ def find_twin(key: str) -> Any:
 def emit_call(receiver: Tensor, operands: Any, stream: str) -> None:
     """Adds a call of the operator that passes on the operands as they are; called while a graph is traced."""
     layout, tensors, numbers = packing.packed(operands)
-    torch.ops.torch_recorders.receive_call(receiver, stream, layout, tensors, numbers)
+    if _among_ranks():
+        _emit_parts(receiver, layout, tensors, numbers, stream)
+    else:
+        torch.ops.torch_recorders.receive_call(receiver, stream, layout, tensors, numbers, "")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _among_ranks() -> bool:
+    """Whether there may be DTensors. Dynamo cannot be asked: it does not tell DTensors from other tensors."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def _emit_parts(receiver: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
+    """A node of the user's graph: the same for operands that may be DTensors; passes on the parts that this rank holds."""
+    outside_modes(_emit_local, receiver, layout, tensors, numbers, stream)
+
+
+def _emit_local(receiver: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
+    with NoAutocast(), torch.no_grad():
+        told, parts = as_text_of_all(tensors), [local_part(tensor.detach()) for tensor in tensors]
+        torch.ops.torch_recorders.receive_call(receiver, stream, layout, parts, numbers, told)
+
+
+torch.fx.has_side_effect(_emit_parts)
+torch.compiler.allow_in_graph(_emit_parts)  # type: ignore[no-untyped-call]
 
 
 def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str) -> None:
@@ -103,16 +132,17 @@ def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tens
 
 def _emit_leaves(receiver: Tensor, reducer: Reducer | None, paths: list[str], tensors: list[Tensor], stream: str) -> None:
     with NoAutocast(), torch.no_grad():
-        leaves = {path: tensor.detach() for path, tensor in zip(paths, tensors, strict=True)}
+        told = as_text(dict(zip(paths, tensors, strict=True)))
+        leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}
         lifts = None
         if reducer is not None and reducer.liftable:
             # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.
             with contextlib.suppress(Exception):
                 lifts = _packed_lifts(reducer, leaves)
         if lifts is None:
-            torch.ops.torch_recorders.receive_leaves(receiver, stream, list(leaves), list(leaves.values()))
+            torch.ops.torch_recorders.receive_leaves(receiver, stream, list(leaves), list(leaves.values()), told)
         else:
-            torch.ops.torch_recorders.receive(receiver, stream, *lifts)
+            torch.ops.torch_recorders.receive(receiver, stream, *lifts, told)
 
 
 torch.fx.has_side_effect(emit_leaves)  # otherwise the compiler removes the node, because it returns nothing
@@ -196,20 +226,20 @@ def _call_receiver(method: str, receiver: Tensor, *args: Any) -> Any:
     return outside_modes(call)
 
 
-def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor]) -> None:
-    _call_receiver("receive", receiver, layout, packs, stream)
+def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor], told: str) -> None:
+    _call_receiver("receive", receiver, layout, packs, stream, from_text(told))
 
 
-def _receive_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor]) -> None:
-    _call_receiver("receive_leaves", receiver, dict(zip(paths, tensors, strict=True)), stream)
+def _receive_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor], told: str) -> None:
+    _call_receiver("receive_leaves", receiver, dict(zip(paths, tensors, strict=True)), stream, from_text(told))
 
 
 def _fail(receiver: Tensor) -> None:
     _call_receiver("receive_failure", receiver)
 
 
-def _receive_call(receiver: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int]) -> None:
-    _call_receiver("receive_call", receiver, lambda: operands_of(layout, tensors, numbers), stream)
+def _receive_call(receiver: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int], told: str) -> None:
+    _call_receiver("receive_call", receiver, lambda: operands_of(layout, tensors, numbers), stream, from_text(told))
 
 
 def _keep_given(receiver: Tensor) -> Tensor:
@@ -234,8 +264,8 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lam
     make_effectful(getattr(torch.ops.torch_recorders, name).default)
 
 
-_define("receive(Tensor receiver, str stream, str layout, Tensor[] packs) -> ()", _receive)
-_define("receive_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves) -> ()", _receive_leaves)
+_define("receive(Tensor receiver, str stream, str layout, Tensor[] packs, str told) -> ()", _receive)
+_define("receive_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves, str told) -> ()", _receive_leaves)
 _define("fail(Tensor receiver) -> ()", _fail)
-_define("receive_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers) -> ()", _receive_call)
+_define("receive_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers, str told) -> ()", _receive_call)
 _define("keep_given(Tensor receiver) -> Tensor", _keep_given, _no_number)

@@ -9,22 +9,21 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from recorders._torch import graph_task, inside_transform, is_batched, is_being_written_down
 from recorders.errors import OperandError
-from recorders.recordings.placement import Placement
 
 __all__ = [
     "as_operand",
     "as_operands",
     "detached",
+    "is_spread",
     "items",
     "leaves",
+    "local_part",
     "mapped",
     "pack",
-    "placement",
     "plain",
     "plain_or_spread",
     "recomputing",
@@ -77,7 +76,7 @@ def detached(value: Any) -> Any:
 
     So a callable cannot make ranks communicate in a hook.
     """
-    return mapped(value, lambda tensor: plain(tensor) if _is_spread(tensor) else tensor.detach())
+    return mapped(value, lambda tensor: plain(tensor) if is_spread(tensor) else tensor.detach())
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -121,7 +120,7 @@ def plain_or_spread(tensor: Tensor) -> Tensor:
     found = tensor.detach()
     if type(found) is Tensor:
         return found.dequantize() if found.is_quantized else found
-    if _is_spread(found):
+    if is_spread(found):
         return found
     if hasattr(found, "trigger_wait"):  # the result of a collective of the user, under way
         return plain_or_spread(found.trigger_wait())
@@ -132,35 +131,14 @@ def plain_or_spread(tensor: Tensor) -> Tensor:
     return found.as_subclass(Tensor)
 
 
-def _is_spread(tensor: Tensor) -> bool:
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this rank holds; any other tensor as it is."""
+    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def is_spread(tensor: Tensor) -> bool:
     """Whether this is a DTensor, told without the import of its module, which takes a second."""
     return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
-
-
-def placement(tensor: Any, shared: bool) -> Placement | None:
-    """Returns which part of a DTensor this rank holds; of other tensors None.
-
-    Args:
-        shared: whether the tensor is one of the net, of which ranks outside the mesh have copies.
-
-    Raises:
-        OperandError: this rank holds a summand, which is no part of the values; or it is not in the mesh.
-    """
-    if not _is_spread(tensor):
-        return None
-    mesh, where = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    if where is None:
-        raise OperandError("this rank is not in the device mesh of the tensor: record it on the ranks that hold it")
-    parts = []
-    for kind, index, count in zip(tensor.placements, where, mesh.shape, strict=True):
-        if count > 1 and kind.is_partial():
-            raise OperandError(
-                f"each rank holds a summand, not the values, because the tensor is {kind} and not reduced yet: record it where it "
-                "is reduced, such as the input of the module that takes it (ForwardInputMonitor)"
-            )
-        if count > 1 and not kind.is_replicate():
-            parts.append((kind.dim % tensor.ndim, index, count))
-    return Placement(dist.get_rank(), shared, int(mesh.mesh.min()), tensor.ndim, tuple(parts))
 
 
 def symbolic(value: Any) -> bool:

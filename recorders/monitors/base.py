@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recorders.capture.buffers import MonitorState
 from recorders.capture.given import BatchContext
 from recorders.capture.hooks import Hook
+from recorders.capture.layouts import Told
 from recorders.errors import MergeError, TargetError
 from recorders.monitors import channels
 from recorders.monitors.attachment import Attachment
@@ -65,7 +66,7 @@ class Monitor(Recorded, Past, ABC):
     _defaults: ClassVar[dict[str, Any]]
     attr: Any = None  # the attributes or parameters that the monitor watches, if any
     buffer_class: ClassVar[type[Buffer]] = Buffer
-    has_channels: ClassVar[bool] = False  # whether it watches what a layer returns or is given, so that "channels" means an axis
+    side: ClassVar[str] = ""  # "inputs" or "outputs" of a layer if it watches these, or their gradients: they have channels
     hooks_change: ClassVar[bool] = False  # whether hooks are added while the monitor is on
     records_recomputed: ClassVar[bool] = False  # whether calls in a recomputation by activation checkpointing count
 
@@ -77,18 +78,16 @@ class Monitor(Recorded, Past, ABC):
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         self.reducer = channels.check(reducer, type(self))
         chosen = check_options(type(self).__name__, options)
-        self.gate = Gate(chosen)
+        self.gate, self.buffer = Gate(chosen), self.buffer_class(self.reducer)
         self._options = {**chosen, "steps": self.gate.steps}
         self.prepend, self.on_error, self.filter_ = chosen["prepend"], chosen["on_error"], chosen["filter_"]
         self.map_, self.op_, self.given = chosen["map_"], chosen["op_"], chosen["given"]
         self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
-        self.buffer = self.buffer_class(self.reducer)
         self.name, self.hooks, self.context = "", Attachment(), BatchContext()
         self.counts: dict[str, int] = {}
         self.last_error: str | None = None
         self.timer: Timer | None = None  # set while a measured step times this monitor
-        # Whether a graph has recorded something; whether only shapes are looked at; whether the pattern may not keep channels.
-        self.compiled = self.dry_run = self.doubtful = False
+        self.compiled = self.dry_run = self.doubtful = False  # a graph recorded; only shapes; its pattern may not keep channels
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
         self.receiver, self.twin_key = GraphReceiver(self), ""
         self._may_wait = self.bare and not self.given and self.buffer.batchable and type(self)._default is Monitor._default
@@ -228,14 +227,14 @@ class Monitor(Recorded, Past, ABC):
         """Counts a call; returns whether the gate lets its observation pass."""
         return is_due(self, lambda: self.gate.refusal(training, stream), module)
 
-    def _record(self, module: nn.Module | None, *operands: Any, path: str = "") -> None:
+    def _record(self, module: nn.Module | None, *operands: Any, path: str = "", told: Told | None = None) -> None:
         """Records one observation that passed the gate; `path` is that of the leaf, if each leaf is observed by itself."""
-        work(self, module, operands, reduce, self, operands, path)
+        work(self, module, operands, reduce, self, operands, path, told)
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
         """Records an observation that a compiled graph hands over without lifting it."""
         if is_due_in_graph(self, stream):
-            self._record(self.module, *operands(), path=stream)
+            self._record(self.module, *operands(), path=stream, told=told)
 
     def _skip(self, reason: str) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + 1
@@ -317,4 +316,5 @@ class Monitor(Recorded, Past, ABC):
         return self.constructor.as_code(self.attr)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (self.constructor, self.attr, self.name, self.states, self.samples, self._functions)
+        places = self.snapshot().placement
+        return rebuild, (self.constructor, self.attr, self.name, self.states, self.samples, self._functions, places)

@@ -36,7 +36,8 @@ class Buffer:
         failed: pending observations that could not be reduced, each with its error; the monitor reports and removes them.
         flush_seconds: seconds that reducing pending observations has taken.
         shared: whether the tensors are those of the net, of which all ranks have copies or parts.
-        places: which part of a DTensor the states of a leaf are of, by leaf.
+        places: which part of a tensor that ranks share the states of a leaf are of, by leaf.
+        copies: the placements of tensors of which ranks hold copies, if a file or a pickle told them; for a process without a rank.
     """
 
     shared: bool = False
@@ -49,6 +50,7 @@ class Buffer:
         self.flush_seconds = 0.0
         self.lock = threading.RLock()
         self.places: dict[str, Placement] = {}
+        self.copies: dict[str, Placement] = {}
         self._shapes: dict[str, State] = {}  # kept by `clear`, by leaf
 
     def fuse(self) -> None:
@@ -79,7 +81,7 @@ class Buffer:
         """Notes which part of a DTensor the next observation of each leaf is of; None is a plain tensor.
 
         Raises:
-            OperandError: earlier observations were of another part, or of a plain tensor.
+            OperandError: earlier observations were of another part, or of a tensor that ranks do not share.
         """
         for path, place in places.items():
             before = self.places.get(path)
@@ -91,6 +93,11 @@ class Buffer:
                     "after the net is spread over ranks"
                 )
         self.places = {**self.places, **{path: place for path, place in places.items() if place is not None}}
+
+    def keep_places(self, places: Mapping[str, Placement]) -> None:
+        """Takes over the placements of states that were recorded elsewhere."""
+        self.places = {path: place for path, place in places.items() if place.home is not None}
+        self.copies = {path: place for path, place in places.items() if place.home is None}
 
     def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
         """Adds one observation that a compiled graph lifted."""
@@ -155,7 +162,7 @@ class Buffer:
         with self.lock:
             kept = {path: without_values(state) for path, state in self.flush().states.items()} if keepshape else {}
             self._shapes = {**self._shapes, **kept} if keepshape else {}
-            self.stored, self.places = EMPTY, {}
+            self.stored, self.places, self.copies = EMPTY, {}, {}
 
     def replace(self, states: Mapping[str, State], more: int) -> None:
         """Binds `states`, to which others were merged that `more` observations made."""

@@ -33,7 +33,7 @@ class Placed(Protocol):
     doubtful: bool
 
     @property
-    def has_channels(self) -> bool: ...
+    def side(self) -> str: ...
 
     @property
     def buffer_class(self) -> Any: ...
@@ -51,7 +51,7 @@ def check(reducer: Reducer, kind: Any) -> Reducer:
         ReducerTypeError: it is no reducer.
         TargetError: it keeps "channels", and the monitor watches no output or input of a layer.
     """
-    if not kind.has_channels and has_channels(check_reducer(reducer, kind.__name__)):
+    if not kind.side and has_channels(check_reducer(reducer, kind.__name__)):
         raise TargetError(
             f"{kind.__name__}({reducer!r}): 'channels' is an axis of what a layer returns or is given, which a ForwardMonitor or a "
             "BackwardMonitor watches; here write the pattern, such as '... c -> c'"
@@ -71,7 +71,7 @@ def resolve(monitor: Placed, module: nn.Module) -> bool:
         monitor.buffer = monitor.buffer_class(monitor.reducer)
         if axis is None:
             return True
-    judged = monitor.has_channels and monitor.bare and own_axis(module) is not None
+    judged = bool(monitor.side) and monitor.bare and own_axis(module) is not None
     return judged and any(map(_keeps_second, _patterns(monitor.reducer)))
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from recorders.capture.buffers import MonitorState
 from recorders.errors import TargetError
+from recorders.recordings.placement import Placement
 from reducers import Reducer, State
 from reducers.core.reducer import check_reducer
 
@@ -69,10 +70,17 @@ def recipe(kind: type[M], reducer: Reducer, options: Mapping[str, Any], defaults
 
 
 def rebuild(
-    constructor: MonitorConstructor[Any], attr: Any, name: str, states: dict[str, State], samples: int, functions: tuple[Any, ...]
+    constructor: MonitorConstructor[Any],
+    attr: Any,
+    name: str,
+    states: dict[str, State],
+    samples: int,
+    functions: tuple[Any, ...],
+    places: Mapping[str, Placement],
 ) -> Any:
     """A monitor as it was pickled or copied: what it recorded, without a module."""
     monitor = constructor(attr)
     monitor.name, monitor._functions = name, functions
     monitor.buffer.stored = MonitorState(states, {}, {}, merged=samples)
+    monitor.buffer.keep_places(places)
     return monitor

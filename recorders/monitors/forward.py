@@ -42,7 +42,7 @@ class ForwardMonitor(Monitor):
     tensor(1.5000, dtype=torch.float64)
     """
 
-    has_channels = True
+    side = "outputs"
 
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._after_quickly if self._quick else self._after, "_trace_after")
@@ -87,7 +87,7 @@ class ForwardInputMonitor(Monitor):
     tensor(7.)
     """
 
-    has_channels = True
+    side = "inputs"
 
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._before_quickly if self._quick else self._before, "_trace_before")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -13,6 +14,7 @@ from recorders._torch import graph_task, outside_modes
 from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves, find_receiver, find_twin
 from recorders.capture.context import capturing
 from recorders.capture.given import Block, block_of, keep, remember, under
+from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import in_due_step, is_due_in_graph, wanted_in_graph
@@ -23,9 +25,10 @@ from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-__all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor"]
+__all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor", "global_gradient"]
 
 
 NO_TENSOR = "there is no tensor in it"
@@ -48,7 +51,6 @@ class GradientMonitor(Monitor):
     unless the tensor is a leaf of autograd: then the monitor breaks the graph once.
     """
 
-    has_channels = True
     records_recomputed = True  # gradients arrive during backward, and so do recomputations by checkpointing
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
@@ -159,13 +161,13 @@ class GradientMonitor(Monitor):
         """Records the gradient of an input of a compiled graph. The mode was asked when the graph was traced."""
         self._receive_call(lambda: (gradient, *seen), path)
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
         """If the monitor takes what was given at the forward, the number of that is the last operand."""
         if not self.given:
-            super()._receive_call(operands, stream)
+            super()._receive_call(operands, stream, told)
         elif is_due_in_graph(self, stream):
             *found, number = operands()
-            under(block_of(number), self._record, self.module, *found, path=stream)
+            under(block_of(number), self._record, self.module, *found, path=stream, told=told)
 
 
 class BackwardMonitor(GradientMonitor):
@@ -183,6 +185,8 @@ class BackwardMonitor(GradientMonitor):
     tensor(6., dtype=torch.float64)
     """
 
+    side = "outputs"
+
     def _attach(self, module: nn.Module) -> list[Any]:
         return [module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
 
@@ -191,6 +195,32 @@ class BackwardMonitor(GradientMonitor):
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, *args: Any) -> None:
         self._trace_watch(receiver, module, args[-1])
+
+
+def global_gradient(gradient: Tensor, *, group: ProcessGroup | None = None) -> Tensor:
+    """An `op_` for gradients with respect to outputs and inputs: those of the mean loss of all ranks, not of the loss of this rank.
+
+    Under data parallelism the loss of a rank is the mean over its part of the batch, so gradients with respect to outputs are
+    `world_size` times those of one process with the whole batch. This divides by the number of ranks, 1 without a process group.
+    Gradients of parameters need no scaling, because DDP and FSDP2 average them.
+
+    Args:
+        gradient: any shape.
+        group: the data parallel ranks, all by default; `functools.partial(global_gradient, group=...)` names fewer.
+
+    Returns:
+        the gradient divided by the number of ranks.
+
+    >>> import torch
+    >>> from reducers import Sum
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> monitor = BackwardMonitor(Sum(), layer, op_=global_gradient)
+    >>> (layer(torch.ones(1, 2)) * 2).sum().backward()  # in one process
+    >>> monitor.peek()
+    tensor(6., dtype=torch.float64)
+    """
+    among_ranks = dist.is_available() and dist.is_initialized()
+    return gradient / dist.get_world_size(group) if among_ranks else gradient
 
 
 class BackwardInputMonitor(GradientMonitor):
@@ -207,6 +237,8 @@ class BackwardInputMonitor(GradientMonitor):
     >>> monitor.peek()
     tensor([0., 1.])
     """
+
+    side = "inputs"
 
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._before, "_trace_before")

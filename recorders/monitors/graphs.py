@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from recorders.capture.compiled import emit_call, emit_leaves, new_receiver
 from recorders.capture.given import keep, number_of
+from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
-from recorders.monitors.record import Recording, is_due, store, with_given, work
+from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer, entrance
 
@@ -32,7 +33,7 @@ class Traced(Recording, Protocol):
 
     def _training(self, module: nn.Module | None) -> bool: ...
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str) -> None: ...
+    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None: ...
 
 
 def wanted_in_graph(twin: Traced, module: nn.Module | None) -> bool:
@@ -89,30 +90,30 @@ class GraphReceiver:
         return None if monitor is None else monitor.timer
 
     @entrance
-    def receive(self, layout: str, packs: list[Tensor], stream: str) -> None:
+    def receive(self, layout: str, packs: list[Tensor], stream: str, told: Mapping[str, Told]) -> None:
         """Records an observation that the graph lifted."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
-            work(monitor, None, tuple(packs), monitor.buffer.add_lifts, layout, packs)
+            work(monitor, None, tuple(packs), store_lifts, monitor, layout, packs, told)
 
     @entrance
-    def receive_leaves(self, leaves: dict[str, Tensor], stream: str) -> None:
+    def receive_leaves(self, leaves: dict[str, Tensor], stream: str, told: Mapping[str, Told]) -> None:
         """Records an observation that the graph could not lift."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
 
             def add() -> None:
                 inputs: dict[str, tuple[Tensor, ...]] = {path: (plain_or_spread(tensor),) for path, tensor in leaves.items()}
-                store(monitor, with_given(monitor, inputs) if monitor.given else inputs)
+                store(monitor, with_given(monitor, inputs) if monitor.given else inputs, told)
 
             work(monitor, None, (leaves,), add)
 
     @entrance
-    def receive_call(self, operands: Callable[[], Any], stream: str) -> None:
+    def receive_call(self, operands: Callable[[], Any], stream: str, told: Mapping[str, Told]) -> None:
         """Records an observation whose operands callables need."""
         monitor = self._monitor()
         if monitor is not None:
-            monitor._receive_call(operands, stream)
+            monitor._receive_call(operands, stream, told.get(""))
 
     def keep_given(self) -> Tensor | None:
         """Returns a number by which the backward of the graph finds what is given at this forward."""

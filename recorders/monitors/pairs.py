@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recorders.capture.compiled import emit_call
 from recorders.capture.hooks import Hook
+from recorders.capture.layouts import Told
 from recorders.capture.operands import plain_or_spread, tracing
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
@@ -82,8 +83,11 @@ class PairMonitor(Monitor):
             for side, place in (("mine", module), ("other", other))
         ]
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
         self.compiled = True
+        if told is not None and (told.place is not None or told.fault):
+            self._fail(OperandError("in a compiled graph only plain tensors are paired, and this is a DTensor"), self.module)
+            return
         self._arrive(stream, *operands())
 
     def _arrive(self, side: str, *args: Any) -> None:

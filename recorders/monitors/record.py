@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
@@ -12,11 +12,11 @@ from torch.compiler import is_compiling
 from recorders._torch import graph_task
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.given import Taking, current
+from recorders.capture.layouts import Told, in_use, layout_of, of_all
 from recorders.capture.operands import (
     as_operands,
     detached,
     leaves,
-    placement,
     plain,
     plain_or_spread,
     recomputing,
@@ -24,9 +24,9 @@ from recorders.capture.operands import (
     why_no_numbers,
 )
 from recorders.errors import GivenError, OperandError
-from recorders.monitors.buffer import Buffer
 from recorders.monitors.callables import Caller, call
 from recorders.monitors.gate import Gate
+from recorders.monitors.places import Placed, note_places, seen
 from recorders.recordings.placement import Placement
 
 __all__ = [
@@ -41,28 +41,28 @@ __all__ = [
     "reducer_inputs",
     "report_failures",
     "store",
+    "store_lifts",
     "with_given",
     "work",
 ]
 
 Inputs: TypeAlias = "dict[str, tuple[Tensor, ...]]"
+NOTHING: Mapping[str, Told] = MappingProxyType({})
 
 
 class NothingToRecordError(Exception):
     """The observation is left out and counted; the message is the reason."""
 
 
-class Recording(Caller, Taking, Protocol):
+class Recording(Placed, Caller, Taking, Protocol):
     """What a monitor needs to record an observation."""
 
     gate: Gate
-    buffer: Buffer
     counts: dict[str, int]
     filter_: Callable[..., bool] | None
     map_: Callable[..., tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
     bare: bool
-    _may_wait: bool
     dry_run: bool
     dry_run_shapes: dict[str, tuple[int, ...]]
 
@@ -118,14 +118,20 @@ def report_failures(monitor: Recording) -> None:
         monitor._fail(error, None, (observation,))
 
 
-def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
-    """Filters, maps and reduces one observation. `path` is that of the leaf, if each leaf is observed by itself."""
-    around: Placement | None = None
+def reduce(monitor: Recording, operands: tuple[Any, ...], path: str, told: Told | None = None) -> None:
+    """Filters, maps and reduces one observation.
+
+    Args:
+        path: that of the leaf, if each leaf is observed by itself.
+        told: what a graph told of the operands.
+    """
+    made_of: Placement | None = None
     if not monitor.bare:
         tensors = [tensor for operand in operands for _, tensor in leaves(operand)]
         if not monitor.dry_run:
             check_numbers(tensors)
-        around = _around(monitor, tensors)
+        known = of_all(tensors) if told is None else told
+        made_of = known.made_of(layout_of(monitor.module, monitor.side), monitor.buffer.shared)
         operands = tuple(map(detached, operands))
         if monitor.filter_ is not None and not call(monitor.filter_, operands, monitor):
             raise NothingToRecordError("filtered out")
@@ -136,34 +142,28 @@ def reduce(monitor: Recording, operands: tuple[Any, ...], path: str) -> None:
         inputs = with_given(monitor, inputs)
     if monitor.dry_run:
         monitor.dry_run_shapes.update({leaf: tuple(xs[0].shape) for leaf, xs in inputs.items() if xs})
-    store(monitor, inputs, around)
+    store(monitor, inputs, made_of=made_of)
 
 
-def store(monitor: Recording, inputs: Inputs, around: Placement | None = None) -> None:
-    """Adds one observation to the buffer; of DTensors what this rank holds. `around` is the placement of what a callable got."""
-    if around is not None or monitor.buffer.places or any(type(x) is not Tensor for xs in inputs.values() for x in xs):
-        inputs = _local_parts(monitor, inputs, around)
+def store(monitor: Recording, inputs: Inputs, told: Mapping[str, Told] = NOTHING, *, made_of: Placement | None = None) -> None:
+    """Adds one observation to the buffer; of DTensors what this rank holds.
+
+    Args:
+        told: what a graph told of the tensors, by path.
+        made_of: the placement of what callables got, if there are any.
+    """
+    plain_only = all(type(x) is Tensor for xs in inputs.values() for x in xs)
+    if told or made_of is not None or not plain_only or monitor.buffer.places or in_use():
+        note_places(monitor, {path: told.get(path) or seen(xs) for path, xs in inputs.items()}, made_of)
+        inputs = inputs if plain_only else {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
     monitor.buffer.add(inputs)
 
 
-def _around(monitor: Recording, tensors: Iterable[Tensor]) -> Placement | None:
-    """The placement of what a callable makes of local parts of these tensors; None if all are plain."""
-    found = [place for tensor in tensors if type(tensor) is not Tensor and (place := placement(tensor, monitor.buffer.shared))]
-    if not found:
-        return None
-    cut = next((place for place in found if place.parts), found[0])
-    return replace(cut, axes=None)  # a norm of parts is no part of a norm
-
-
-def _local_parts(monitor: Recording, inputs: Inputs, around: Placement | None) -> Inputs:
-    """What this rank holds of DTensors; notes which part that is."""
-    places: dict[str, Placement | None] = {}
-    for path, xs in inputs.items():
-        found = [placement(x, monitor.buffer.shared) for x in xs if type(x) is not Tensor]
-        places[path] = next((place for place in found if place is not None), around)
-    monitor.buffer.place(places)
-    monitor._may_wait = False  # later observations are compared with these
-    return {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
+def store_lifts(monitor: Recording, layout: str, packs: list[Tensor], told: Mapping[str, Told]) -> None:
+    """Adds one observation that a compiled graph lifted to the buffer."""
+    if monitor.buffer.places or in_use() or any(leaf.axes is None for leaf in told.values()):
+        note_places(monitor, told)
+    monitor.buffer.add_lifts(layout, packs)
 
 
 def add_alone(monitor: Recording, x: Any) -> bool:

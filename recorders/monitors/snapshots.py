@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -56,10 +56,10 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
     return Subrecording(monitor.reducer, states, samples, None, kind, attr, module, functions, None, told, placement)
 
 
-def _placement(buffer: Buffer, states: Iterable[str]) -> dict[str, Placement]:
+def _placement(buffer: Buffer, states: Collection[str]) -> dict[str, Placement]:
     """Which part of a tensor each state is of, if ranks share the tensor."""
     if not buffer.shared or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return dict(buffer.places)
+        return {**{path: place for path, place in buffer.copies.items() if path in states}, **buffer.places}
     copy = Placement(dist.get_rank(), shared=True)
     return {**dict.fromkeys(states, copy), **buffer.places}
 
@@ -107,7 +107,7 @@ def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
             with monitor.buffer.lock:
                 monitor.buffer.replace({}, more=0)
                 monitor.buffer.stored = state
-                monitor.buffer.places = {path: place for path, place in part.placement.items() if place.home is not None}
+                monitor.buffer.keep_places(part.placement)
                 monitor.gate.eligible = dict[object, int](told.eligible.items())
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from recorders.capture import layouts
 from recorders.capture.given import BatchContext
 from recorders.capture.switching import hook_of
 from recorders.errors import SelectionError
@@ -163,7 +164,7 @@ class Subrecorders(Mapping[str, Monitor]):
 
     def know(self, net: nn.Module) -> None:
         """Remembers a net that modules were selected from."""
-        inner = unwrapped(net)
+        layouts.know(inner := unwrapped(net))
         if all(ref() is not inner for ref in self._nets):
             self._nets.append(weakref.ref(inner))
         self.follow_net()

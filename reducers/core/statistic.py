@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
@@ -17,6 +17,7 @@ from reducers.core.patterns import arrange, arrange_all, kept_axes, sides, valid
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
+from reducers.kernels.dispatch import device_sweep
 from reducers.kernels.masks import can_compact, compact
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
@@ -57,6 +58,16 @@ class Statistic(Reducer):
     def batchable(self) -> bool:
         return self.divisible and not self.ordered
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Which statistic of a GPU kernel each entry of the state is, by its key; empty if the kernel lacks one of them."""
+        return {}
+
+    @property
+    def threshold(self) -> float:
+        """The magnitude above which the GPU kernel counts an element as active."""
+        return 0.0
+
     @abstractmethod
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation: reduce `axes` (at least one axis and one element) and keep the others."""
@@ -80,7 +91,9 @@ class Statistic(Reducer):
         x, axes = arrange(observation(self, xs), self.pattern)
         if x.numel() == 0:
             return state
-        return self.merge(to_device(state, x.device), self.observe(x, axes))
+        state = to_device(state, x.device)
+        swept = device_sweep(x, axes, self.columns, self.threshold, state)
+        return self.merge(state, self.observe(x, axes)) if swept is None else swept
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if not self.batchable or xs.numel() == 0:
@@ -91,6 +104,9 @@ class Statistic(Reducer):
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
+        swept = device_sweep(x, axes, self.columns, self.threshold)
+        if swept is not None:
+            return swept
         parts = pieces(x, axes) if self.divisible else (x,)
         lifted = (_contiguous(self.lift(part, axes), part) for part in parts)
         if len(parts) < _MIN_STACK or not self.stackable_join or len(parts) * x.numel() > CHUNK * count_along(x, axes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,10 +13,13 @@ from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.cpu import count_above
+from reducers.kernels.dispatch import device_sweep
 from reducers.kernels.precision import count_of, finite, real
 from reducers.state import Result, State
 
 __all__ = ["Activity", "Sparsity"]
+
+_COLUMNS = {"count": "count", "active": "active"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,14 @@ class Activity(Statistic):
     @property
     def divisible(self) -> bool:
         return not self.death
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {} if self.death else _COLUMNS
+
+    @property
+    def threshold(self) -> float:
+        return self.eps
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return self._with_deaths(_observe_counts(x, axes, self.eps))
@@ -116,6 +128,14 @@ class Sparsity(Statistic):
         super().__post_init__()
         _check_eps(self.eps, "Sparsity")
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return _COLUMNS
+
+    @property
+    def threshold(self) -> float:
+        return self.eps
+
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return _observe_counts(x, axes, self.eps)
 
@@ -137,6 +157,9 @@ def _check_eps(eps: float, caller: str) -> None:
 
 def _observe_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
     """Return the counts of an observation of any size, without temporaries as big as it."""
+    swept = device_sweep(x, axes, _COLUMNS, eps)
+    if swept is not None:
+        return swept
     active = count_above(x, axes, eps)
     if active is not None:
         return {"count": count_of(x, None, axes), "active": active}

@@ -1,8 +1,8 @@
-"""Counts, sums, means, extremes and norms."""
+"""Counts, sums, means and extremes."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,24 +10,20 @@ import torch
 from torch import Tensor
 
 from reducers.core.statistic import Statistic
-from reducers.errors import ArgumentError
-from reducers.kernels.cpu import all_finite, fast_sum, min_max, sum_squares
+from reducers.kernels.cpu import all_finite, fast_sum, min_max
 from reducers.kernels.precision import (
-    abs_squared,
     comparable,
     count_of,
     extremes,
     finite,
     infinite_to_nan,
     real,
-    real_or_complex,
     reduce_finite,
     total,
-    widen,
 )
 from reducers.state import Result, State
 
-__all__ = ["Count", "Extremes", "Max", "Mean", "Min", "Norm", "Sum"]
+__all__ = ["Count", "Extremes", "Max", "Mean", "Min", "Sum"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,10 @@ class Count(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"count": "count"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"count": count_of(x, None, axes)} if all_finite(x) else super().observe(x, axes)
@@ -72,6 +72,10 @@ class Sum(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"sum": "exact"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         added = fast_sum(x, axes, exact=True)
@@ -108,6 +112,10 @@ class Mean(Statistic):
     stackable_join: ClassVar[bool] = True
     interpolation: ClassVar[str] = "linear"
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"count": "count", "sum": "sum"}
+
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         added = fast_sum(x, axes)
         return super().observe(x, axes) if added is None else {"count": count_of(x, None, axes), "sum": added}
@@ -142,6 +150,10 @@ class Min(Statistic):
 
     stackable_join: ClassVar[bool] = True
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"min": "min"}
+
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return min_max(x, axes, "min") or super().observe(x, axes)
 
@@ -173,6 +185,10 @@ class Max(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"max": "max"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return min_max(x, axes, "max") or super().observe(x, axes)
@@ -207,6 +223,10 @@ class Extremes(Statistic):
 
     stackable_join: ClassVar[bool] = True
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"min": "min", "max": "max"}
+
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return min_max(x, axes, "min", "max") or super().observe(x, axes)
 
@@ -220,78 +240,3 @@ class Extremes(Statistic):
 
     def read(self, state: State) -> Result:
         return {name: infinite_to_nan(state[name]) for name in ("min", "max")}
-
-
-@dataclass(frozen=True)
-class Norm(Statistic):
-    """Vector norm of all finite elements: `(sum |x|^p)^(1/p)`.
-
-    Args:
-        p: order from 0 to infinity: 0 counts the non-zero elements, infinity gives the largest magnitude.
-        normalize: use the mean of `|x|^p` instead of the sum, so that the result does not depend on the number of elements:
-            p=2 gives the root mean square, p=0 the share of non-zero elements; p=inf is unchanged.
-
-    Returns:
-        float64, in the shape of the kept axes, as `torch.linalg.vector_norm` of all elements; with `normalize`, NaN if there are
-        no finite elements.
-
-    Raises:
-        ArgumentError: `p` is negative or not a number.
-
-    >>> import torch
-    >>> norm, rms = Norm(), Norm(normalize=True)
-    >>> norm.compute(norm.update(norm.update({}, torch.tensor([3.0])), torch.tensor([4.0])))
-    tensor(5., dtype=torch.float64)
-    >>> rms.compute(rms.update({}, torch.tensor([2.0, -2.0])))
-    tensor(2., dtype=torch.float64)
-    """
-
-    stackable_join: ClassVar[bool] = True
-
-    p: float = 2.0
-    normalize: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.p, (int, float)) or not self.p >= 0:
-            raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
-
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        power = self._fast_power(x, axes)
-        return super().observe(x, axes) if power is None else {"count": count_of(x, None, axes), "power": power}
-
-    def _fast_power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
-        if self.p == 2:
-            return sum_squares(x, axes)
-        if self.p == 1:
-            return fast_sum(x, axes, magnitudes=True)
-        if self.p == math.inf and x.is_floating_point():  # the magnitude of int8 -128 overflows
-            both = min_max(x, axes, "min", "max")
-            return None if both is None else torch.maximum(-both["min"], both["max"]).double()
-        return None
-
-    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        wide = real_or_complex(widen(x, "Norm"))
-        if self.p == 0:  # a NaN does not show in this power, so reduce_finite would miss it
-            wide, mask = finite(wide)
-            power = real((wide != 0).sum(dim=axes))
-        else:
-            _, mask, power = reduce_finite(wide, lambda part: self._power(part, axes))
-        return {"count": count_of(x, mask, axes), "power": power}
-
-    def _power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        if self.p == 2:
-            return abs_squared(x).sum(dim=axes)
-        if self.p == math.inf:
-            return x.abs().amax(dim=axes)
-        return (x.abs() if self.p == 1 else x.abs().pow(self.p)).sum(dim=axes)
-
-    def join(self, a: State, b: State) -> State:
-        join = torch.maximum if self.p == math.inf else torch.add
-        return {"count": a["count"] + b["count"], "power": join(a["power"], b["power"])}
-
-    def read(self, state: State) -> Tensor:
-        power = state["power"]
-        if self.normalize:
-            power = torch.where(state["count"] > 0, power if self.p == math.inf else power / real(state["count"]), torch.nan)
-        return power if self.p in (0, 1, math.inf) else power.pow(1 / self.p)

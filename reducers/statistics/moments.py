@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -149,6 +150,10 @@ class Moments(Statistic):
 
     stackable_join: ClassVar[bool] = True
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {name: name for name in ("count", "mean", "m2", "m3", "m4")[: self.order + 1]}
+
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return (eager_moments(x, axes) if self.order == 2 else None) or super().observe(x, axes)
 
@@ -198,6 +203,10 @@ class Summary(Statistic):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_correction(self.correction, "Summary")
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return eager_moments(x, axes, with_extremes=True) or super().observe(x, axes)

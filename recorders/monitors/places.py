@@ -1,0 +1,75 @@
+"""Which part of a tensor an observation is of, if ranks share the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+from weakref import WeakSet
+
+from torch import Tensor, nn
+
+from recorders.capture.layouts import Told, layout_of, of_one, unclear
+from recorders.capture.operands import is_spread
+from recorders.errors import RecordingWarning
+from recorders.monitors.buffer import Buffer
+from recorders.recordings.placement import Placement
+from recorders.schedule.clock import Clock
+from reducers.errors import warn_user
+
+__all__ = ["Placed", "note_places", "seen"]
+
+_warned: WeakSet[Clock] = WeakSet()  # one warning is enough for all monitors of a recorder, which share a clock
+
+
+class Placed(Protocol):
+    """A monitor that may record parts of tensors."""
+
+    buffer: Buffer
+    side: ClassVar[str]
+    _clock: Clock | None
+    _may_wait: bool
+
+    @property
+    def module(self) -> nn.Module | None: ...
+
+    def describe(self, module: nn.Module | None = None) -> str: ...
+
+
+def seen(xs: tuple[Tensor, ...]) -> Told:
+    """What is to be told of the tensors of a leaf: of the first DTensor among them, if there is one."""
+    spread = next((x for x in xs if type(x) is not Tensor and is_spread(x)), None)
+    return of_one(xs[0] if spread is None else spread) if xs else Told(None)
+
+
+def note_places(monitor: Placed, told: Mapping[str, Told], made_of: Placement | None = None) -> None:
+    """Notes in the buffer which part of a tensor the states of each leaf are of.
+
+    Args:
+        told: what is known of the tensors, by path.
+        made_of: the placement of what callables got, if there are any.
+
+    Raises:
+        OperandError: a rank holds a summand; or earlier observations were of another part, or of a whole tensor.
+    """
+    buffer, layout = monitor.buffer, None if made_of is not None else layout_of(monitor.module, monitor.side)
+    places = {path: leaf.placement(layout, buffer.shared) or made_of for path, leaf in told.items()}
+    if any(places.values()) or buffer.places:
+        buffer.place(places)
+        monitor._may_wait = False  # later observations are compared with these
+    elif unclear(monitor.module, monitor.side):
+        _warn(monitor)
+
+
+def _warn(monitor: Placed) -> None:
+    if monitor._clock is not None:
+        if monitor._clock in _warned:
+            return
+        _warned.add(monitor._clock)
+    what = "returns" if monitor.side == "outputs" else "is given"
+    warn_user(
+        f"{monitor.describe()}: the net is tensor parallel, and what this module {what} is a plain tensor. Nobody can tell whether "
+        "it is a part, a copy, or data of this rank, so it counts as data of each rank when ranks are merged. Say what it is, such "
+        f"as register_layouts(net, mesh, {monitor.side}={{name: Replicate()}}), or give the styles of the layers "
+        "use_local_output=False. Other modules like it count so without a warning",
+        RecordingWarning,
+    )

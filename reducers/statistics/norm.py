@@ -1,0 +1,99 @@
+"""Vector norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from reducers.core.statistic import Statistic
+from reducers.errors import ArgumentError
+from reducers.kernels.cpu import fast_sum, min_max, sum_squares
+from reducers.kernels.precision import abs_squared, count_of, finite, real, real_or_complex, reduce_finite, widen
+from reducers.state import State
+
+__all__ = ["Norm"]
+
+
+@dataclass(frozen=True)
+class Norm(Statistic):
+    """Vector norm of all finite elements: `(sum |x|^p)^(1/p)`.
+
+    Args:
+        p: order from 0 to infinity: 0 counts the non-zero elements, infinity gives the largest magnitude.
+        normalize: use the mean of `|x|^p` instead of the sum, so that the result does not depend on the number of elements:
+            p=2 gives the root mean square, p=0 the share of non-zero elements; p=inf is unchanged.
+
+    Returns:
+        float64, in the shape of the kept axes, as `torch.linalg.vector_norm` of all elements; with `normalize`, NaN if there are
+        no finite elements.
+
+    Raises:
+        ArgumentError: `p` is negative or not a number.
+
+    >>> import torch
+    >>> norm, rms = Norm(), Norm(normalize=True)
+    >>> norm.compute(norm.update(norm.update({}, torch.tensor([3.0])), torch.tensor([4.0])))
+    tensor(5., dtype=torch.float64)
+    >>> rms.compute(rms.update({}, torch.tensor([2.0, -2.0])))
+    tensor(2., dtype=torch.float64)
+    """
+
+    stackable_join: ClassVar[bool] = True
+
+    p: float = 2.0
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.p, (int, float)) or not self.p >= 0:
+            raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        power = {1: "magnitudes", 2: "squares", math.inf: "peak"}.get(self.p)
+        return {"count": "count", "power": power} if power else {}
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        power = self._fast_power(x, axes)
+        return super().observe(x, axes) if power is None else {"count": count_of(x, None, axes), "power": power}
+
+    def _fast_power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
+        if self.p == 2:
+            return sum_squares(x, axes)
+        if self.p == 1:
+            return fast_sum(x, axes, magnitudes=True)
+        if self.p == math.inf and x.is_floating_point():  # the magnitude of int8 -128 overflows
+            both = min_max(x, axes, "min", "max")
+            return None if both is None else torch.maximum(-both["min"], both["max"]).double()
+        return None
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        wide = real_or_complex(widen(x, "Norm"))
+        if self.p == 0:  # a NaN does not show in this power, so reduce_finite would miss it
+            wide, mask = finite(wide)
+            power = real((wide != 0).sum(dim=axes))
+        else:
+            _, mask, power = reduce_finite(wide, lambda part: self._power(part, axes))
+        return {"count": count_of(x, mask, axes), "power": power}
+
+    def _power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        if self.p == 2:
+            return abs_squared(x).sum(dim=axes)
+        if self.p == math.inf:
+            return x.abs().amax(dim=axes)
+        return (x.abs() if self.p == 1 else x.abs().pow(self.p)).sum(dim=axes)
+
+    def join(self, a: State, b: State) -> State:
+        join = torch.maximum if self.p == math.inf else torch.add
+        return {"count": a["count"] + b["count"], "power": join(a["power"], b["power"])}
+
+    def read(self, state: State) -> Tensor:
+        power = state["power"]
+        if self.normalize:
+            power = torch.where(state["count"] > 0, power if self.p == math.inf else power / real(state["count"]), torch.nan)
+        return power if self.p in (0, 1, math.inf) else power.pow(1 / self.p)

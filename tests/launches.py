@@ -1,0 +1,167 @@
+"""What an update costs on a GPU, counted without one: launches, temporaries, waits and allocations, with fake CUDA tensors.
+
+Fake tensors have shapes, strides and devices, but no numbers. So an update of fake CUDA tensors makes the calls that it would make
+on a GPU, and what would look at a number raises. Run `python tests/launches.py` from the root, with triton installed, for a table
+of all reducers; `--plain` shows them without the kernels by Triton.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Counted", "counted"]
+
+ALLOCATES = {"aten.empty.memory_format", "aten.empty_strided.default", "aten.new_empty.default", "aten.empty_like.default"}
+FREE = {"aten.detach.default", "aten.lift_fresh.default", "aten.alias.default", "aten.is_pinned.default", "prim.device.default"}
+WAITS = {
+    "aten._local_scalar_dense.default",
+    "aten.nonzero.default",
+    "aten.masked_select.default",
+    "aten.bincount.default",
+    "aten.is_nonzero.default",
+}
+
+
+@dataclass
+class Counted:
+    """What one update called.
+
+    Attributes:
+        launches: calls that start work on the device: operators but views and allocations.
+        temporaries: tensors of at least as many elements as the observation that were made.
+        waits: calls for which the host waits for the device.
+        allocations: tensors whose memory was asked for.
+        names: the operators that were launched, in order.
+    """
+
+    launches: int = 0
+    temporaries: int = 0
+    waits: int = 0
+    allocations: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements = elements
+        self.counted = Counted()
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = call(*args, **(kwargs or {}))
+        self._count(call, args, kwargs or {}, found)
+        return found
+
+    def _count(self, call: Any, args: Any, kwargs: Any, found: Any) -> None:
+        name = str(call)
+        tensors = [value for value in torch.utils._pytree.tree_leaves(found) if isinstance(value, Tensor)]
+        given = {id(value) for value in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+        there = [value for value in tensors if value.device.type == "cuda"]
+        touched = there or [value for value in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        if name in WAITS or (name == "aten._to_copy.default" and not there and not kwargs.get("non_blocking")):
+            self.counted.waits += any(value.device.type == "cuda" for value in touched)
+        if name in FREE or call.is_view or not any(value.device.type == "cuda" for value in touched):
+            return
+        new = [value for value in there if id(value) not in given]
+        self.counted.allocations += len(new)
+        self.counted.temporaries += sum(value.numel() >= self.elements for value in new)
+        if name not in ALLOCATES:
+            self.counted.launches += 1
+            self.counted.names.append(name)
+
+
+class _WithoutGuards(TorchFunctionMode):
+    """Brackets, `copy_` and `~` by operators: what Python calls for them needs a CUDA device, even for fake tensors."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.__getitem__:
+            return _at(*args)
+        if function is Tensor.__setitem__:
+            part, value = _at(args[0], args[1]), args[2]
+            return _copied(part, value) if isinstance(value, Tensor) else part.fill_(value)
+        if function is Tensor.copy_:
+            return _copied(*args)
+        if function is Tensor.__invert__:
+            return torch.bitwise_not(args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def _copied(x: Tensor, value: Tensor, non_blocking: bool = False) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.aten.copy_.default(x, value, non_blocking)
+
+
+def _at(x: Tensor, index: Any) -> Tensor:
+    """`x[index]` for slices, numbers, None, dots and tensors."""
+    index = index if isinstance(index, tuple) else (index,)
+    named = sum(part is not None and part is not Ellipsis for part in index)
+    if any(part is Ellipsis for part in index):
+        dots = next(place for place, part in enumerate(index) if part is Ellipsis)
+        index = (*index[:dots], *(slice(None),) * (x.ndim - named), *index[dots + 1 :])
+    axis, tensors = 0, {}
+    for part in index:
+        if part is None:
+            x = x.unsqueeze(axis)
+        elif isinstance(part, slice):
+            if part != slice(None):
+                x = torch.ops.aten.slice.Tensor(x, axis, part.start, part.stop, part.step or 1)
+        elif isinstance(part, Tensor):
+            tensors[axis] = part
+        else:
+            x = torch.select(x, axis, part)
+            axis -= 1
+        axis += 1
+    return torch.ops.aten.index.Tensor(x, [tensors.get(axis) for axis in range(x.ndim)]) if tensors else x
+
+
+def counted(update: Callable[..., dict[str, Tensor]], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Counted:
+    """Return what the second of two updates costs, with observations of these shapes.
+
+    Raises:
+        DataDependentOutputException, DynamicOutputShapeException: the update looks at numbers, for which the host would wait.
+    """
+    with FakeTensorMode(), _WithoutGuards():
+        xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        state = update({}, *xs)
+        with _Counter(max(x.numel() for x in xs)) as counter:
+            update(state, *xs)
+    return counter.counted
+
+
+def table() -> str:
+    """A row for each reducer of `cases.py`, of what an update of a big observation costs."""
+    from cases import CASES
+
+    lines = [f"{'reducer':80} launches temporaries waits allocations"]
+    for case in CASES:
+        shape = (1 << 16, *case.trailing)
+        dtype = torch.float32 if case.takes_floats else torch.int64
+        try:
+            found = counted(case.reducer.update, shape, dtype=dtype)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            lines.append(f"{case!s:.80}  waits for {error.func}")
+        except Exception as error:
+            lines.append(f"{case!s:80.80} {type(error).__name__}: {str(error).splitlines()[0]:.60}")
+        else:
+            row = (found.launches, found.temporaries, found.waits, found.allocations)
+            lines.append(f"{case!s:80.80} " + " ".join(f"{number:8}" for number in row))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+    if "--plain" in sys.argv:
+        from reducers.kernels import dispatch
+
+        dispatch.SWEEPS.clear()
+    print(table())

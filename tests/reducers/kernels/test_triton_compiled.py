@@ -1,0 +1,87 @@
+"""The GPU kernels as a compiler sees them: built for three architectures without a GPU, and as nodes of compiled graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+from paths import ROOT
+from torch import Tensor
+
+if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("needs triton (extra gpu-tests), not interpreted", allow_module_level=True)
+
+from torch._dynamo.backends.common import aot_autograd
+
+from reducers.kernels.triton import launch
+from reducers.kernels.triton.launch import swept
+
+sys.path.append(str(ROOT / "benchmarks"))
+import kernels
+
+SUMMARY = {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
+
+
+def assert_no_spills(rows: Any) -> None:
+    table = list(rows)
+    assert table
+    assert [row for row in table if row["spilled"]] == []
+    assert all(0 < row["registers"] <= 255 for row in table)
+
+
+@pytest.mark.parametrize("target", kernels.TARGETS)
+@pytest.mark.parametrize("reducer", kernels.FAMILIES)
+def test_every_family_compiles_without_spills(reducer: str, target: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept",), (target,)))
+
+
+@pytest.mark.parametrize("dtype", launch.DTYPES, ids=str)
+def test_every_dtype_compiles_without_spills(dtype: torch.dtype) -> None:
+    assert_no_spills(kernels.rows(("Summary",), (dtype,), ("everything",), ("sm_90",)))
+
+
+@pytest.mark.parametrize("layout", kernels.LAYOUTS)
+def test_every_layout_compiles_without_spills(layout: str) -> None:
+    assert_no_spills(kernels.rows(("Summary",), (torch.bfloat16,), (layout,), ("sm_80",)))
+
+
+@pytest.mark.long
+def test_all_kernels_compile_without_spills() -> None:
+    assert_no_spills(kernels.all_rows())
+
+
+def variance(x: Tensor) -> Tensor:
+    found = swept(x * 2, (0,), SUMMARY)
+    assert found is not None
+    return found["m2"] / found["count"]
+
+
+def test_a_sweep_is_one_node_of_a_full_graph(fresh_compiler: None) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return lambda *_: (torch.zeros(5),)  # there is no GPU to run it
+
+    torch.compile(variance, fullgraph=True, backend=backend)(torch.randn(40, 5))
+    (graph,) = graphs
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function" and "reducers" in str(node.target)]
+    assert called == [torch.ops.reducers.swept.default]
+
+
+def test_the_compiler_sees_both_kernels_with_dynamic_sizes(fresh_compiler: None) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return lambda *_: [torch.zeros(5)]
+
+    compiled = torch.compile(variance, fullgraph=True, dynamic=True, backend=aot_autograd(fw_compiler=compiler))
+    for size in (400, 500):
+        compiled(torch.randn(size, 5))
+    (graph,) = graphs
+    assert str(graph.graph).count("triton_kernel_wrapper_functional](") == 2
