@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import scale_model
 
 import reducers
 
@@ -361,6 +364,66 @@ def attacks() -> str:
     return "\n".join([*_table(("attack", "times", "broke", "what was found"), rows), "", f"{how}. {_machine('reliability')}"])
 
 
+def scale_measured() -> str:
+    """What a sync cost in processes that fit here."""
+    rows = [
+        (
+            "x".join(map(str, row["shape"])),
+            f"{row['monitors']:,}",
+            f"{row['bytes']:,}",
+            f"{row['modelled_bytes']:,}",
+            f"{row['messages']:,}",
+            str(row["collectives"]),
+            f"{row['peak_bytes'] / 1e6:.1f} MB",
+            f"{row['processor_s'] * 1e3:.0f} ms",
+        )
+        for row in _result("scale").get("rows", [])
+    ]
+    head = ("ranks", "monitors", "bytes sent", "of the model", "messages", "collectives", "memory", "processor time")
+    return "\n".join([*_table(head, rows), "", _machine("scale")])
+
+
+def scale_modelled() -> str:
+    """What a sync would cost beyond."""
+    found, rows = _result("scale"), []
+    for ranks in (8, 64, 512, 4096, 10_000):
+        for monitors, sizes in found["sizes"].items():
+            own, cells = scale_model.Sizes(**sizes), []
+            for shape_of in scale_model.SHAPES:
+                shape = shape_of(ranks)
+                seconds = scale_model.seconds(shape, own, int(monitors), found["merge_s"])
+                cells.append(f"{_bytes(scale_model.memory(shape, own))}; {_seconds(seconds)}")
+            rows.append((f"{ranks:,}", f"{int(monitors):,}", *cells))
+    head = ("ranks", "monitors", "`sync()`", "mesh: machines, ranks", "mesh: groups, machines, ranks")
+    return "\n".join(_table(head, rows))
+
+
+def scale_offline() -> str:
+    """What files cost in place of a sync."""
+    row = _result("scale")["offline"]
+    each = row["processor_s"] / row["paths"] / row["monitors"]
+    disk = _bytes(row["bytes"] / row["paths"] * 10_000)
+    return "\n".join(
+        [
+            f"Measured: {row['paths']} paths with {row['monitors']:,} monitors each, {_bytes(row['bytes'])}, merged in "
+            f"{_seconds(row['processor_s'])} of processor time,",
+            f"{each * 1e6:.0f} us for one monitor of one path. So 1,000 monitors of 10,000 ranks take {each * 1e7 / 3600:.1f} "
+            f"hours in one process, and {disk} of disk.",
+        ]
+    )
+
+
+def _bytes(number: float) -> str:
+    power = min(int(math.log10(number)) // 3, 4)
+    return f"{number / 1000**power:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 300 else f"{seconds / 60:.3g} min"
+
+
 def kernels() -> str:
     """Registers and spilled bytes of the GPU kernels, by reducer and architecture: the most of all layouts and dtypes compiled."""
     rows = _result("kernels").get("rows", [])
@@ -382,6 +445,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "distributed.md": {"sync": sync_costs},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
+    ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
     ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts, "kernels": kernels},
     ROOT / "docs" / "streams.md": {"streams": streams},
     ROOT / "docs" / "torch.md": {"versions": versions},

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import Tensor, nn
 
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.sync import sync
+from recorders.recordings.sync import Group, sync
 from reducers import Cell, Reducer, Result
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 __all__ = ["Cells"]
 
@@ -67,7 +64,7 @@ class Cells(nn.ModuleDict):
         for cell in self._cells().values():
             cell.reset()
 
-    def sync(self, group: ProcessGroup | None = None) -> dict[str, Result]:
+    def sync(self, group: Group = None) -> dict[str, Result]:
         """Results of the batches of all ranks, by name, on every rank; those without batches are left out. States stay as they are.
 
         Raises:

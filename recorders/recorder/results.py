@@ -18,7 +18,7 @@ from recorders.recordings.sharded import load_own, save_sharded
 from recorders.recordings.shown import Names, Rows, Table
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
 from recorders.recordings.storage import save, save_in_background
-from recorders.recordings.sync import sync
+from recorders.recordings.sync import Group, sync
 from recorders.recordings.values import ValuesByName
 from recorders.recordings.writing import Layout
 from recorders.schedule.clock import Clock
@@ -104,7 +104,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     @overload
     def sync(
         self,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         *,
         to: Literal["all"] = "all",
         missing: Missing = "error",
@@ -112,12 +112,12 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     ) -> Recording: ...
     @overload
     def sync(
-        self, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error", async_op: Literal[False] = False
+        self, group: Group = None, *, to: int, missing: Missing = "error", async_op: Literal[False] = False
     ) -> Recording | None: ...
     @overload
     def sync(
         self,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         *,
         to: Literal["all"] = "all",
         missing: Missing = "error",
@@ -125,11 +125,11 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     ) -> SyncHandle[Recording]: ...
     @overload
     def sync(
-        self, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
+        self, group: Group = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
     ) -> SyncHandle[Recording | None]: ...
     def sync(
         self,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         *,
         to: int | Literal["all"] = "all",
         missing: Missing = "error",

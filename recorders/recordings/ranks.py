@@ -15,7 +15,7 @@ from recorders.recordings.shown import listed
 from reducers import Reducer, State
 from reducers.errors import warn_user
 
-__all__ = ["Differing", "merge_ranks", "merge_subrecordings", "warn_differing"]
+__all__ = ["Differing", "all_aliases", "by_name", "differing_shown", "merge_ranks", "merge_subrecordings", "warn_differing"]
 
 Differing: TypeAlias = dict[str, dict[str, list[int]]]
 """Which ranks differ, by what was done about it and by what was recorded."""
@@ -42,22 +42,41 @@ def merge_ranks(recordings: Sequence[Recording]) -> Recording:
         RecordingWarning: copies of a tensor differ between ranks.
     """
     differing: Differing = {}
-    names = dict.fromkeys(name for recording in recordings for name in recording)
-    parts = {
-        name: merge_subrecordings([recording[name] for recording in recordings if name in recording.subrecordings], name, differing)
-        for name in names
-    }
+    parts = {name: merge_subrecordings(held, name, differing) for name, held in by_name(recordings).items()}
     warn_differing(differing)
+    return Recording(parts, all_aliases(recordings))
+
+
+def by_name(recordings: Sequence[Recording]) -> dict[str, list[Subrecording]]:
+    """The subrecordings of each name, in the order of the recordings that hold it."""
+    held: dict[str, list[Subrecording]] = {}
+    for recording in recordings:
+        for name, part in recording.items():
+            held.setdefault(name, []).append(part)
+    return held
+
+
+def all_aliases(recordings: Sequence[Recording]) -> dict[str, str]:
+    """The aliases of all recordings, of which the first count; names of subrecorders are left out."""
+    names = {name for recording in recordings for name in recording}
     aliases = {alias: name for recording in reversed(recordings) for alias, name in recording.aliases.items()}
-    return Recording(parts, {alias: name for alias, name in aliases.items() if alias not in parts})
+    return {alias: name for alias, name in aliases.items() if alias not in names}
 
 
 def warn_differing(differing: Differing) -> None:
     """Warns of copies that differ."""
+    for text in differing_shown(differing):
+        warn_user(text, RecordingWarning)
+
+
+def differing_shown(differing: Differing) -> list[str]:
+    """A warning for each thing that was done about copies that differ."""
+    texts = []
     for consequence, found in differing.items():
         shown = [f"{what} on ranks {listed(dict.fromkeys(ranks))}" for what, ranks in islice(found.items(), 5)]
         more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-        warn_user(f"ranks should hold copies, which differ: {'; '.join(shown)}{more}. {consequence}", RecordingWarning)
+        texts.append(f"ranks should hold copies, which differ: {'; '.join(shown)}{more}. {consequence}")
+    return texts
 
 
 def _note(differing: Differing, consequence: str, what: str, *ranks: int) -> None:
@@ -95,6 +114,8 @@ def _tensors(reducer: Reducer, ranks: Sequence[Subrecording], leaf: str, what: s
     """The tensors of a leaf: each rank has one of its own, or ranks of a mesh have parts or copies of one."""
     meshes: dict[int, list[tuple[Placement, State, int]]] = {}
     for number, part in enumerate(ranks):
+        if part.placement and leaf not in part.placement and leaf not in part.states:
+            continue  # the rank recorded what ranks share, and nothing of this leaf, so it counts no observation of it
         place = part.placement.get(leaf) or Placement(~number)
         key = place.rank if place.home is None else place.home
         meshes.setdefault(key, []).append((place, part.states.get(leaf, {}), part.samples))

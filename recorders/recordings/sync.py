@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from recorders.errors import MergeError, SyncError
 from recorders.recordings.exchange import Exchange
+from recorders.recordings.fitting import SHOWN, differences, failures, forgeries, listed
 from recorders.recordings.handle import SyncHandle
-from recorders.recordings.message import misfits, pack, pack_error, parse, payload_size, unpack
+from recorders.recordings.hierarchy import dimensions, sync_mesh
+from recorders.recordings.message import pack, pack_error, parse, unpack
 from recorders.recordings.ranks import merge_ranks
 from recorders.recordings.recording import Missing, Recording
 from recorders.recordings.reduction import Reduction
@@ -21,19 +24,19 @@ from recorders.recordings.reduction import Reduction
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["sync"]
+__all__ = ["Group", "sync"]
 
 _Row: TypeAlias = tuple[int, Mapping[str, Any], Tensor, int]
 """What a rank sent: the rank, the manifest, the bytes, and how many of them count."""
 
-_SHOWN = 20
-"""The largest number of names, or of differences, that an error lists."""
+Group: TypeAlias = "ProcessGroup | DeviceMesh | None"
+"""The ranks that sync; None for all."""
 
 
 @overload
 def sync(
     recording: Recording,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     *,
     to: Literal["all"] = "all",
     missing: Missing = "error",
@@ -42,7 +45,7 @@ def sync(
 @overload
 def sync(
     recording: Recording,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     *,
     to: int,
     missing: Missing = "error",
@@ -51,7 +54,7 @@ def sync(
 @overload
 def sync(
     recording: Recording,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     *,
     to: Literal["all"] = "all",
     missing: Missing = "error",
@@ -59,11 +62,11 @@ def sync(
 ) -> SyncHandle[Recording]: ...
 @overload
 def sync(
-    recording: Recording, group: ProcessGroup | None = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
+    recording: Recording, group: Group = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
 ) -> SyncHandle[Recording | None]: ...
 def sync(
     recording: Recording,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     *,
     to: int | Literal["all"] = "all",
     missing: Missing = "error",
@@ -83,7 +86,9 @@ def sync(
 
     Args:
         recording: what this rank recorded. Every rank of the group must call `sync`.
-        group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator.
+        group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator. A `DeviceMesh` merges
+            the ranks of its last dimension first, then the first rank of each of those along the dimension before, and so on: with
+            the same result, in the memory of the sum of its dimensions in place of their product. See `docs/scale.md`.
         to: the global rank that gets what was merged, like `dst` of `torch.distributed.gather`; "all" for every rank. Ranks that
             get it briefly hold the states of all, the others only their own. It must be equal on all ranks.
         missing: "keep" merges a name that only some ranks record from those; "error" refuses it. It must be equal on all ranks.
@@ -104,7 +109,9 @@ def sync(
             - A rank died, or does not call `sync`. All others raise, within the timeout of the group and a few seconds, and name
               the ranks that did not answer. NCCL ends a process at its timeout instead: give the group a CPU backend too,
               "cpu:gloo,cuda:nccl".
-            - This process is not in the group.
+            - This process is not in the group or mesh, or the ranks of the mesh do not ascend.
+            - With a mesh every rank of it raises, whatever its row; only what fails on the way back is raised by those who wait for
+              it. At worst the timeouts of its groups pass one after another.
 
     Warns:
         RecordingWarning: copies differ between ranks, on the ranks that get what was merged. Of copies of a DTensor the first
@@ -115,13 +122,22 @@ def sync(
     >>> sync(alone) is alone
     True
     """
+    if async_op and isinstance(group, DeviceMesh):
+        raise ValueError("sync(mesh, async_op=True): over a mesh ranks wait for each other; leave out async_op, or give a group")
     handle = _started(recording, group, to, missing)
     return handle if async_op else handle.wait()
 
 
 def _started(
-    recording: Recording, group: ProcessGroup | None, to: int | Literal["all"], missing: Missing
+    recording: Recording, group: Group, to: int | Literal["all"], missing: Missing
 ) -> SyncHandle[Recording] | SyncHandle[Recording | None]:
+    if isinstance(group, DeviceMesh):
+        several = dimensions(group)
+        if len(several) > 1:
+            with torch.inference_mode(False):
+                merged = sync_mesh(recording, group, to, missing)
+            return SyncHandle((), lambda: merged)
+        group = group.get_group(several[0] if several else 0)
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return SyncHandle((), lambda: recording)
     if dist.get_rank(group) < 0:
@@ -138,7 +154,7 @@ def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
     failure: Exception | None = None
     try:
         if receiver is not None and receiver not in ranks:
-            raise SyncError(f"to={to!r} is neither 'all' nor a rank of the group, which has {_listed(ranks)}")
+            raise SyncError(f"to={to!r} is neither 'all' nor a rank of the group, which has {listed(ranks)}")
         manifest, payload = pack(recording, exchange.device, missing, f"sync(to={to!r}, missing={missing!r})")
     except Exception as error:  # the other ranks wait, so send them the error
         failure = error
@@ -148,7 +164,7 @@ def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
     manifests = [parsed[raw] for raw in raws]
     # Each looks at what those before it found sound, and finds the same on all ranks: they decide alike whether to go on.
     _refuse(
-        (_failures(manifests, ranks), _differences(manifests, ranks, missing), _forgeries(recording, manifests, sizes, ranks)),
+        (failures(manifests, ranks), differences(manifests, ranks, missing), forgeries(recording, manifests, sizes, ranks)),
         failure,
     )
     plan, me = Reduction(manifests, exchange.reduces), dist.get_rank()
@@ -170,8 +186,8 @@ def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], mi
 def _refuse(problems: Iterable[Iterator[str]], failure: Exception | None) -> None:
     """Raises `SyncError` if any of these checks finds a problem; the later ones are not asked then."""
     for check in problems:
-        if found := list(islice(check, _SHOWN + 1)):
-            shown = "; ".join([*found[:_SHOWN], *["and more"] * (len(found) > _SHOWN)])
+        if found := list(islice(check, SHOWN + 1)):
+            shown = "; ".join([*found[:SHOWN], *["and more"] * (len(found) > SHOWN)])
             raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
 
 
@@ -209,53 +225,3 @@ def _parsed(raw: bytes) -> dict[str, Any]:
         return parse(raw)
     except ValueError as error:
         return {"error": f"its manifest is malformed: {error}"}
-
-
-def _failures(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> Iterator[str]:
-    """The errors of ranks that cannot send their recording, and of those whose manifest is malformed."""
-    for rank, manifest in zip(ranks, manifests, strict=True):
-        if "error" in manifest:
-            yield f"rank {rank} cannot send what it recorded: {manifest['error']}"
-
-
-def _differences(manifests: Sequence[Mapping[str, Any]], ranks: Sequence[int], missing: Missing) -> Iterator[str]:
-    """The differences between each rank and the first that has the same names, with both sides listed."""
-    calls = {manifest["call"]: rank for rank, manifest in zip(ranks, manifests, strict=True)}
-    if len(calls) > 1:
-        yield "; ".join(f"rank {rank} calls {call:.200}" for call, rank in islice(calls.items(), _SHOWN))
-        return
-    known: dict[str, tuple[int, Mapping[str, Any]]] = {}
-    first = manifests[0]["subrecorders"]
-    for rank, manifest in zip(ranks, manifests, strict=True):
-        other = manifest["subrecorders"]
-        mine, theirs = ([name for name in a if name not in b] for a, b in ((first, other), (other, first)))
-        if missing == "error" and (mine or theirs):
-            yield f"beside what both record, rank {ranks[0]} records {_listed(mine)} and rank {rank} records {_listed(theirs)}"
-        for name, entry in other.items():
-            before, expected = known.setdefault(name, (rank, entry))
-            if entry["is"] != expected["is"]:
-                yield f"{name!r} is {expected['is']} on rank {before} and {entry['is']} on rank {rank}"
-    for name, (rank, entry) in known.items() if missing == "keep" else ():
-        without = [other for other, manifest in zip(ranks, manifests, strict=True) if name not in manifest["subrecorders"]]
-        if without and entry["part"][0] is None:
-            yield f"{name!r} is {entry['is']} on rank {rank}, and ranks {without}, which do not record it, do not have its function"
-
-
-def _forgeries(
-    recording: Recording, manifests: Sequence[Mapping[str, Any]], sizes: Sequence[int], ranks: Sequence[int]
-) -> Iterator[str]:
-    """What ranks announce that nobody can have recorded."""
-    seen: dict[int, tuple[int, list[str]]] = {}
-    alike = all(manifest is manifests[0] for manifest in manifests)
-    for rank, manifest, size in zip(ranks, manifests, sizes, strict=True):
-        if id(manifest) not in seen:  # if all are alike, they are what this rank made
-            seen[id(manifest)] = payload_size(manifest), [] if alike else list(islice(misfits(recording, manifest), _SHOWN))
-        wanted, found = seen[id(manifest)]
-        if size != wanted:
-            yield f"rank {rank} sends {size} bytes of states, and its manifest names {wanted}"
-        yield from (f"rank {rank}, {reason}" for reason in found)
-
-
-def _listed(names: Sequence[object]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{list(names[:_SHOWN])}{more}" if names else "nothing"

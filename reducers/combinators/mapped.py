@@ -13,6 +13,7 @@ from reducers.core.inputs import align_input, observation
 from reducers.core.reducer import Reducer, register_combinator
 from reducers.core.states import to_device
 from reducers.errors import ReducerTypeError
+from reducers.kernels.masks import as_bool
 from reducers.state import Result, State
 
 __all__ = ["Postmap", "Prefilter", "Premap"]
@@ -101,7 +102,7 @@ class Prefilter(InputWrapper):
             got = type(selected).__name__
             raise ReducerTypeError(f"the predicate of {self!r} must return a bool or a tensor; it returned {got}")
         mask = align_input(self, selected.detach(), x, "predicate's result")
-        return self.reducer.update_masked(to_device(state, x.device), x, (mask != 0).expand(x.shape))
+        return self.reducer.update_masked(to_device(state, x.device), x, as_bool(mask).expand(x.shape))
 
 
 def _check_function(reducer: Reducer, function: object) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from reducers.combinators.wrapper import InputWrapper
 from reducers.core.inputs import observation_with
 from reducers.core.states import to_device
+from reducers.kernels.masks import as_bool
 from reducers.state import State
 
 __all__ = ["Masked"]
@@ -41,5 +41,4 @@ class Masked(InputWrapper):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, mask = observation_with(self, xs, "mask")
-        selected = mask if mask.dtype is torch.bool else mask != 0
-        return self.reducer.update_masked(to_device(state, x.device), x, selected.expand(x.shape))
+        return self.reducer.update_masked(to_device(state, x.device), x, as_bool(mask).expand(x.shape))

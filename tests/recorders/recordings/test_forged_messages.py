@@ -14,6 +14,7 @@ from world import Place, World
 
 import recorders.recordings.sync as module
 from recorders import Recording, Subrecording
+from recorders.recordings import fitting
 from recorders.recordings.message import misfits, pack, parse, payload_size, unpack
 from recorders.recordings.sync import sync
 from reducers import Mean, Moments, Product
@@ -39,9 +40,9 @@ def problem(raw: bytes, size: int | None = None) -> str:
     if "error" in manifest:
         return str(manifest["error"])
     mine = parse(packed()[0])
-    if found := list(module._differences([mine, manifest], [0, 1], "error")):
+    if found := list(fitting.differences([mine, manifest], [0, 1], "error")):
         return found[0]
-    return next(module._forgeries(sound(), [mine, manifest], [payload_size(mine), size or payload_size(manifest)], [0, 1]), "")
+    return next(fitting.forgeries(sound(), [mine, manifest], [payload_size(mine), size or payload_size(manifest)], [0, 1]), "")
 
 
 def paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
