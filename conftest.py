@@ -1,4 +1,4 @@
-"""Leaves out what cannot be imported, when the doctests of the packages are collected: kernels, if their compiler is not installed."""
+"""Leaves kernels out when the doctests of the packages are collected, if the compiler that they import is not installed."""
 
 from __future__ import annotations
 
