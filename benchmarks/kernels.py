@@ -145,9 +145,27 @@ def all_rows() -> Iterator[Row]:
     yield from rows(("Mean", "Summary", "Moments(order=4)"), others, ("everything", "last axis kept"), TARGETS)
 
 
+def most(found: Iterable[Row]) -> list[Row]:
+    """The most that any layout and dtype needs, by reducer, kernel and target, with how many were compiled."""
+    same: dict[tuple[Any, ...], list[Row]] = {}
+    for row in found:
+        same.setdefault((row["reducer"], row["kernel"], row["target"]), []).append(row)
+    needed = ("registers", "spilled", "shared")
+    return [
+        {
+            "reducer": reducer,
+            "kernel": kernel,
+            "target": target,
+            "compiled": len(rows),
+            **{key: max(row[key] for row in rows) for key in needed},
+        }
+        for (reducer, kernel, target), rows in same.items()
+    ]
+
+
 if __name__ == "__main__":
     table = []
     for row in all_rows():
         print(*row.values(), flush=True)
         table.append(row)
-    write("kernels", rows=table, versions=versions("triton"))
+    write("kernels", rows=most(table), versions=versions("triton"))

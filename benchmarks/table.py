@@ -437,7 +437,13 @@ def kernels() -> str:
             cells.append(f"{registers} registers, {spilled} bytes spilled")
         found.append((f"`{reducer}`", kernel, *cells))
     versions = ", ".join(" ".join(pair) for pair in _result("kernels").get("versions", {}).items())
-    return "\n".join([*_table(("reducer", "kernel", *targets), found), "", f"{len(rows)} kernels, compiled by {versions}."])
+    return "\n".join(
+        [
+            *_table(("reducer", "kernel", *targets), found),
+            "",
+            f"{sum(row['compiled'] for row in rows)} kernels, compiled by {versions}.",
+        ]
+    )
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
