@@ -130,7 +130,8 @@ def counted(update: Callable[..., dict[str, Tensor]], *shapes: tuple[int, ...], 
     Raises:
         DataDependentOutputException, DynamicOutputShapeException: the update looks at numbers, for which the host would wait.
     """
-    with FakeTensorMode(), _WithoutGuards():
+    # What a reducer keeps of its constants was made before, and is no fake tensor.
+    with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards():
         xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
         state = update({}, *xs)
         with _Counter(max(x.numel() for x in xs)) as counter:

@@ -293,9 +293,9 @@ class Clock:
 
     def _forward(self, *_: Any) -> None:
         if torch.is_grad_enabled() and not tracing():
-            self.receive("", [], "")
+            self.receive()
 
-    def receive(self, layout: str, packs: list[Tensor], stream: str) -> None:
+    def receive(self, *_: object) -> None:
         """Counts a forward with gradients on that has begun, in a compiled graph or outside of one."""
         if not recomputing():
             with self._lock:
@@ -311,7 +311,7 @@ class Clock:
 
 def _trace_forward(receiver: Tensor, *_: Any) -> None:
     if torch.is_grad_enabled() and not tracing():
-        torch.ops.torch_recorders.receive(receiver, "", "", [])
+        torch.ops.torch_recorders.receive(receiver, "", "", [], "")
 
 
 def _clock_at(step: int) -> Clock:

@@ -136,9 +136,9 @@ def test_collectives_do_not_grow_with_the_subrecorders(four: World, to: Any) -> 
 
 
 def alike_on_ranks(monitors: int, rank: int) -> Recording:
-    both = Product(moments=Moments("b c -> c"), top=Max())
-    state = both.update({}, torch.full((3, 5), float(rank)))
-    return Recording({f"layer{n}": Subrecording(both, {"": state}, 1) for n in range(monitors)})
+    moments = Moments("b c -> c")  # which are gathered, for any number of ranks
+    state = moments.update({}, torch.full((3, 5), float(rank)))
+    return Recording({f"layer{n}": Subrecording(moments, {"": state}, 1) for n in range(monitors)})
 
 
 def benchmark(name: str) -> Any:
@@ -295,6 +295,16 @@ def from_a_recorder(place: Place) -> Any:
         net(torch.ones(place[0], 3))
         merged = recorder.sync(mesh_of(2, 2))
     return int(merged[0].peek()), any(value.is_inference() for part in merged.values() for value in part.states[""].values())
+
+
+def refuse_async(place: Place) -> str:
+    with pytest.raises(ValueError, match="leave out async_op, or give a group") as raised:
+        sync(Recording({}), mesh_of(2, 2), async_op=True)
+    return str(raised.value)
+
+
+def test_a_mesh_has_no_asynchronous_form(four: World) -> None:
+    assert len({*four.run(refuse_async)}) == 1
 
 
 def test_a_recorder_takes_a_mesh(four: World) -> None:

@@ -476,17 +476,17 @@ def test_it_is_read_from_a_url_and_its_net_is_known_there(root: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
     try:
-        store.put(str(root), "/bucket/run", recursive=True)
-        assert load("memory://bucket/run").compute() == load(root).compute()
-        assert facts(load("memory://bucket/run", ranks=2)) == facts(load(root, ranks=2))
-        assert facts(merge(["memory://bucket/run"])) == facts(load(root))
-        assert verify("memory://bucket/run") == {}
+        store.put(str(root), "/ranks/run", recursive=True)
+        assert load("memory://ranks/run").compute() == load(root).compute()
+        assert facts(load("memory://ranks/run", ranks=2)) == facts(load(root, ranks=2))
+        assert facts(merge(["memory://ranks/run"])) == facts(load(root))
+        assert verify("memory://ranks/run") == {}
         with pytest.raises(RecordingExistsError):
-            same(1.0, ("c", "d")).save("memory://bucket/run")
-        same(1.0).save("memory://bucket/run")
-        assert load("memory://bucket/run").compute() == {"a": 1.0, "b": 1.0}
+            same(1.0, ("c", "d")).save("memory://ranks/run")
+        same(1.0).save("memory://ranks/run")
+        assert load("memory://ranks/run").compute() == {"a": 1.0, "b": 1.0}
     finally:
-        store.rm("/bucket", recursive=True)
+        store.rm("/ranks", recursive=True)
 
 
 def test_parts_of_it_are_no_recordings(root: Path) -> None:
