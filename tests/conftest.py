@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from world import World
+from world import SIZE, World
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,22 +27,28 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Two processes."""
+def processes(tmp_path_factory: pytest.TempPathFactory, size: int) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
             patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        world = World(tmp_path_factory.mktemp("pair"), size=2)
+        world = World(tmp_path_factory.mktemp("world"), size=size)
         yield world
         world.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two processes."""
+    yield from processes(tmp_path_factory, 2)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        if sys.platform == "linux":
-            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        world = World(tmp_path_factory.mktemp("world"))
-        yield world
-        world.close()
+    """`SIZE` processes."""
+    yield from processes(tmp_path_factory, SIZE)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Four processes."""
+    yield from processes(tmp_path_factory, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,6 @@ from recorders.recordings.writing import Layout
 from reducers import EMA, Count, Last, Max, Mean, Min, Moments, Norm, Product, Quantile
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        world = World(tmp_path_factory.mktemp("four"), size=4)
-        yield world
-        world.close()
 
 
 LAYOUTS: tuple[Layout, ...] = ("folder", "packed")

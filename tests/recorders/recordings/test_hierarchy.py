@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,6 @@ EVERYTHING = Product(
 )
 MESHES: dict[tuple[int, ...], DeviceMesh] = {}
 """Meshes of all ranks, by shape, in each process of the world."""
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        if sys.platform == "linux":
-            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        world = World(tmp_path_factory.mktemp("four"), size=4)
-        yield world
-        world.close()
 
 
 def mesh_of(*shape: int) -> DeviceMesh:

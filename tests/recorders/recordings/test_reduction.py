@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -173,15 +173,6 @@ def test_leaves_that_only_some_ranks_met_are_all_kept_in_order() -> None:
     merged, _ = merged_without_processes(ranks)
     check_alike(merged, reduce(lambda a, b: a.merge(b), ranks))
     assert list(merged["x"].states) == ["b", "a"]
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        world = World(tmp_path_factory.mktemp("four"), size=4)
-        yield world
-        world.close()
 
 
 def reducing(place: Place, scenario: Any, *arguments: Any) -> Any:
