@@ -182,7 +182,7 @@ class Exchange:
             )
         if not absent[0]:
             return "All ranks are alive and failed alike."
-        why = "they died, never called sync or wait, or still wait for others"
+        why = "they died, never made this call, or still wait for others"
         return f"Ranks {absent[0]} did not answer within {seconds:g} s: {why}."
 
 

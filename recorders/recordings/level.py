@@ -101,7 +101,7 @@ class Level(Exchange):
             return "Who did not answer is unknown, because the store of the ranks does not answer: its host may be gone."
         if not found[0]:
             return "All ranks of this dimension are alive; one of another dimension may not be."
-        return f"Ranks {found[0]} did not answer within {seconds:g} s: they died, never called sync, or still wait for others."
+        return f"Ranks {found[0]} did not answer within {seconds:g} s: they died, never made this call, or still wait for others."
 
 
 def _silent(store: Any, ranks: Sequence[int], since: float, seconds: float) -> list[int]:

@@ -202,7 +202,7 @@ def sleeps() -> None:
 def test_a_rank_that_is_silent_is_named_and_the_former_recording_stays(tmp_path: Path) -> None:
     assert save_together(tmp_path, 2, 1, "folder") == ["saved"] * 2
     told, late = save_together(tmp_path, 2, 2, "folder", 1, sleeps)
-    assert "Ranks [1] did not answer within 5 s: they died, never called sync, or still wait for others" in told
+    assert "Ranks [1] did not answer within 5 s: they died, never made this call, or still wait for others" in told
     assert told.endswith(f"{tmp_path / 'run'} holds the last complete save, if any.")
     assert late.startswith("SyncError: ")
     assert found(tmp_path / "run", 2) == "old"
