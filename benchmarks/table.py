@@ -58,7 +58,7 @@ def headline() -> str:
 
 def figures() -> str:
     """Everything that was measured of speed and memory, for the page about speed."""
-    makers = (_floor, _hooks, _compiled, _parameters, _memory, _growth, _storage, _sync)
+    makers = (_floor, _hooks, _compiled, _parameters, _memory, _growth, _storage, _masks, _sync)
     lines = _table(("what", "figure"), [row for make in makers for row in make()])
     lines += ["", f"{_machine()} Multiples are of `x.sum()` of the same tensor in the same run."]
     if _result("peers"):
@@ -175,6 +175,20 @@ def _storage() -> Found:
             (", one mean each, in one file,", "packed one mean each: "),
         )
     ]
+
+
+def _masks() -> Found:
+    found = []
+    for pattern in ("... ->", "b c -> c"):
+        medians = {row["what"]: row["median"] for row in _result("masks").get("rows", []) if row["pattern"] == pattern}
+        if medians:
+            plain, weighted = (
+                medians["Summary, elements masked"] / medians["Summary"],
+                medians["WeightedMoments"] / medians["Moments"],
+            )
+            what = f"element by element, 25 MB, `{pattern}`: masked `Summary` of plain; `WeightedMoments` of `Moments`"
+            found.append((what, f"{plain:.1f}x; {weighted:.1f}x"))
+    return found
 
 
 def _sync() -> Found:

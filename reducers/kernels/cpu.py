@@ -154,10 +154,12 @@ def _is_big(x: Tensor, size: int) -> bool:
 
 
 def is_sweepable(x: Tensor) -> bool:
+    """Return whether `x` is a big CPU tensor in float32 or narrower."""
     return _is_big(x, BIG) and x.dtype in NARROW
 
 
 def accumulate(result: Tensor | None, value: Tensor) -> Tensor:
+    """Return the sum in float64, which is written into `result` if there is one."""
     return value.double() if result is None else result.add_(value)
 
 

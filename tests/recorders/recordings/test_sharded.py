@@ -51,8 +51,8 @@ def batch(index: int) -> Tensor:
     return torch.randn(4, 3, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
 
 
-def recorder_of(rank: int, batches: int = 3) -> Recorder:
-    """Data of its own, parameters that all ranks share, a name that only this rank has, observations that wait."""
+def recorded_net() -> tuple[nn.Module, Recorder]:
+    """A net that is the same on all ranks: data of its own, parameters that all ranks share, observations that wait."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     recorder = Recorder(
@@ -60,6 +60,11 @@ def recorder_of(rank: int, batches: int = 3) -> Recorder:
         value=ParameterMonitor(Norm(), when="call"),
         second=ForwardMonitor(Mean(), every=2),
     ).modules(net, types=nn.Linear)
+    return net, recorder
+
+
+def recorder_of(rank: int, batches: int = 3) -> Recorder:
+    net, recorder = recorded_net()
     with recorder:
         for index in range(batches):
             net(batch(10 * rank + index))
@@ -198,13 +203,7 @@ def resumed(place: Place, folder: str) -> Any:
     whole = recorder_of(rank, batches=7)
     first = recorder_of(rank, batches=3)
     first.save_sharded(f"{folder}/run", group)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    second = Recorder(
-        out=ForwardMonitor(Product(moments=Moments("b c -> c"), all=Collect())),
-        value=ParameterMonitor(Norm(), when="call"),
-        second=ForwardMonitor(Mean(), every=2),
-    ).modules(net, types=nn.Linear)
+    net, second = recorded_net()
     second.resume(f"{folder}/nothing", group).resume(f"{folder}/run", group)
     with second:
         for index in range(3, 7):
