@@ -8,6 +8,7 @@ A name that begins with an underscore may go in any release. If one is gone, thi
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._dynamo import callback as compilation
 from torch._dynamo.comptime import ComptimeContext, comptime
@@ -31,6 +32,7 @@ __all__ = [
     "ComptimeContext",
     "NoAutocast",
     "NoInference",
+    "at_end_of_backward",
     "autograd_node",
     "break_graph",
     "compilation",
@@ -51,6 +53,7 @@ __all__ = [
     "never_trace",
     "no_modes",
     "outside_modes",
+    "run_of_node",
     "run_uncompiled",
     "set_grad_enabled",
     "skip_frames",
@@ -158,6 +161,35 @@ def is_plain_moment(tensor: Tensor) -> bool:
         or _interpreter() is not None
         or _jit_trace() is not None
     )
+
+
+def run_of_node(target: Any) -> tuple[fx.Interpreter | None, bool]:
+    """The run of an FX graph of which a node calls `target` now, as AOT does, and whether no later node of the graph calls it.
+
+    The run is None if there is none: in a backward, and if a graph runs as Python code.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "run_node":
+            run, node = frame.f_locals.get("self"), frame.f_locals.get("n")
+            if isinstance(run, fx.Interpreter) and isinstance(node, fx.Node):
+                return (run, _is_last(node)) if node.target is target else (None, False)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None, False
+
+
+def _is_last(node: fx.Node) -> bool:
+    later = node.next
+    while later.op != "root":
+        if later.target is node.target:
+            return False
+        later = later.next
+    return True
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Call `call` when the backward ends that runs in this thread."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def make_effectful(operator: Any) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_effectful, no_modes, outside_modes
 from recorders.capture import packing
+from recorders.capture.gathering import NEXT, Lift, gather, hand_over, hand_over_at_end, packed
 from recorders.capture.layouts import as_text, as_text_of_all, from_text
 from recorders.capture.operands import local_part
 from reducers import Reducer, State
@@ -43,8 +44,6 @@ __all__ = [
     "unpacked",
 ]
 
-_NEXT = "\x1f"  # separates the fields of a layout
-
 _numbers = itertools.count()
 _receivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _twins: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -56,6 +55,8 @@ def new_receiver(receiver: Any) -> Tensor:
     When a graph runs, the operators call one of these methods of the receiver for each observation:
 
     - `receive(layout, packs, stream, told)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
+    - `receive_together(receivers, streams, layouts, spans, packs)`, of the class: the same for several receivers, None if one was
+      freed; `spans` tell which part of which packs is whose;
     - `receive_leaves(leaves, stream, told)`: the graph could not lift the observation; `leaves` are its tensors by path;
     - `receive_call(operands, stream, told)`: callables need the operands; `operands()` returns them;
     - `receive_failure()`: the operands could not be read while the graph was traced;
@@ -126,11 +127,12 @@ def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tens
     """
     twin = find_twin(key)
     if twin is not None:
-        reducer = None if twin.given else twin.reducer  # what is given is no part of the graph
-        outside_modes(_emit_leaves, receiver, reducer, paths, tensors, stream)
+        outside_modes(_emit_leaves, receiver, twin, paths, tensors, stream)
+    hand_over_at_end(emit_leaves)
 
 
-def _emit_leaves(receiver: Tensor, reducer: Reducer | None, paths: list[str], tensors: list[Tensor], stream: str) -> None:
+def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Tensor], stream: str) -> None:
+    reducer: Reducer | None = None if twin.given else twin.reducer  # what is given is no part of the graph
     with NoAutocast(), torch.no_grad():
         told = as_text(dict(zip(paths, tensors, strict=True)))
         leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}
@@ -138,11 +140,17 @@ def _emit_leaves(receiver: Tensor, reducer: Reducer | None, paths: list[str], te
         if reducer is not None and reducer.liftable:
             # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.
             with contextlib.suppress(Exception):
-                lifts = _packed_lifts(reducer, leaves)
+                lifts = _lifts(reducer, leaves)
+        # All monitors of a twin are due in the same steps, if nothing else is asked of them.
+        alike = twin.gate.only_steps_and_mode and not _among_ranks()
+        if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts)):
+            return
+        hand_over(emit_leaves, twin.twin_key)
         if lifts is None:
             torch.ops.torch_recorders.receive_leaves(receiver, stream, list(leaves), list(leaves.values()), told)
         else:
-            torch.ops.torch_recorders.receive(receiver, stream, *lifts, told)
+            layout, packs = packed(lifts)
+            torch.ops.torch_recorders.receive(receiver, stream, layout, [torch.stack(pack) for pack in packs], told)
 
 
 torch.fx.has_side_effect(emit_leaves)  # otherwise the compiler removes the node, because it returns nothing
@@ -170,32 +178,15 @@ def emit_keep(receiver: Tensor) -> Tensor:
 torch.compiler.allow_in_graph(emit_keep)  # type: ignore[no-untyped-call]
 
 
-def _packed_lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> tuple[str, list[Tensor]]:
-    """Lifts the leaves; returns the layout of the lifts and their tensors. A lift is an update of the empty state.
-
-    An empty leaf has no lift, and its tensor is packed instead. Tensors of one dtype and shape are stacked. The compiler writes
-    each directly into its stack, so there are fewer tensors to copy.
-    """
-    packs: list[list[Tensor]] = []
-    layout = ""
-    for path, tensor in leaves.items():
-        for key, value in (reducer.update({}, tensor) or {"": tensor}).items():
-            index = 0
-            for pack in packs:
-                if pack[0].dtype == value.dtype and pack[0].shape == value.shape:
-                    break
-                index += 1
-            if index == len(packs):
-                packs.append([])
-            layout += f"{path}{_NEXT}{key}{_NEXT}{index}{_NEXT}{len(packs[index])}{_NEXT}"
-            packs[index].append(value)
-    return layout, [torch.stack(pack) for pack in packs]
+def _lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, State]:
+    """Lifts the leaves: a lift is an update of the empty state. An empty leaf has no lift, but the tensor itself."""
+    return {path: reducer.update({}, tensor) or {"": tensor} for path, tensor in leaves.items()}
 
 
 @lru_cache(maxsize=4096)
 def columns(layout: str) -> tuple[tuple[str, str, int, int], ...]:
     """Returns for each tensor that a graph passes on: its leaf path, key, pack and index in the pack."""
-    parts = layout.split(_NEXT)
+    parts = layout.split(NEXT)
     return tuple(
         (path, key, int(pack), int(index)) for path, key, pack, index in zip(*(parts[i::4] for i in range(4)), strict=False)
     )
@@ -228,6 +219,15 @@ def _call_receiver(method: str, receiver: Tensor, *args: Any) -> Any:
 
 def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor], told: str) -> None:
     _call_receiver("receive", receiver, layout, packs, stream, from_text(told))
+
+
+def _receive_together(
+    receivers: list[Tensor], streams: list[str], layouts: list[str], spans: list[str], packs: list[Tensor]
+) -> None:
+    found = list(map(find_receiver, receivers))
+    first = next((one for one in found if one is not None), None)
+    if first is not None:
+        outside_modes(type(first).receive_together, found, streams, layouts, spans, packs)
 
 
 def _receive_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor], told: str) -> None:
@@ -265,6 +265,7 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lam
 
 
 _define("receive(Tensor receiver, str stream, str layout, Tensor[] packs, str told) -> ()", _receive)
+_define("receive_together(Tensor[] receivers, str[] streams, str[] layouts, str[] spans, Tensor[] packs) -> ()", _receive_together)
 _define("receive_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves, str told) -> ()", _receive_leaves)
 _define("fail(Tensor receiver) -> ()", _fail)
 _define("receive_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers, str told) -> ()", _receive_call)

@@ -12,6 +12,7 @@ from recorders._torch import is_plain_moment
 from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
 from recorders.capture.compiled import unpacked
 from recorders.capture.context import as_monitor
+from recorders.capture.graph_buffers import GraphRow
 from recorders.errors import OperandError
 from recorders.recordings.placement import Placement
 from recorders.schedule.stopwatch import exclude, now
@@ -108,6 +109,21 @@ class Buffer:
             lifted = unpacked(layout, packs)
             states = self._checked({path: self._merged_copy(stored.states.get(path, {}), one) for path, one in lifted.items()})
             self.stored = stored.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether observations may wait in a buffer of several monitors: not if their placements or shapes are to be checked."""
+        return not self.places and not self._shapes
+
+    def has_row(self, row: GraphRow) -> bool:
+        """Whether observations wait in `row`."""
+        return self.stored.pending.get(row.key) is row
+
+    def put_row(self, row: GraphRow) -> None:
+        """Lets observations wait in `row`, an empty one, from now on."""
+        with self.lock:
+            stored = self.flush()
+            self.stored = stored.moved(row.paths, row)
 
     def _add_pending(self, key: tuple[str, ...], tensors: list[Tensor]) -> bool:
         """Adds an observation to the pending ones with this key, if they accept it; returns whether they did."""

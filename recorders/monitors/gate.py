@@ -48,7 +48,12 @@ class Gate:
     @property
     def only_steps(self) -> bool:
         """Whether nothing has to be asked but `on` and `active`."""
-        return self.train_update and self.eval_update and self.condition is None and self.every == 1
+        return self.train_update and self.eval_update and self.only_steps_and_mode
+
+    @property
+    def only_steps_and_mode(self) -> bool:
+        """Whether nothing has to be asked but these and the mode."""
+        return self.condition is None and self.every == 1
 
     def training(self, module: nn.Module | None) -> bool:
         """Whether a call of `module` now counts as training."""

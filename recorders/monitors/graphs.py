@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from recorders.capture.compiled import emit_call, emit_leaves, new_receiver
 from recorders.capture.given import keep, number_of
+from recorders.capture.graph_buffers import parts
 from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
+from recorders.monitors.graph_rows import add_together
 from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
 from recorders.schedule.clock import Clock
-from recorders.schedule.stopwatch import Timer, entrance
+from recorders.schedule.stopwatch import Timer, entrance, timed_together
 
 __all__ = ["GraphReceiver", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
 
@@ -95,6 +97,19 @@ class GraphReceiver:
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
             work(monitor, None, tuple(packs), store_lifts, monitor, layout, packs, told)
+
+    @staticmethod
+    def receive_together(
+        receivers: Sequence[GraphReceiver | None], streams: list[str], layouts: list[str], spans: list[str], packs: list[Tensor]
+    ) -> None:
+        """Records an observation of each of several monitors, which the graph lifted."""
+        monitors = [None if receiver is None else receiver.monitor for receiver in receivers]
+        timers = [monitor.timer for monitor in monitors if monitor is not None and monitor.timer is not None]
+        if timed_together(timers, add_together, monitors, layouts, spans, packs):
+            return
+        for receiver, stream, layout, span in zip(receivers, streams, layouts, spans, strict=True):
+            if receiver is not None:
+                receiver.receive(layout, parts(span, packs), stream, {})
 
     @entrance
     def receive_leaves(self, leaves: dict[str, Tensor], stream: str, told: Mapping[str, Told]) -> None:

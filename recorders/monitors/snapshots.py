@@ -11,6 +11,7 @@ import torch.distributed as dist
 from recorders.capture.batching import LOCK
 from recorders.capture.buffers import MonitorState, Pending, PendingBuffer, PendingLifts
 from recorders.capture.context import as_monitor
+from recorders.capture.graph_buffers import GraphRow
 from recorders.capture.stacks import StackRow, kinds, restack
 from recorders.errors import MergeError
 from recorders.monitors.attachment import Attachment
@@ -69,7 +70,7 @@ def _progress(monitor: Recorded) -> Progress:
     pending: list[PendingRows] = []
     stacked: list[str] = []
     for key, waiting in stored.pending.items():
-        if isinstance(waiting, PendingBuffer):
+        if isinstance(waiting, (PendingBuffer, GraphRow)):
             start = stored.reduced.get(key, 0)
             pending.append(PendingRows(waiting.paths, waiting.layout, waiting.rows(start), start, waiting.capacity))
         elif isinstance(waiting, StackRow) and not waiting.base:
