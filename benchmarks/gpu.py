@@ -61,14 +61,18 @@ def stored(name: str, device: dict[str, Any]) -> dict[str, Any]:
     return before.get("sections", {}) if before.get("device") == device else {}
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny networks and tensors, to try that everything runs")
     parser.add_argument("--only", choices=list(SECTIONS), help="one section")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: with --quick, what can be tried without a GPU")
-    chosen = parser.parse_args()
+    parser.add_argument(
+        "--device", default="cuda", choices=["cuda", "cpu"], help="cpu: with --quick, what can be tried without a GPU"
+    )
+    chosen = parser.parse_args(arguments)
     if chosen.device == "cuda" and not torch.cuda.is_available():
-        print("there is no GPU here: nothing was measured; --device cpu --quick tries what can be tried without one", file=sys.stderr)
+        print(
+            "there is no GPU here: nothing was measured; --device cpu --quick tries what can be tried without one", file=sys.stderr
+        )
         return 2
     if chosen.device == "cpu" and not chosen.quick:
         parser.error("--device cpu takes --quick: without a GPU there is nothing to measure")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from gpu_timing import Findings, in_turn, kernels_of, peak_of, ratios, without_waits
+from gpu_timing import QUICK, Effort, Findings, in_turn, kernels_of, peak_of, ratios, without_waits
 from measure import spread
 from torch import Tensor, nn
 
@@ -18,6 +19,8 @@ __all__ = ["LAYOUTS", "REDUCERS", "bandwidth", "calls"]
 
 BYTES = 1 << 29
 """Of a tensor whose bandwidth is measured: so many that neither its cache nor the host hides what the device does."""
+
+EFFORT = Effort(calls=5, seconds=0.5)
 
 ROWS = 8192
 """Of the observation of a recorded call: 25 MB of float32."""
@@ -43,21 +46,21 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LAYOUTS: dict[str, tuple[str, Callable[[int, Any], Tensor]]] = {
     "everything": ("... ->", lambda count, options: torch.randn(count // 1024, 1024, **options)),
     "last axis kept": ("b d -> d", lambda count, options: torch.randn(count // 1024, 1024, **options)),
-    "channels kept": ("b c h w -> c", lambda count, options: torch.randn(count // 65536, 64, 32, 32, **options)),
+    "channels kept": ("b c h w -> c", lambda count, options: torch.randn(count // 16384, 64, 16, 16, **options)),
     "not contiguous": ("b d -> d", lambda count, options: torch.randn(count // 1024, 2048, **options)[:, 1::2]),
 }
 
 
 def bandwidth(found: Findings, device: torch.device, quick: bool) -> None:
     """Updates of a big tensor, as shares of a copy of it, and of `x.sum()`, which only reads."""
-    size, dtypes = (1 << 18, DTYPES[:2]) if quick else (BYTES, DTYPES)
+    size, dtypes = (1 << 16, DTYPES[:2]) if quick else (BYTES, DTYPES)
     for layout, (pattern, make) in LAYOUTS.items():
         for dtype in dtypes:
             x = make(size // dtype.itemsize, {"dtype": dtype, "device": device})
             of = {"layout": layout, "dtype": str(dtype).removeprefix("torch.")}
             functions = {name: _updating(kind(pattern), x) for name, kind in SWEPT.items()}
             functions = found.working({"copy": x.clone, "x.sum()": x.sum, **functions}, **of)
-            times = in_turn(functions, device, calls=5, seconds=0.0 if quick else 0.5, least=3)
+            times = in_turn(functions, device, QUICK if quick else EFFORT)
             moved = x.numel() * x.element_size() / 1e6  # GB/s of a millisecond
             for who in SWEPT.keys() & times.keys():
                 row = {
@@ -80,33 +83,33 @@ def _updating(reducer: Reducer, x: Tensor) -> Callable[[], object]:
 
 def calls(found: Findings, device: torch.device, quick: bool) -> None:
     """What one recorded call of a layer starts, takes and waits for; the call of the bare layer does nothing."""
-    x = torch.randn(256 if quick else ROWS, 768, device=device)
+    if device.type != "cuda":
+        found.leave_out("launches, memory and waits are counted on a GPU only", who="all")
+    x = torch.randn(64 if quick else ROWS, 768, device=device)
     for name, kind in REDUCERS.items():
         for pattern in ("... ->", "b d -> d"):
             of = {"who": name, "pattern": pattern}
-            found.tried(lambda: (_call(found, kind(pattern), x, of),), **of)  # noqa: B023
+            found.tried(partial(_call, found, kind(pattern), x, 4 if quick else CALLS, of), **of)
 
 
-def _call(found: Findings, reducer: Reducer, x: Tensor, of: dict[str, str]) -> None:
+def _call(found: Findings, reducer: Reducer, x: Tensor, number: int, of: dict[str, str]) -> None:
     layer = nn.Identity()
     recorder = Recorder(ForwardMonitor(reducer, on_error="raise")).modules(layer)
-    for _ in range(2):
-        layer(x)
 
     def several() -> None:
-        for _ in range(CALLS):
+        for _ in range(number):
             layer(x)
 
+    several()  # compiles what is called every time, and what is called only now and then
     waited = ""
     try:
         with without_waits(x.device):
             several()
     except RuntimeError as problem:
         waited = str(problem).splitlines()[0]
-    row: dict[str, Any] = {**of, "waits": waited, "added bytes": peak_of(lambda: layer(x), x.device)}
+    row: dict[str, Any] = {**of, "waits": waited, "added bytes": peak_of(several, x.device)}
     if x.device.type == "cuda":
         names = kernels_of(several)
-        row.update({"launches": len(names) / CALLS, "kernels": dict(Counter(names))})
-    assert recorder[0].samples > CALLS
+        row.update({"launches": len(names) / number, "kernels": dict(Counter(names))})
     launched = f"{row['launches']:.2f} launches, " if "launches" in row else ""
     found.add(row, f"{launched}{row['added bytes'] / 1e6:.2f} MB added, {f'waits: {waited}' if waited else 'no wait'}")

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from gpu_timing import Findings, in_turn, ratios
-from gpu_training import QUICK, SIZES, Put, outputs, released, rigs
+from gpu_timing import QUICK, Effort, Findings, in_turn, ratios
+from gpu_training import SIZES, TINY, Put, outputs, released, rigs
 from measure import spread
 from peers import eight, lenses, metrics
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ Watch = Callable[[nn.Module], Any]
 
 
 def hook_of(function: Callable[[Any, Tensor], Any]) -> Watch:
-    """A forward hook that keeps what `function` makes of what it kept before, 0 at first, and the output: what one writes by hand."""
+    """A forward hook as one writes it by hand: it keeps what `function` makes of what it kept (0 at first) and the output."""
 
     def put(module: nn.Module) -> list[Any]:
         held: list[Any] = [0.0]
@@ -86,11 +86,11 @@ def watches(device: torch.device) -> dict[str, Watch]:
 
 def observations(found: Findings, device: torch.device, quick: bool) -> None:
     """One call of a layer that does nothing, observed; `x.sum()` is the yardstick."""
+    if device.type != "cuda":
+        found.leave_out(NEEDS_TRITON, who=TITAN)
     for name, (shape, dtype, count) in SHAPES.items():
         x = torch.randn(shape if not quick else (64, *shape[1:]), dtype=dtype, device=device)
         of = {"observation": name}
-        if device.type != "cuda":
-            found.leave_out(NEEDS_TRITON, **of, who=TITAN)
         functions: dict[str, Callable[[], Any]] = {"x.sum()": x.sum}
         for who, put in watches(device).items():
             layer = nn.Identity()
@@ -98,7 +98,7 @@ def observations(found: Findings, device: torch.device, quick: bool) -> None:
                 found.tried(lambda: functions.update({who: _called(layer, put(layer), x)}), **of, who=who)  # noqa: B023
         with torch.no_grad():
             functions = found.working(functions, **of)
-            times = in_turn(functions, device, calls=8 if quick else count, seconds=0.0 if quick else 0.5, least=3)
+            times = in_turn(functions, device, QUICK if quick else Effort(count, seconds=0.5))
         for who in functions:
             row = {**of, "who": who, "ms": spread(times[who]), "x sum": ratios(times[who], times["x.sum()"])}
             found.add(row, f"{1e3 * row['ms']['median']:.1f} us, {row['x sum']['median']:.2f} x x.sum()")
@@ -197,14 +197,15 @@ COMPILED = ("torch-recorders, Summary of outputs", f"{TITAN}, outputs")
 
 def steps(found: Findings, device: torch.device, quick: bool) -> None:
     """A training step of the smaller network, observed by each; inside `torch.compile` by those that are made for it."""
-    name, size = next(iter((QUICK if quick else SIZES).items()))
-    often = {"seconds": 0.0 if quick else 3.0, "least": 2 if quick else 5}
+    name, size = next(iter((TINY if quick else SIZES).items()))
+    effort = QUICK if quick else Effort(calls=10, seconds=3.0)
     puts = dict(EAGER)
     if device.type != "cuda":
         del puts[f"{TITAN}, outputs"]
         found.leave_out(NEEDS_TRITON, network=name, who=f"{TITAN}, outputs")
     with wandb_offline(found) as more:
-        rigs(found, name, size, device, "eager", {**puts, **more}, **often)  # type: ignore[arg-type]
-    rigs(found, name, size, device, "compiled", {who: puts[who] for who in COMPILED if who in puts}, **often)  # type: ignore[arg-type]
+        rigs(found, name, size, device, "eager", {**puts, **more}, effort)
+    if device.type == "cuda":  # without one there is nothing that the section "training" has not tried
+        rigs(found, name, size, device, "compiled", {who: puts[who] for who in COMPILED}, effort)
     torch.compiler.reset()
     released()

@@ -1,4 +1,4 @@
-"""The published design of torchtitan's tensor logging (pull request 4202), rebuilt to be measured beside ours, and for nothing else.
+"""The published design of torchtitan's tensor logging (pull request 4202), rebuilt to be measured beside ours and for nothing else.
 
 One launch an observation writes five statistics about zero into slots that were allocated before, by float32 atomics; a flag on the
 device turns steps off without a new graph. So sums depend on the order of the atomics and lose digits if the mean is far from zero,
@@ -30,7 +30,7 @@ def _observe(x, slot, due, size, blocks, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     start = tl.program_id(0).to(tl.int64) * blocks * BLOCK
-    for block in range(0, blocks):
+    for block in range(blocks):
         at = start + block * BLOCK + place
         there = at < size
         value = tl.load(x + at, mask=there, other=0).to(tl.float32)

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,24 +17,35 @@ from measure import spread
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["Findings", "in_turn", "kernels_of", "peak_of", "ratios", "without_waits"]
+__all__ = ["QUICK", "Effort", "Findings", "in_turn", "kernels_of", "peak_of", "ratios", "without_waits"]
 
 Function = Callable[[], Any]
 Row = dict[str, Any]
 
 
-def in_turn(
-    functions: dict[str, Function], device: torch.device, *, calls: int, seconds: float = 1.0, least: int = 5
-) -> dict[str, list[float]]:
-    """Times the functions in turn, so that a drifting machine slows all of them alike.
+@dataclass(frozen=True)
+class Effort:
+    """How long functions are measured.
 
-    A turn of a function is one call that is not timed, and `calls` that are: the device is busy when the time begins, so what the
-    host does meanwhile costs only what it costs in a training. Each function takes two calls before, to compile and to allocate.
-
-    Args:
-        calls: of a function in one turn.
+    Attributes:
+        calls: timed calls of a function in one turn.
         seconds: how long the timed calls of the slowest function take together, or longer for the sake of `least`.
         least: the least number of turns.
+    """
+
+    calls: int
+    seconds: float
+    least: int = 5
+
+
+QUICK = Effort(calls=2, seconds=0.0, least=2)
+
+
+def in_turn(functions: dict[str, Function], device: torch.device, effort: Effort) -> dict[str, list[float]]:
+    """Times the functions in turn, so that a drifting machine slows all of them alike.
+
+    A turn of a function is one call that is not timed, and several that are: the device is busy when the time begins, so what the
+    host does meanwhile costs only what it costs in a training. Each function takes two calls before, to compile and to allocate.
 
     Returns:
         by name the milliseconds of one call, turn by turn.
@@ -42,14 +54,19 @@ def in_turn(
         function()
         function()
     spent: dict[str, list[float]] = {name: [] for name in functions}
-    while len(spent[next(iter(functions))]) < least or max(map(sum, spent.values())) * calls < seconds * 1e3:
+    while len(spent[next(iter(functions))]) < effort.least or _longest(spent, effort) < effort.seconds:
         for name, function in functions.items():
             function()
             started = _mark(device)
-            for _ in range(calls):
+            for _ in range(effort.calls):
                 function()
-            spent[name].append(_between(started, _mark(device)) / calls)
+            spent[name].append(_between(started, _mark(device)) / effort.calls)
     return spent
+
+
+def _longest(spent: dict[str, list[float]], effort: Effort) -> float:
+    """The seconds that the slowest function took so far."""
+    return max(map(sum, spent.values())) * effort.calls / 1e3
 
 
 def ratios(times: list[float], others: list[float]) -> dict[str, float]:
@@ -139,4 +156,8 @@ class Findings:
 
     def working(self, functions: dict[str, Function], **of: str) -> dict[str, Function]:
         """Those of the functions that can be called."""
-        return {name: call for name, call in functions.items() if self.tried(lambda: (call(),), **of, who=name) is not None}  # noqa: B023
+        before = len(self.left_out)
+        for name, call in functions.items():
+            self.tried(call, **of, who=name)
+        failed = {row["who"] for row in self.left_out[before:]}
+        return {name: call for name, call in functions.items() if name not in failed}

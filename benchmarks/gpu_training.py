@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from compiled import Block, separate
-from gpu_timing import Findings, in_turn, peak_of, ratios
+from gpu_timing import QUICK, Effort, Findings, in_turn, peak_of, ratios
 from measure import spread
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -19,7 +19,7 @@ from torch.optim import AdamW, Optimizer
 from recorders import BackwardMonitor, ForwardMonitor, ParameterGradientMonitor, Recorder
 from reducers import Mean, Norm, Summary
 
-__all__ = ["BAR", "EVERY", "QUICK", "SIZES", "VARIANTS", "Rig", "Size", "network", "training"]
+__all__ = ["BAR", "EVERY", "SIZES", "TINY", "VARIANTS", "Rig", "Size", "network", "training"]
 
 Put = Callable[[nn.Module, Optimizer], Any]
 """Puts something on a network in training, and returns what must be kept alive."""
@@ -28,7 +28,9 @@ BAR = 1.03
 """What a step that records `Summary` of all leaves of the big network may take, of the bare step."""
 
 EVERY = 10
-"""Steps of a turn, and between those that `every 10th step` records."""
+"""Steps between those that `every 10th step` records, and so of a turn."""
+
+EFFORT = Effort(calls=EVERY, seconds=6.0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ SIZES = {
     "124 M": Size(12, 768, 12, 50304, 1024, 8),
     "1 B": Size(16, 2048, 32, 50304, 2048, 4, tied=False, autocast=False),
 }
-QUICK = {"tiny": Size(2, 64, 4, 97, 16, 2)}
+TINY = {"tiny": Size(1, 32, 2, 97, 8, 2)}
 
 
 class Transformer(nn.Module):
@@ -134,11 +136,9 @@ class Rig:
         return [row.name for row in self.held.report().silent] if isinstance(self.held, Recorder) else []
 
 
-def measured(
-    found: Findings, bare: Rig, rig: Rig, device: torch.device, *, seconds: float, least: int, of: dict[str, str]
-) -> None:
+def measured(found: Findings, bare: Rig, rig: Rig, device: torch.device, effort: Effort, of: dict[str, str]) -> None:
     """One row: steps of a network with something on it, and of the bare one, in turn."""
-    times = in_turn({"bare": bare.step, "with it": rig.step}, device, calls=EVERY, seconds=seconds, least=least)
+    times = in_turn({"bare": bare.step, "with it": rig.step}, device, effort)
     if silent := rig.silent():
         found.leave_out(f"nothing was recorded by {silent}", **of)
         return
@@ -147,7 +147,7 @@ def measured(
         "ms": spread(times["with it"]),
         "x bare": ratios(times["with it"], times["bare"]),
         "peak bytes, bare": peak_of(bare.step, device),
-        "peak bytes": max(peak_of(rig.step, device) for _ in range(EVERY)),
+        "peak bytes": max(peak_of(rig.step, device) for _ in range(effort.calls)),
     }
     share, base = figures["x bare"], figures["bare ms"]["median"]
     added = (figures["peak bytes"] - figures["peak bytes, bare"]) / 1e6
@@ -156,7 +156,7 @@ def measured(
 
 
 def rigs(
-    found: Findings, name: str, size: Size, device: torch.device, execution: str, puts: dict[str, Put], *, seconds: float, least: int
+    found: Findings, name: str, size: Size, device: torch.device, execution: str, puts: dict[str, Put], effort: Effort
 ) -> None:
     """A row for each of what is put on a network of this size. Two networks are held at a time."""
     net = network(size, device)
@@ -164,10 +164,11 @@ def rigs(
     bare = found.tried(lambda: _run(Rig(net, size, device, execution)), **of, who="bare")
     for who, put in puts.items() if bare is not None else ():
         row = {**of, "who": who}
-        rig = found.tried(lambda: _run(Rig(net, size, device, execution, put)), **row)  # noqa: B023
-        if rig is not None:
-            found.tried(lambda: (measured(found, bare, rig, device, seconds=seconds, least=least, of=row),), **row)  # noqa: B023
-        del rig
+
+        def measure(put: Put = put, row: dict[str, str] = row) -> None:
+            measured(found, bare, Rig(net, size, device, execution, put), device, effort, row)
+
+        found.tried(measure, **row)
         released()
 
 
@@ -185,9 +186,9 @@ def released() -> None:
 
 def training(found: Findings, device: torch.device, quick: bool) -> None:
     """Every variant on every network, eager and compiled; quick: one variant compiled."""
-    for name, size in (QUICK if quick else SIZES).items():
+    for name, size in (TINY if quick else SIZES).items():
         for execution in ("eager", "compiled"):
             puts = dict(list(VARIANTS.items())[:1]) if quick and execution == "compiled" else VARIANTS
-            rigs(found, name, size, device, execution, puts, seconds=0.0 if quick else 6.0, least=2 if quick else 5)
+            rigs(found, name, size, device, execution, puts, QUICK if quick else EFFORT)
             torch.compiler.reset()
             released()
