@@ -42,21 +42,21 @@ REDUCERS: dict[str, Callable[[str], Reducer]] = {**SWEPT, "Sparsity": Sparsity, 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-# By name the pattern, and how a contiguous tensor of so many elements becomes an observation.
-LAYOUTS: dict[str, tuple[str, Callable[[int, Any], Tensor]]] = {
-    "everything": ("... ->", lambda count, options: torch.randn(count // 1024, 1024, **options)),
-    "last axis kept": ("b d -> d", lambda count, options: torch.randn(count // 1024, 1024, **options)),
-    "channels kept": ("b c h w -> c", lambda count, options: torch.randn(count // 16384, 64, 16, 16, **options)),
-    "not contiguous": ("b d -> d", lambda count, options: torch.randn(count // 1024, 2048, **options)[:, 1::2]),
+# By name the pattern, and how an observation of so many elements, and of such a width, is made.
+LAYOUTS: dict[str, tuple[str, Callable[[int, int, Any], Tensor]]] = {
+    "everything": ("... ->", lambda count, width, options: torch.randn(count // width, width, **options)),
+    "last axis kept": ("b d -> d", lambda count, width, options: torch.randn(count // width, width, **options)),
+    "channels kept": ("b c h w -> c", lambda count, width, options: torch.randn(count // width // 64, width, 8, 8, **options)),
+    "not contiguous": ("b d -> d", lambda count, width, options: torch.randn(count // width, 2 * width, **options)[:, 1::2]),
 }
 
 
 def bandwidth(found: Findings, device: torch.device, quick: bool) -> None:
     """Updates of a big tensor, as shares of a copy of it, and of `x.sum()`, which only reads."""
-    size, dtypes = (1 << 16, DTYPES[:2]) if quick else (BYTES, DTYPES)
+    size, width, dtypes = (1 << 16, 64, DTYPES[:2]) if quick else (BYTES, 1024, DTYPES)
     for layout, (pattern, make) in LAYOUTS.items():
         for dtype in dtypes:
-            x = make(size // dtype.itemsize, {"dtype": dtype, "device": device})
+            x = make(size // dtype.itemsize, width, {"dtype": dtype, "device": device})
             of = {"layout": layout, "dtype": str(dtype).removeprefix("torch.")}
             functions = {name: _updating(kind(pattern), x) for name, kind in SWEPT.items()}
             functions = found.working({"copy": x.clone, "x.sum()": x.sum, **functions}, **of)
@@ -94,7 +94,7 @@ def calls(found: Findings, device: torch.device, quick: bool) -> None:
 
 def _call(found: Findings, reducer: Reducer, x: Tensor, number: int, of: dict[str, str]) -> None:
     layer = nn.Identity()
-    recorder = Recorder(ForwardMonitor(reducer, on_error="raise")).modules(layer)
+    Recorder(ForwardMonitor(reducer, on_error="raise")).modules(layer)
 
     def several() -> None:
         for _ in range(number):

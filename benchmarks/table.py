@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gpu_tables
 import scale_model
 
 import reducers
@@ -460,13 +461,25 @@ def kernels() -> str:
     )
 
 
+def gpu() -> str:
+    """What was measured on a GPU."""
+    return gpu_tables.tables(_result("gpu"))
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "distributed.md": {"sync": sync_costs},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
-    ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts, "kernels": kernels},
+    ROOT / "docs" / "speed.md": {
+        "figures": figures,
+        "states": states,
+        "overheads": overheads,
+        "parts": parts,
+        "kernels": kernels,
+        "gpu": gpu,
+    },
     ROOT / "docs" / "streams.md": {"streams": streams},
     ROOT / "docs" / "torch.md": {"versions": versions},
 }
