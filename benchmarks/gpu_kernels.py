@@ -25,8 +25,8 @@ EFFORT = Effort(calls=5, seconds=0.5)
 ROWS = 8192
 """Of the observation of a recorded call: 25 MB of float32."""
 
-CALLS = 50
-"""Recorded calls over which kernels are counted, so that what is joined only now and then has its share."""
+CALLS = 100
+"""Recorded calls over which kernels are counted, with what is joined only now and then."""
 
 SWEPT: dict[str, Callable[[str], Reducer]] = {
     "Summary": Summary,
@@ -58,11 +58,14 @@ def bandwidth(found: Findings, device: torch.device, quick: bool) -> None:
         for dtype in dtypes:
             x = make(size // dtype.itemsize, width, {"dtype": dtype, "device": device})
             of = {"layout": layout, "dtype": str(dtype).removeprefix("torch.")}
-            functions = {name: _updating(kind(pattern), x) for name, kind in SWEPT.items()}
-            functions = found.working({"copy": x.clone, "x.sum()": x.sum, **functions}, **of)
+            functions: dict[str, Callable[[], object]] = {"copy": x.clone, "x.sum()": x.sum}
+            for who, kind in SWEPT.items():
+                function = found.tried(partial(_updating, kind(pattern), x), **of, who=who)
+                functions.update({who: function} if function else {})
+            functions = found.working(functions, **of)
             times = in_turn(functions, device, QUICK if quick else EFFORT)
             moved = x.numel() * x.element_size() / 1e6  # GB/s of a millisecond
-            for who in SWEPT.keys() & times.keys():
+            for who in [name for name in functions if name in SWEPT]:
                 row = {
                     **of,
                     "who": who,
@@ -94,22 +97,23 @@ def calls(found: Findings, device: torch.device, quick: bool) -> None:
 
 def _call(found: Findings, reducer: Reducer, x: Tensor, number: int, of: dict[str, str]) -> None:
     layer = nn.Identity()
-    Recorder(ForwardMonitor(reducer, on_error="raise")).modules(layer)
+    recorder = Recorder(ForwardMonitor(reducer, on_error="raise")).modules(layer)
 
     def several() -> None:
         for _ in range(number):
             layer(x)
+        assert recorder[0].states, "nothing was recorded"  # reduces what waits to be reduced together with others
 
     several()  # compiles what is called every time, and what is called only now and then
-    waited = ""
+    if x.device.type != "cuda":
+        found.add(dict(of), "runs")
+        return
+    waits = ""
     try:
-        with without_waits(x.device):
+        with without_waits():
             several()
-    except RuntimeError as problem:
-        waited = str(problem).splitlines()[0]
-    row: dict[str, Any] = {**of, "waits": waited, "added bytes": peak_of(several, x.device)}
-    if x.device.type == "cuda":
-        names = kernels_of(several)
-        row.update({"launches": len(names) / number, "kernels": dict(Counter(names))})
-    launched = f"{row['launches']:.2f} launches, " if "launches" in row else ""
-    found.add(row, f"{launched}{row['added bytes'] / 1e6:.2f} MB added, {f'waits: {waited}' if waited else 'no wait'}")
+    except Exception as problem:
+        waits = str(problem).splitlines()[0]
+    names, added = kernels_of(several), peak_of(several)
+    row = {**of, "waits": waits, "added bytes": added, "launches": len(names) / number, "kernels": dict(Counter(names))}
+    found.add(row, f"{row['launches']:.2f} launches, {added / 1e6:.2f} MB added, {f'waits: {waits}' if waits else 'no wait'}")

@@ -36,14 +36,16 @@ def _steps(rows: list[Row]) -> list[str]:
     found = []
     for network in dict.fromkeys(row["network"] for row in rows):
         found.append([network, "nothing", *(bare.get((network, execution), "") for execution in executions)])
-        for who in dict.fromkeys(row["who"] for row in rows if row["network"] == network):
-            found.append([network, who, *(cells.get((network, who, execution), "") for execution in executions)])
+        names = dict.fromkeys(row["who"] for row in rows if row["network"] == network)
+        found += [[network, who, *(cells.get((network, who, execution), "") for execution in executions)] for who in names]
     return _table(["network", "recorded", *executions], found)
 
 
 def _share(row: Row) -> str:
-    share, added = row["x bare"], (row["peak bytes"] - row["peak bytes, bare"]) / 1e6
-    return f"{share['median']:.3f}x ({share['p10']:.3f} to {share['p90']:.3f}), {added:+.0f} MB"
+    share = row["x bare"]
+    memory = f", {(row['peak bytes'] - row['peak bytes, bare']) / 1e6:+.0f} MB" if "peak bytes" in row else ""
+    bar = f", to be at most {row['bar']}x" if "bar" in row else ""
+    return f"{share['median']:.3f}x ({share['p10']:.3f} to {share['p90']:.3f}){memory}{bar}"
 
 
 def _bandwidth(rows: list[Row]) -> list[str]:
@@ -54,8 +56,8 @@ def _bandwidth(rows: list[Row]) -> list[str]:
         copies = [next(row["copy GB/s"] for (_, own), row in same.items() if own == layout) for layout in layouts] if same else []
         if copies:
             found.append([f"a copy, {dtype}", *(f"{speed:.0f} GB/s" for speed in copies)])
-        for who in sorted({who for who, _ in same}):
-            found.append([f"`{who}`, {dtype}", *(_speed(same.get((who, layout))) for layout in layouts)])
+        names = sorted({who for who, _ in same})
+        found += [[f"`{who}`, {dtype}", *(_speed(same.get((who, layout))) for layout in layouts)] for who in names]
     return _table(["an update of", *layouts], found)
 
 
@@ -68,11 +70,12 @@ def _calls(rows: list[Row]) -> list[str]:
         [
             f"`{row['who']}`",
             f"`{row['pattern']}`",
-            f"{row['launches']:.2f}" if "launches" in row else "",
+            f"{row['launches']:.2f}",
             f"{row['added bytes'] / 1e6:.2f} MB",
             "yes" if row["waits"] else "no",
         ]
         for row in rows
+        if "launches" in row
     ]
     return _table(["reducer", "pattern", "launches", "memory at the peak", "the host waits"], found)
 

@@ -100,10 +100,8 @@ def kernels_of(function: Function) -> list[str]:
     return [event.name for event in events if event.device_type is DeviceType.CUDA and not event.is_user_annotation]
 
 
-def peak_of(function: Function, device: torch.device) -> int:
-    """The bytes that a function takes on the device at its peak, beyond what was taken before; 0 on a CPU, where it is not told."""
-    if device.type != "cuda":
-        return 0
+def peak_of(function: Function) -> int:
+    """The bytes that a function takes on a CUDA device at its peak, beyond what was taken before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -113,11 +111,8 @@ def peak_of(function: Function, device: torch.device) -> int:
 
 
 @contextmanager
-def without_waits(device: torch.device) -> Iterator[None]:
-    """A block in which it raises RuntimeError if the host waits for a CUDA device; on a CPU nothing of the kind."""
-    if device.type != "cuda":
-        yield
-        return
+def without_waits() -> Iterator[None]:
+    """A block in which it raises RuntimeError if the host waits for a CUDA device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own: that the mode does not find all waits
         torch.cuda.set_sync_debug_mode("error")
