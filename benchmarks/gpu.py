@@ -1,8 +1,8 @@
 """What recording costs on a GPU: training steps, memory bandwidth, what a call launches, and others beside us. One run, in turn.
 
-It writes `results/gpu.json`, with the name of the device, section by section: with `--only` the other sections stay, if they were
-measured on the same device. With `--quick`, or on a CPU, all networks and tensors are tiny and their figures mean nothing; then it
-writes `results/gpu_quick.json`.
+It writes `results/gpu.json`, with the name of the device, after each row. With `--only` the sections that were measured before on
+this device stay. With `--quick`, or on a CPU, all networks and tensors are tiny and their figures mean nothing; then it writes
+`results/gpu_quick.json`.
 
 Run, with `pip install '.[bench]' wandb`, on a machine with a GPU: python benchmarks/gpu.py [--quick] [--only training]
 """
@@ -15,6 +15,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gpu_kernels
@@ -24,15 +25,17 @@ import torch
 from gpu_timing import Findings
 from measure import RESULTS, versions, write
 
-SECTIONS: dict[str, Callable[[Findings, torch.device, bool], None]] = {
+SECTIONS: dict[str, Callable[..., None]] = {
     "training": gpu_training.training,
+    "training-big": partial(gpu_training.training, name=gpu_training.BIG),
     "bandwidth": gpu_kernels.bandwidth,
     "calls": gpu_kernels.calls,
     "observations": gpu_peers.observations,
     "steps": gpu_peers.steps,
 }
 WHAT = {
-    "training": "a training step, recorded, as a multiple of the bare one; bf16, synthetic tokens, AdamW",
+    "training": f"a training step of {gpu_training.SMALL} parameters, as a multiple of the bare one; bf16 autocast, AdamW",
+    "training-big": f"a training step of {gpu_training.BIG} parameters, as a multiple of the bare one; bf16, AdamW",
     "bandwidth": f"an update of {gpu_kernels.BYTES >> 20} MB, as a share of the speed of a copy, which reads and writes",
     "calls": f"one of {gpu_kernels.CALLS} recorded calls of a layer whose output has 25 MB",
     "observations": "one observation of the output of a layer that does nothing, as a multiple of x.sum()",
@@ -82,12 +85,15 @@ def main(arguments: list[str] | None = None) -> int:
         print("triton is missing: the GPU's figures are those of plain PyTorch calls", file=sys.stderr)
     name, of = "gpu_quick" if chosen.quick else "gpu", described(device)
     sections = stored(name, of) if chosen.only else {}
-    for section in [chosen.only] if chosen.only else SECTIONS:
+    names = [chosen.only] if chosen.only else [name for name in SECTIONS if not (chosen.quick and name == "training-big")]
+    for section in names:
         print(f"== {section}: {WHAT[section]}", flush=True)
-        found = Findings()
-        SECTIONS[section](found, device, chosen.quick)
-        sections[section] = {"what": WHAT[section], "rows": found.rows, "left_out": found.left_out}
-        write(name, device=of, sections=sections, packages=versions("torchmetrics", "monitorch", "wandb"))
+
+        def keep(found: Findings, section: str = section) -> None:
+            sections[section] = {"what": WHAT[section], "rows": found.rows, "left_out": found.left_out}
+            write(name, device=of, sections=sections, packages=versions("torchmetrics", "monitorch", "wandb"))
+
+        SECTIONS[section](Findings(keep), device, chosen.quick)
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from gpu_timing import QUICK, Effort, Findings, in_turn, ratios
-from gpu_training import SIZES, TINY, Put, outputs, released, rigs
+from gpu_training import SIZES, SMALL, TINY, Put, outputs, released, rigs
 from measure import spread
 from peers import eight, lenses, metrics
 from torch import Tensor, nn
@@ -197,7 +197,7 @@ COMPILED = ("torch-recorders, Summary of outputs", f"{TITAN}, outputs")
 
 def steps(found: Findings, device: torch.device, quick: bool) -> None:
     """A training step of the smaller network, observed by each; inside `torch.compile` by those that are made for it."""
-    name, size = next(iter((TINY if quick else SIZES).items()))
+    name, size = ("tiny", TINY) if quick else (SMALL, SIZES[SMALL])
     effort = QUICK if quick else Effort(calls=10, seconds=3.0)
     puts = dict(EAGER)
     if device.type != "cuda":

@@ -60,9 +60,9 @@ class Slots:
     def observe(self, x: Tensor, place: int) -> None:
         """Add a tensor, which must be contiguous, to the slot of a place."""
         size = x.numel()
-        blocks = triton.cdiv(size, _BLOCK)
+        blocks = -(-size // _BLOCK)
         programs = min(blocks, _PROGRAMS)
-        _observe[(programs,)](x.detach(), self._slots[place], self.due, size, triton.cdiv(blocks, programs), BLOCK=_BLOCK)
+        _observe[(programs,)](x.detach(), self._slots[place], self.due, size, -(-blocks // programs), BLOCK=_BLOCK)
 
     def watch(self, module: nn.Module, place: int) -> None:
         """Observe every output of a module."""

@@ -89,6 +89,7 @@ def _observations(rows: list[Row]) -> list[str]:
 
 MAKERS: dict[str, Callable[[list[Row]], list[str]]] = {
     "training": _steps,
+    "training-big": _steps,
     "steps": _steps,
     "observations": _observations,
     "bandwidth": _bandwidth,

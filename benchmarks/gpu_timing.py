@@ -93,9 +93,11 @@ def _between(first: Any, last: Any) -> float:
 def kernels_of(function: Function) -> list[str]:
     """The names of the kernels that a function starts on a CUDA device, copies and fills included."""
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        function()
-        torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler's own
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            function()
+            torch.cuda.synchronize()
     events = profiler.events() or []
     return [event.name for event in events if event.device_type is DeviceType.CUDA and not event.is_user_annotation]
 
@@ -123,21 +125,24 @@ def without_waits() -> Iterator[None]:
 
 
 class Findings:
-    """Rows of what was measured, and of what was not with the reason."""
+    """Rows of what was measured, and of what was not with the reason; `keep` is called after each of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[Findings], None]) -> None:
         self.rows: list[Row] = []
         self.left_out: list[Row] = []
+        self._keep = keep
 
     def add(self, row: Row, shown: str) -> None:
         """Keeps a row, and prints it: what it is of, and the figures as they should be read."""
         self.rows.append(row)
+        self._keep(self)
         what = " | ".join(str(value) for value in row.values() if isinstance(value, str))
         print(f"{what}: {shown}", flush=True)
 
     def leave_out(self, reason: str, **of: str) -> None:
         """Keeps why something was not measured, and prints it."""
         self.left_out.append({**of, "not run": reason})
+        self._keep(self)
         print(f"{' | '.join(of.values())}: not run, {reason}", flush=True)
 
     def tried(self, make: Callable[[], Any], **of: str) -> Any:

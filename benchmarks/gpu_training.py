@@ -19,12 +19,12 @@ from torch.optim import AdamW, Optimizer
 from recorders import BackwardMonitor, ForwardMonitor, ParameterGradientMonitor, Recorder
 from reducers import Mean, Norm, Summary
 
-__all__ = ["BAR", "EVERY", "SIZES", "TINY", "VARIANTS", "Rig", "Size", "network", "training"]
+__all__ = ["BAR", "BIG", "EVERY", "SIZES", "SMALL", "TINY", "VARIANTS", "Rig", "Size", "network", "training"]
 
 Put = Callable[[nn.Module, Optimizer], Any]
 """Puts something on a network in training, and returns what must be kept alive."""
 
-BIG, BARRED = "1 B", "Summary of outputs"
+SMALL, BIG, BARRED = "124 M", "1 B", "Summary of outputs"
 BAR = 1.03
 """What a step that records `Summary` of all leaves of the big network may take, of the bare step."""
 
@@ -54,10 +54,10 @@ class Size:
 
 
 SIZES = {
-    "124 M": Size(12, 768, 12, 50304, 1024, 8),
+    SMALL: Size(12, 768, 12, 50304, 1024, 8),
     BIG: Size(16, 2048, 32, 50304, 2048, 4, tied=False, autocast=False),
 }
-TINY = {"tiny": Size(1, 32, 2, 97, 8, 2)}
+TINY = Size(1, 32, 2, 97, 8, 2)
 
 
 class Transformer(nn.Module):
@@ -190,11 +190,13 @@ def released() -> None:
         torch.cuda.empty_cache()
 
 
-def training(found: Findings, device: torch.device, quick: bool) -> None:
-    """Every variant on every network, eager and compiled; quick: one variant compiled."""
-    for name, size in (TINY if quick else SIZES).items():
-        for execution in ("eager", "compiled"):
-            puts = dict(list(VARIANTS.items())[:1]) if quick and execution == "compiled" else VARIANTS
-            rigs(found, name, size, device, execution, puts, QUICK if quick else EFFORT)
-            torch.compiler.reset()
-            released()
+def training(found: Findings, device: torch.device, quick: bool, name: str = SMALL) -> None:
+    """Every variant on one network, eager and compiled; quick: on a tiny one, of which one variant is compiled."""
+    for execution in ("eager", "compiled"):
+        if quick:
+            puts = VARIANTS if execution == "eager" else {BARRED: VARIANTS[BARRED]}
+            rigs(found, "tiny", TINY, device, execution, puts, QUICK)
+        else:
+            rigs(found, name, SIZES[name], device, execution, VARIANTS, EFFORT)
+        torch.compiler.reset()
+        released()

@@ -21,11 +21,8 @@ from cases import CASES, Case
 from paths import ROOT
 from torch import Tensor, nn
 
-KIND = os.environ.get("RECORDERS_TEST_DEVICE", "cuda")
-if KIND == "cuda" and not torch.cuda.is_available():
+if not torch.cuda.is_available() and os.environ.get("RECORDERS_TEST_DEVICE") != "cpu":
     pytest.skip("needs a GPU", allow_module_level=True)
-if KIND == "cuda":
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or products of matrices are not deterministic
 
 sys.path.append(str(ROOT / "benchmarks"))
 from gpu_kernels import REDUCERS
@@ -43,8 +40,11 @@ from recorders import (
     RecordingWarning,
     load,
 )
-from reducers import Covariance, Mean, Norm, Product, Quantile, Reducer, Statistic, Summary
+from reducers import Covariance, Mean, Norm, Product, Quantile, Statistic, Summary
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it products of matrices are not deterministic on a GPU
+
+KIND = os.environ.get("RECORDERS_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.cuda
 on_gpu = pytest.mark.skipif(KIND != "cuda", reason="calls CUDA itself")
 SWEPT = [case for case in CASES if isinstance(case.reducer, Statistic) and case.reducer.columns]
@@ -126,7 +126,7 @@ def test_no_update_makes_the_host_wait(
     state = case.reducer.update(case.reducer.update({}, x), x)  # compiles, and makes what the reducer keeps of its constants
     with never_waiting():
         new = case.reducer.update(state, x)
-    assert new.keys() == state.keys() or case.grows
+    assert state.keys() <= new.keys() or case.grows
 
 
 class Net(nn.Module):
@@ -310,7 +310,7 @@ def test_a_recorded_call_launches_two_kernels(name: str, pattern: str) -> None:
     assert len(names) <= 2.2 * 100, sorted(set(names))
 
 
-def test_what_is_saved_from_a_gpu_loads_and_goes_on_there(device: torch.device, tmp_path: Path) -> None:
+def test_what_is_saved_from_a_gpu_loads_and_goes_on_there(device: torch.device, tmp_path: Path, deterministic: None) -> None:
     xs = batches(device, 4)
     net, other = made(device), made(device)
     optimizer, another = adam(net), adam(other)
@@ -321,20 +321,19 @@ def test_what_is_saved_from_a_gpu_loads_and_goes_on_there(device: torch.device, 
     laws.same_bits(back(halves.compute()), back(whole.compute()))
     assert {value.device.type for value in laws.flat(halves.compute()).values()} == {"cpu"}
 
-    train(other, another, xs[:2])
     resumed = everything(other, another).resume(tmp_path / "half")
     other.load_state_dict(net.state_dict())
     another.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(net, optimizer, xs[2:])
     train(other, another, xs[2:])
-    laws.close(back(resumed.compute()), back(whole.compute()), rtol=1e-6)
+    laws.same_bits(resumed.compute(), whole.compute())
+    assert {value.device.type for value in laws.flat(resumed.compute()).values()} == {KIND}
     assert set(resumed.iter_samples()) == {4}
 
 
-@pytest.mark.parametrize("reducer", [Summary(), Product(mean=Mean("b ... c -> c"), norm=Norm())], ids=repr)
-def test_with_reduce_overhead_the_numbers_are_those_of_eager_mode(
-    reducer: Reducer, device: torch.device, fresh_compiler: None
-) -> None:
+def test_with_reduce_overhead_the_numbers_are_those_of_eager_mode(device: torch.device, fresh_compiler: None) -> None:
+    reducer = Product(summary=Summary(), mean=Mean("b ... c -> c"))
+
     def recorded(net: nn.Module) -> Recorder:
         return Recorder(out=ForwardMonitor(reducer), back=BackwardMonitor(reducer)).modules(net, leaves=True)
 
@@ -347,11 +346,14 @@ def test_with_reduce_overhead_the_numbers_are_those_of_eager_mode(
         y: Tensor = call(x)
         return y
 
-    train(plain, adam(plain), batches(device, 6))
-    wanted = train(bare, adam(bare), batches(device, 6))
+    def descent(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(net.parameters(), lr=1e-2)  # AdamW would make steps of the rounding of gradients that are 0
+
+    train(plain, descent(plain), batches(device, 6))
+    wanted = train(bare, descent(bare), batches(device, 6))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="torch")  # of the compiler, about the machine
-        losses = train(net, adam(net), batches(device, 6), marked)
+        losses = train(net, descent(net), batches(device, 6), marked)
     torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-4)
     assert set(inside.iter_samples()) == {6}
-    laws.close(back(inside.compute()), back(eager.compute()), rtol=1e-2, atol=1e-3)
+    laws.close(back(inside.compute()), back(eager.compute()), rtol=1e-3, atol=1e-4)

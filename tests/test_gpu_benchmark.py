@@ -32,10 +32,12 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             patch.setitem(sys.modules, name, None)
         import gpu
 
-        assert gpu.RESULTS == folder
+        assert folder == gpu.RESULTS
         assert gpu.main(["--device", "cpu", "--quick"]) == 0
     found: dict[str, Any] = json.loads((folder / "gpu_quick.json").read_text())
     assert [path.name for path in folder.iterdir()] == ["gpu_quick.json"]
+    assert list(found["sections"]) == [name for name in gpu.SECTIONS if name != "training-big"]
+    assert gpu.WHAT.keys() == gpu.SECTIONS.keys()
     return found
 
 
@@ -95,6 +97,17 @@ def test_the_tables_show_what_was_measured_and_nothing_if_nothing_was(
     assert text.count("+3 MB, to be at most 1.03x") == len(training)
     assert "wandb.watch (not installed)" in text
     assert all(line.count(" | ") >= 2 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_the_networks_have_the_parameters_that_their_names_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu_training
+
+    counts = {
+        name: sum(value.numel() for value in gpu_training.network(size, torch.device("meta")).parameters())
+        for name, size in gpu_training.SIZES.items()
+    }
+    assert {name: round(count, -6) for name, count in counts.items()} == {"124 M": 124_000_000, "1 B": 1_016_000_000}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
