@@ -192,7 +192,7 @@ EAGER: dict[str, Put] = {
     "torch-recorders, Quantile of gradients": gradient_quantiles,
     f"{HAND}, norms of gradients, .item()": gradient_norms,
 }
-COMPILED = ("torch-recorders, Summary of outputs", f"{TITAN}, outputs")
+COMPILED = (f"{TITAN}, outputs", "torch-recorders, Summary of outputs")
 
 
 def steps(found: Findings, device: torch.device, quick: bool) -> None:
@@ -205,7 +205,7 @@ def steps(found: Findings, device: torch.device, quick: bool) -> None:
         found.leave_out(NEEDS_TRITON, network=name, who=f"{TITAN}, outputs")
     with wandb_offline(found) as more:
         rigs(found, name, size, device, "eager", {**puts, **more}, effort)
-    if device.type == "cuda":  # without one there is nothing that the section "training" has not tried
-        rigs(found, name, size, device, "compiled", {who: puts[who] for who in COMPILED}, effort)
+    if device.type == "cuda":  # quick: the section "training" has tried what is ours
+        rigs(found, name, size, device, "compiled", {who: puts[who] for who in COMPILED[: 1 if quick else None]}, effort)
     torch.compiler.reset()
     released()

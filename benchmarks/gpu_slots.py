@@ -62,7 +62,7 @@ class Slots:
         size = x.numel()
         blocks = -(-size // _BLOCK)
         programs = min(blocks, _PROGRAMS)
-        _observe[(programs,)](x.detach(), self._slots[place], self.due, size, -(-blocks // programs), BLOCK=_BLOCK)
+        _observe[(programs,)](x.detach(), self._slots[place], self.due, size, -(-blocks // programs), BLOCK=_BLOCK, num_warps=8)
 
     def watch(self, module: nn.Module, place: int) -> None:
         """Observe every output of a module."""
