@@ -1,7 +1,7 @@
-"""What an update of 25 MB costs beside one busy process a core, as data-loader workers are, against the same on a quiet machine.
+"""What an update of 25 MB costs beside one busy process a core, as data-loader workers are, and while these processes are stopped.
 
-Quiet and busy rounds in turn: the busy processes are stopped and continued. `regions` are the calls that PyTorch splits over threads,
-each of which waits for the slowest thread. Run: python benchmarks/load.py
+Quiet and busy rounds are taken in turn. Other work on the machine makes both slower: run it on a machine with nothing else to do.
+Run: python benchmarks/load.py
 """
 
 from __future__ import annotations
@@ -70,19 +70,14 @@ def measured(threads: int) -> list[dict[str, Any]]:
                     function()
                     times[name, busy].append((time.perf_counter() - started) * 1e3)
     figures = {of: spread(spent) for of, spent in times.items()}
+    floor = figures["x.sum()", False]["median"]
     rows = []
     for name in timed:
         quiet, busy = figures[name, False], figures[name, True]
-        ratios = {
-            "x sum": quiet["median"] / figures["x.sum()", False]["median"],
-            "x quiet": busy["median"] / quiet["median"],
-        }
-        rows.append({"threads": threads, "what": name, "quiet": quiet, "busy": busy, **ratios})
-        print(
-            f"{threads} threads {name:12} quiet {quiet['median']:8.2f} ms ({quiet['p10']:.2f}-{quiet['p90']:.2f}), {ratios['x sum']:5.1f} x x.sum(); "
-            f"busy {busy['median']:8.2f} ms ({busy['p10']:.2f}-{busy['p90']:.2f}), {ratios['x quiet']:5.1f} x quiet",
-            flush=True,
-        )
+        row = {"threads": threads, "what": name, "quiet": quiet, "busy": busy}
+        rows.append({**row, "x sum": quiet["median"] / floor, "x quiet": busy["median"] / quiet["median"]})
+        for state, times_of in (("quiet", quiet), ("busy", busy)):
+            print(f"{threads} threads {name:10} {state:6}", *(f"{key} {value:8.2f} ms" for key, value in times_of.items()))
     return rows
 
 

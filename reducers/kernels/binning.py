@@ -66,13 +66,13 @@ def _flat_bins(index: Tensor, units: Tensor | None) -> Tensor:
 def pattern_counts(x: Tensor, axes: tuple[int, ...], bits: int) -> tuple[Tensor, Tensor]:
     """Return how many elements of a float32 tensor, or a narrower one, begin with each sign, exponent and `bits` of the mantissa.
 
-    All axes are reduced. A piece takes two element-wise calls and `bincount`, so hardly any call is split over threads.
+    All axes are reduced. A piece takes two element-wise calls and `bincount`, so few calls are split over threads.
 
     Returns:
         for each of these beginnings of finite numbers, the float32 nearest to zero that has it, and the count, int64.
     """
     whole, shift, half = flat(x, axes), 23 - bits, 256 << bits
-    parts = pieces(x, axes, _PATTERN_PIECE) if whole is None else whole.split(_PATTERN_PIECE)
+    parts = pieces(x, axes, _PATTERN_PIECE) if whole is None else torch.split(whole, _PATTERN_PIECE)
     buffer = torch.empty(max(part.numel() for part in parts), dtype=torch.int32)
     counts = torch.zeros(2 * half, dtype=torch.int64)
     for part in parts:

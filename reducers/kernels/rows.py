@@ -1,21 +1,21 @@
 """Sums over everything of a big dense CPU tensor: along rows in float32, across them in float64.
 
-PyTorch splits a call on more than 32,768 elements over its threads, and waits for the slowest of them. On a busy machine each such wait
-may take as long as all the rest. So each function here makes few such calls, whatever the size, and needs no temporary of that size.
+PyTorch splits a call on 32,768 elements or more over its threads, and waits for the slowest of them. On a busy machine each such
+wait may take as long as all the rest. So each function here makes few such calls, and needs no temporary of the size of the tensor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 __all__ = ["flat", "row_moments", "row_squares", "row_sum"]
 
-_SUM_ROW = 1024  # elements, which `sum` adds pairwise
-_SQUARES_ROW = 128  # elements per `vector_norm`, which adds 16 of them one by one in each of 8 lanes
+_SUM_ROW = 1024  # elements, or a multiple of them, which `sum` adds pairwise
+_SQUARES_ROW = 256  # elements per `vector_norm`, which adds 32 of them one by one in each of 8 lanes
+_EXACT_ROW = 128  # the same if the mean is yet to be taken away, which lets errors grow by half
 _MOST_ROWS = (1 << 15) - 1  # so few numbers are not split over threads
 _CENTRED_SIZE = 1 << 20  # elements of a piece from which the centre is subtracted: few calls, and still partly in the cache
 _NEAR = 2 / 3  # share of the squares about a centre that the variance must be: so the errors of the sums grow by half at most
@@ -32,28 +32,26 @@ def flat(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
 
 
 def row_sum(x: Tensor) -> Tensor:
-    """Return the sum of a vector in float64; the sums of its rows are in the dtype of `x`, at least float32."""
-    return _over_rows(x, _SUM_ROW, lambda rows: rows.sum(dim=1))
+    """Return the sum of a vector in float64; the sums of its rows are in the dtype of `x`."""
+    length = _SUM_ROW * (1 + x.numel() // (_SUM_ROW * _MOST_ROWS))
+    rows, rest = _rows(x, length)
+    total = rows.sum(dim=1).sum(dtype=torch.float64)
+    return total if rest is None else total + rest.sum(dtype=torch.float64)
 
 
-def row_squares(x: Tensor) -> Tensor:
-    """Return the sum of squares of a vector in float64; its rows are summed in float32, with a relative error below 1e-6."""
-    return _over_rows(x, _SQUARES_ROW, lambda rows: torch.linalg.vector_norm(rows, dim=1), torch.square)
+def row_squares(x: Tensor, length: int = _SQUARES_ROW) -> Tensor:
+    """Return the sum of squares of a vector in float64; rows of `length` are summed in float32. The relative error is below 1e-6."""
+    rows, rest = _rows(x, length)
+    total = torch.zeros((), dtype=torch.float64) if rest is None else rest.double().square().sum()
+    for part in torch.split(rows, _MOST_ROWS):
+        total += torch.linalg.vector_norm(part, dim=1).double().square_().sum()
+    return total
 
 
-def _over_rows(
-    x: Tensor, length: int, reduce: Callable[[Tensor], Tensor], power: Callable[[Tensor], Tensor] = Tensor.double
-) -> Tensor:
-    """Return the sum of what `reduce` makes of each row and `power` of that in float64; what is left over is a row, too."""
-    whole = x.numel() // length * length
-    parts = [x[:whole].view(-1, length)] if whole <= length * _MOST_ROWS else x[:whole].view(-1, length).split(_MOST_ROWS)
-    if whole < x.numel():
-        parts = [*parts, x[whole:].view(1, -1)]
-    total: Tensor | None = None
-    for part in parts:
-        value = power(reduce(part).double()).sum()
-        total = value if total is None else total.add_(value)
-    return x.new_zeros((), dtype=torch.float64) if total is None else total
+def _rows(x: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
+    """Return a vector as rows, and what is left over."""
+    left = x.numel() % length
+    return (x[:-left].view(-1, length), x[-left:]) if left else (x.view(-1, length), None)
 
 
 def row_moments(x: Tensor) -> tuple[float, float] | None:
@@ -82,16 +80,16 @@ def row_moments(x: Tensor) -> tuple[float, float] | None:
 
 
 def _sums_about(x: Tensor, centre: float) -> tuple[float, float]:
-    """Return the sums of the deviations from a centre, which is a float32, and of their squares. Of float32 about 0 no copy is made."""
+    """Return the sums of the deviations from a centre, which is a float32, and of their squares. About 0 float32 is not copied."""
     if centre == 0 and x.dtype is torch.float32:
-        return row_sum(x).item(), row_squares(x).item()
+        return row_sum(x).item(), row_squares(x, _EXACT_ROW).item()
     buffer = torch.empty(min(_CENTRED_SIZE, x.numel()))
     first = second = 0.0
-    for piece in x.split(_CENTRED_SIZE):
+    for piece in torch.split(x, _CENTRED_SIZE):
         distance = buffer[: piece.numel()]
         if x.dtype is torch.float32:
             torch.sub(piece, centre, out=distance)
         else:  # a difference of narrow numbers would be narrow
             distance.copy_(piece).sub_(centre)
-        first, second = first + row_sum(distance).item(), second + row_squares(distance).item()
+        first, second = first + row_sum(distance).item(), second + row_squares(distance, _EXACT_ROW).item()
     return first, second
