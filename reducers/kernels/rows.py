@@ -40,7 +40,7 @@ def row_sum(x: Tensor) -> Tensor:
 
 
 def row_squares(x: Tensor, length: int = _SQUARES_ROW) -> Tensor:
-    """Return the sum of squares of a vector in float64; rows of `length` are summed in float32. The relative error is below 1e-6."""
+    """Return the sum of squares of a vector in float64, with a relative error below 1e-6; a float32 row has `length` elements."""
     rows, rest = _rows(x, length)
     total = torch.zeros((), dtype=torch.float64) if rest is None else rest.double().square().sum()
     for part in torch.split(rows, _MOST_ROWS):
