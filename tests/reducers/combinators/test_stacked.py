@@ -35,6 +35,7 @@ SIZES = {
     "of one size": [(64,)] * 40,
     "of few sizes": [(64,), (8, 16), (640,)] * 9,
     "of odd sizes": [(size,) for size in range(1, 60)],
+    "of many odd sizes": [(size,) for size in (*range(1, 70), *range(500, 530), 8191)],
     "small and big": [(3, 3), (), (200, 100), (7,), (9000,), (2, 5, 5)] * 3,
     "few": [(5,), (300,)],
     "more than a matrix": [(4096,)] * 37,
