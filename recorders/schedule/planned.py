@@ -1,16 +1,17 @@
 """StepPlans: which tensors the monitors read at an optimizer step, and where their rows are, found once for many steps.
 
-To notify each of thousands of monitors takes longer than to reduce their small tensors. Most monitors record all parameters at every
-step, and read them in one way. Of these a plan holds the positions of the parameters and the rows of the states. Before it is used,
-all that it was made from is compared, which takes a few passes in C: the listeners, the parameters of the optimizer and of the modules,
-the gates, and the kinds of tensors that are read. If anything differs, all monitors are notified, and a new plan is made.
+To notify each of thousands of monitors takes longer than to reduce their small tensors. Most monitors record all parameters at
+every step, and read them in one way. Of these a plan holds the positions of the parameters and the rows of the states. Before it
+is used, all that it was made from is compared, in a few passes: the listeners, the parameters of the optimizer and of the
+modules, the gates, and the kinds of tensors that are read. If anything differs, a new plan is made.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from itertools import chain
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -91,7 +92,7 @@ class _Plan:
         self.used = 0
         self.groups: dict[Any, _Group] = {}
         self._mine, self._left = mine, StateStack.left
-        self._readers: list[weakref.ref[Any]] = []  # monitors that record something
+        self._counts: list[dict[str, int]] = []  # of the monitors that record something; a monitor that is reset leaves its stacks
         self._gates: list[Any] = []
         self._absent: dict[Reading, list[int]] = {}  # positions of parameters of which there is nothing to read
         self._skipping: list[weakref.ref[Any]] = []  # the monitor of each of them
@@ -130,7 +131,7 @@ class _Plan:
         if leaves:
             self._gates.append(monitor.gate)
         if any(x is not None for x in tensors):
-            self._readers.append(refs[1])
+            self._counts.append(monitor.counts)
         return True
 
     def gather(self, mine: set[int], optimizer: Optimizer, step_batch: StepBatch) -> bool:
@@ -140,19 +141,16 @@ class _Plan:
         for gate in self._gates:
             if not (gate.on and gate.active):
                 return False
-        modules = _alive(self._modules)
-        parameters = [parameter for module in modules for parameter in module._parameters.values()]
-        if self._ids != [*map(id, parameters)] or self._names != [name for module in modules for name in module._parameters]:
+        owned = [*map(_owned, _alive(self._modules))]
+        parameters = [*chain.from_iterable(map(_values, owned))]
+        if self._ids != [*map(id, parameters)] or self._names != [*chain.from_iterable(owned)]:
             return False
-        monitors, skipping = _alive(self._readers), _alive(self._skipping)
-        if len(monitors) < len(self._readers) or len(skipping) < len(self._skipping):
-            return False
+        skipping = _alive(self._skipping)
         found = [(group, group.read(parameters, optimizer)) for group in self.groups.values()]
         absent = (reading(_picked(parameters, there), optimizer) for reading, there in self._absent.items())
         if any(tensors is None for _, tensors in found) or any(x is not None for tensors in absent for x in tensors):
             return False
-        for monitor in monitors:
-            counts = monitor.counts
+        for counts in self._counts:
             counts["calls"] = counts.get("calls", 0) + 1
         for monitor in skipping:
             monitor._skip(monitor.absence)
@@ -210,4 +208,5 @@ def _picked(parameters: Sequence[Any], positions: Sequence[int]) -> Sequence[Any
     return itemgetter(*positions)(parameters)
 
 
-_dtype, _device, _layout = attrgetter("dtype"), attrgetter("device"), attrgetter("layout")
+_dtype, _device, _layout, _owned = attrgetter("dtype"), attrgetter("device"), attrgetter("layout"), attrgetter("_parameters")
+_values = methodcaller("values")

@@ -1,10 +1,11 @@
-"""Plans how many small tensors become the rows of few matrices: those of one length together, others cut into pieces of few lengths."""
+"""Plans how many small tensors become the rows of few matrices: those of one length as they are, others cut into pieces."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ __all__ = ["Pieces", "RowPlan", "int_tensor", "plan_rows"]
 MIN_ROWS = 4  # fewer tensors of one length are lifted as fast one by one
 MANY_ROWS = 16  # tensors of one length that are worth a matrix of their own, however many other lengths there are
 MIN_CUT = 64  # so many tensors of rare lengths are cut into pieces; fewer are lifted as fast by their lengths
-MOST_CUT = 1 << 20  # elements that are cut together, because all of them are copied
+MATRIX = 2 * CHUNK  # elements of a matrix: fewer take more calls, and more leave the cache
+MOST_CUT = 1 << 21  # elements that are cut together, because all of them are copied
 
 
 class Pieces(NamedTuple):
@@ -77,7 +79,7 @@ def plan_rows(lengths: tuple[int, ...]) -> RowPlan:
         if len(positions) < MIN_ROWS:
             single += positions
         else:
-            matrices += _split_evenly(positions, max(MIN_ROWS, CHUNK // length))
+            matrices += _split_evenly(positions, max(MIN_ROWS, MATRIX // length))
     pieces = [_cut(part, lengths) for part in _batches(rare, MOST_CUT)] if cut else []
     order = [position for part in [*matrices, *(some.order for some in pieces), single] for position in part]
     inverse = array("q", [0] * len(order))
@@ -90,7 +92,7 @@ def _split_evenly(positions: Sequence[int], most: int) -> list[tuple[int, ...]]:
     """Return parts of at most `most` positions, whose sizes differ by at most 1, so that no part has too few rows."""
     count = -(-len(positions) // most)
     borders = [len(positions) * part // count for part in range(count + 1)]
-    return [tuple(positions[start:stop]) for start, stop in zip(borders, borders[1:], strict=False)]
+    return [tuple(positions[start:stop]) for start, stop in pairwise(borders)]
 
 
 def _batches(by_length: dict[int, list[int]], most: int) -> list[tuple[int, ...]]:
@@ -120,8 +122,8 @@ def _cut(positions: tuple[int, ...], lengths: tuple[int, ...]) -> Pieces:
     rows: dict[int, list[int]] = {position: [] for position in positions}  # of the pieces of each tensor
     matrices, count = [], 0
     for width in sorted(starts, reverse=True):
-        for part in _split_evenly(range(len(starts[width])), max(1, CHUNK // width)):
-            matrices.append((width, array("q", [starts[width][index][1] for index in part])))
+        parts = _split_evenly([start for _, start in starts[width]], max(1, MATRIX // width))
+        matrices += [(width, array("q", part)) for part in parts]
         for position, _ in starts[width]:
             rows[position].append(count)
             count += 1

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 from reducers.combinators.mapped import Postmap
 from reducers.combinators.product import Product
@@ -69,8 +68,8 @@ def lift_stacked(reducer: Reducer, xs: Sequence[Tensor]) -> State:
 
 def _end_to_end(xs: Sequence[Tensor], positions: Sequence[int]) -> Tensor:
     """Return the elements of the tensors at these positions, one tensor after the other."""
-    flat: Tensor = _flatten_dense_tensors([xs[position] for position in positions])  # type: ignore[no-untyped-call]
-    return flat.detach()
+    chosen = [xs[position] for position in positions]
+    return torch.cat([x if x.ndim == 1 else x.reshape(-1) for x in chosen]).detach()
 
 
 def _end_on_end(states: Sequence[State]) -> State:
