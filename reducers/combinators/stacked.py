@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from reducers.combinators.cuts import Pieces, int_tensor, plan_rows
 from reducers.combinators.mapped import Postmap
 from reducers.combinators.product import Product
-from reducers.combinators.rows import Pieces, int_tensor, plan_rows
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
 from reducers.errors import StateMismatchError
