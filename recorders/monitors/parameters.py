@@ -175,7 +175,7 @@ class _StateOf:
     key: str
 
     def __call__(self, parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
-        found = []
+        found: list[Any] = []
         for parameter in parameters:
             if parameter.grad is None:
                 found.append(None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -96,21 +96,27 @@ class _Plan:
         self._gates: list[Any] = []
         self._absent: dict[Reading, list[int]] = {}  # positions of parameters of which there is nothing to read
         self._skipping: list[weakref.ref[Any]] = []  # the monitor of each of them
-        found = [(number, *refs, refs[1]()) for number, refs in listeners.items()]
-        chosen = [(*rest, None if rest[-1] is None else _reading(rest[-1], moments)) for rest in found]
-        modules = {id(module): module for _, ref, _, _, reading in chosen if reading not in (None, nothing) and (module := ref())}
+        readings = {number: _reading(monitor(), moments) for number, (_, monitor) in listeners.items()}
+        modules: dict[int, nn.Module] = {}
+        for number, (ref, _) in listeners.items():
+            module = ref()
+            if module is not None and readings[number] not in (None, nothing):
+                modules[id(module)] = module
         self._modules = [weakref.ref(module) for module in modules.values()]
-        parameters = [parameter for module in modules.values() for parameter in module._parameters.values()]
-        self._names, self._ids = [name for module in modules.values() for name in module._parameters], [*map(id, parameters)]
+        self._names = [name for module in modules.values() for name in module._parameters]
+        self._ids = [id(parameter) for module in modules.values() for parameter in module._parameters.values()]
         places = {key: position for position, key in enumerate(self._ids)}
-        for number, *refs, monitor, reading in chosen:
-            if reading is None or not self._take(refs, monitor, reading, places, optimizer, step_batch):
+        for number, refs in listeners.items():
+            reading = readings[number]
+            if reading is None or not self._take(refs, reading, places, optimizer, step_batch):
                 self.others.append(number)
 
-    def _take(self, refs: Any, monitor: Any, reading: Reading, places: Mapping[int, int], optimizer: Any, batch: StepBatch) -> bool:
+    def _take(self, refs: Any, reading: Reading, places: Mapping[int, int], optimizer: Optimizer, batch: StepBatch) -> bool:
         """Adds what a monitor reads; returns False if it has to be notified."""
-        module = refs[0]()
-        leaves = [] if reading is nothing or module is None else monitor._among(module, self._mine)
+        module, monitor = refs[0](), refs[1]()
+        if module is None or monitor is None:
+            return False
+        leaves = [] if reading is nothing else monitor._among(module, self._mine)
         tensors = reading([parameter for _, parameter in leaves], optimizer)
         rows = [monitor.buffer.stored.pending.get((path,)) for path, _ in leaves]
         if len(tensors) != len(leaves) or not all(
@@ -179,7 +185,7 @@ class StepPlans:
                 return iter(plan.others)
             del plans[key]
         coming, last = self._wait.get(optimizer, (0, 0))
-        if plan is not None and plan.groups:
+        if plan is not None and plan.groups:  # each plan that served only the step for which it was made doubles the wait
             coming = last = 0 if plan.used > 1 else min(2 * last + 1, LONGEST_WAIT)
         if not coming and step_batch.usable:
             plan = _Plan(listeners, mine, optimizer, moments, step_batch)
@@ -193,7 +199,9 @@ class StepPlans:
 
 
 def _reading(monitor: Any, moments: Sequence[str]) -> Reading | None:
-    """Returns what a monitor reads at the only one of the moments that concerns it; None if it has to be notified."""
+    """Returns what a monitor reads at the only one of the moments that concerns it; None if it has to be notified, or is gone."""
+    if monitor is None:
+        return None
     readings = [reading for moment in moments if (reading := monitor._reading(moment)) is not nothing]
     return nothing if not readings else readings[0] if len(readings) == 1 else None
 
@@ -203,9 +211,8 @@ def _alive(refs: Sequence[weakref.ref[Any]]) -> list[Any]:
 
 
 def _picked(parameters: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
-    if len(positions) < 2:
-        return [parameters[position] for position in positions]
-    return itemgetter(*positions)(parameters)
+    """Returns the parameters at these positions, which are all of them in most cases."""
+    return parameters if positions == [*range(len(parameters))] else [parameters[position] for position in positions]
 
 
 _dtype, _device, _layout, _owned = attrgetter("dtype"), attrgetter("device"), attrgetter("layout"), attrgetter("_parameters")
