@@ -167,8 +167,7 @@ def rename(net: Net) -> None:
 
 def sparse(net: Net) -> None:
     net.net[2].weight.grad = torch.ones_like(net.net[2].weight).to_sparse()
-    parameters = [net.net[2].weight]
-    torch.optim.SGD(parameters, lr=0.0).step()
+    torch.optim.SparseAdam([net.net[2].weight], lr=0.1).step()
 
 
 CHANGES: dict[str, Callable[[Net], Any]] = {
