@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import BIG, CHUNK, PIECE, pieces
-from reducers.kernels.precision import NARROW, count_along, count_of, extremes
+from reducers.kernels.precision import NARROW, count_along, count_of, extremes, is_finite
 from reducers.kernels.rows import flat, row_moments, row_squares, row_sum
 
 __all__ = ["all_finite", "count_above", "fast_sum", "min_max", "sum_squares", "sweep"]
@@ -92,7 +92,7 @@ def fast_sum(x: Tensor, axes: tuple[int, ...], *, exact: bool = False, magnitude
             buffer = reuse_buffer(buffer, part, dtype)
             part = _abs_into(part, buffer) if magnitudes else buffer.copy_(part)
         result = accumulate(result, pairwise_sum(part, axes, runs))
-    return result.contiguous() if result is not None and result.isfinite().all() else None
+    return result.contiguous() if result is not None and is_finite(result) else None
 
 
 def all_finite(x: Tensor) -> bool:
@@ -116,7 +116,7 @@ def sum_squares(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
                 squares.addcmul_(wide, wide)
             result = accumulate(result, pairwise_sum(squares, axes, runs))
         assert result is not None
-    if not result.isfinite().all():
+    if not is_finite(result):
         return None
     too_small = result < _MIN_MEAN_SQUARE * count_along(x, axes)
     if too_small.any():
@@ -136,7 +136,7 @@ def min_max(x: Tensor, axes: tuple[int, ...], *names: str) -> dict[str, Tensor] 
         result = dict(zip(("min", "max"), torch.aminmax(x), strict=True))
     else:
         result = {name: _EXTREME_OPS[name][1](x) for name in names}
-    return result if all(_is_finite(value) for value in result.values()) else None
+    return result if all(is_finite(value) for value in result.values()) else None
 
 
 def count_above(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor | None:
@@ -231,10 +231,6 @@ def is_inexact(m2: Any, first: Any, second: Any, middle: Any, count: Any) -> Any
 def _as_number(value: Tensor) -> Any:
     """Return a 0-d tensor as a Python number, whose arithmetic takes a tenth of the time."""
     return value.item() if value.ndim == 0 else value
-
-
-def _is_finite(value: Tensor) -> bool:
-    return math.isfinite(value.item()) if value.ndim == 0 else bool(value.isfinite().all())
 
 
 def _whole_extremes(x: Tensor) -> dict[str, Tensor]:

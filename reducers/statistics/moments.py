@@ -16,6 +16,7 @@ from reducers.kernels.dispatch import eager_moments, traced_moments
 from reducers.kernels.precision import (
     abs_squared,
     comparable,
+    count_along,
     count_of,
     extremes,
     infinite_to_nan,
@@ -23,6 +24,7 @@ from reducers.kernels.precision import (
     real,
     square_sum,
     total,
+    wide_float,
 )
 from reducers.state import Result, State
 
@@ -39,7 +41,7 @@ def lift_moments(x: Tensor, axes: tuple[int, ...], caller: str, order: int = 2) 
     """Return count, mean and central power sums up to `order` of the finite elements, and their mask (None if all are finite)."""
     filled, mask, added = total(x, axes, caller)
     count = count_of(x, mask, axes)
-    mean = added / real(count.clamp(min=1)).reshape(added.shape)
+    mean = wide_float(added) / count_along(x, axes) if mask is None else added / real(count.clamp(min=1)).reshape(added.shape)
     distance = filled + -mean  # torch does not subtract bool tensors
     if mask is not None:
         distance = torch.where(mask, distance, 0.0)
