@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gpu_tables
 import scale_model
 
 import reducers
@@ -58,7 +59,7 @@ def headline() -> str:
 
 def figures() -> str:
     """Everything that was measured of speed and memory, for the page about speed."""
-    makers = (_floor, _hooks, _compiled, _parameters, _memory, _growth, _storage, _masks, _sync)
+    makers = (_floor, _hooks, _compiled, _parameters, _memory, _growth, _storage, _masks, _load, _sync)
     lines = _table(("what", "figure"), [row for make in makers for row in make()])
     lines += ["", f"{_machine()} Multiples are of `x.sum()` of the same tensor in the same run."]
     if _result("peers"):
@@ -189,6 +190,20 @@ def _masks() -> Found:
             what = f"element by element, 25 MB, `{pattern}`: masked `Summary` of plain; `WeightedMoments` of `Moments`"
             found.append((what, f"{plain:.1f}x; {weighted:.1f}x"))
     return found
+
+
+def _load() -> Found:
+    """Each update beside busy processes, with as many threads as there are cores."""
+    rows = _result("load").get("rows", [])
+    most = max((row["threads"] for row in rows), default=0)
+    return [
+        (
+            f"`{row['what']}`, 25 MB, {most} threads: quiet; beside one busy process a core",
+            f"{row['quiet']['median']:.1f} ms; {row['busy']['median']:.1f} ms",
+        )
+        for row in rows
+        if row["threads"] == most
+    ]
 
 
 def _sync() -> Found:
@@ -460,13 +475,25 @@ def kernels() -> str:
     )
 
 
+def gpu() -> str:
+    """What was measured on a GPU."""
+    return gpu_tables.tables(_result("gpu"))
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"figures": headline},
     ROOT / "docs" / "distributed.md": {"sync": sync_costs},
     ROOT / "docs" / "reducers.md": {"catalogue": catalogue, "accuracy": accuracy},
     ROOT / "docs" / "reliability.md": {"attacks": attacks},
     ROOT / "docs" / "scale.md": {"measured": scale_measured, "modelled": scale_modelled, "offline": scale_offline},
-    ROOT / "docs" / "speed.md": {"figures": figures, "states": states, "overheads": overheads, "parts": parts, "kernels": kernels},
+    ROOT / "docs" / "speed.md": {
+        "figures": figures,
+        "states": states,
+        "overheads": overheads,
+        "parts": parts,
+        "kernels": kernels,
+        "gpu": gpu,
+    },
     ROOT / "docs" / "streams.md": {"streams": streams},
     ROOT / "docs" / "torch.md": {"versions": versions},
 }

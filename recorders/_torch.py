@@ -33,6 +33,7 @@ __all__ = [
     "NoAutocast",
     "NoInference",
     "at_end_of_backward",
+    "autocast_is_on",
     "autograd_node",
     "break_graph",
     "compilation",
@@ -71,7 +72,7 @@ set_grad_enabled = torch._C._set_grad_enabled  # a function, where torch.set_gra
 # Functions that a hook calls every time are bound here, because a global is found faster than an attribute.
 graph_task = torch._C._current_graph_task_id  # -1 if no backward runs in this thread
 autograd_node = torch._C._current_autograd_node  # the node whose backward runs in this thread; None if none does
-_autocast_is_on = torch._C._is_any_autocast_enabled
+autocast_is_on = torch._C._is_any_autocast_enabled
 is_batched = torch._C._functorch.is_legacy_batchedtensor
 _inference_is_on = torch.is_inference_mode_enabled
 _interpreter = torch._C._functorch.peek_interpreter_stack
@@ -155,7 +156,7 @@ def is_plain_moment(tensor: Tensor) -> bool:
     """Whether no mode of PyTorch or of the user is on that would reach what is done with `tensor`."""
     return not (
         _inference_is_on()
-        or _autocast_is_on()
+        or autocast_is_on()
         or _count_dispatch()
         or is_batched(tensor)
         or _interpreter() is not None

@@ -46,10 +46,12 @@ TESTS = ROOT / "tests"
 SPANNING = {
     "test_capture_table.py",
     "test_cookbook.py",
+    "test_cuda.py",
     "test_docs.py",
     "test_docs_reducers.py",
     "test_examples.py",
     "test_golden.py",
+    "test_gpu_benchmark.py",
     "test_house.py",
     "test_memory.py",
     "test_plain_pytorch.py",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from recorders.capture.stacks import Moment, Rows, StackRow, StateStack, kinds
 from reducers import Reducer, State, StateMismatchError
 from reducers.combinators.stacked import int_tensor, lift_stacked
 
-__all__ = ["LOCK", "StepBatch", "common"]
+__all__ = ["LOCK", "PlannedRows", "StepBatch", "Targets", "common"]
 
 LOCK = threading.RLock()  # shared by all monitors whose states change together
 MANY = 4  # if the rows of a group are in more stacks than this, they move to one new stack
@@ -43,7 +43,22 @@ class StackedMonitor(Protocol):
         """Reports that an observation was left out."""
 
 
+class PlannedRows(Protocol):
+    """Tensors whose rows were looked up in an earlier step; see `recorders.schedule.planned`."""
+
+    reducer: Reducer
+
+    def targets(self) -> Targets | None:
+        """Returns the stacks; None if one of them is gone."""
+        ...
+
+    def seen(self, tensors: Sequence[Tensor]) -> list[_Seen]:
+        """Returns the observations, as if each monitor had been notified."""
+        ...
+
+
 Found = dict[str, tuple[Any, ...]]
+Targets = dict[StateStack, dict[int, int]]  # for each stack, the row for each position in the group
 # The monitor, its module, the path of the leaf, the operands, the buffer of the leaf, and the parameter after an update or None.
 _Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], Pending | None, Tensor | None]
 
@@ -62,21 +77,25 @@ def _first(reducer: Reducer) -> Reducer:
 
 
 class StepBatch:
-    """Gathers the observations of the monitors that are notified of a moment, and reduces them when all were notified."""
+    """Gathers the observations of the monitors that are notified of a moment, and reduces them when all were notified.
+
+    Attributes:
+        usable: whether tensors may be reduced together here: not while a program is traced, or inside vmap or grad.
+    """
 
     def __init__(self) -> None:
         self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
+        self._planned: list[tuple[PlannedRows, Sequence[Tensor]]] = []
         self._changing: set[Any] = set()  # groups with updates
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._left = StateStack.left
-        self._usable = not torch.compiler.is_compiling() and not tracing()
-        self._usable = self._usable and not inside_transform()
+        self.usable = not torch.compiler.is_compiling() and not tracing() and not inside_transform()
 
     def accepts(self, x: Tensor) -> bool:
         """Whether a tensor may be reduced together with others: a plain strided tensor with elements, not on the meta device."""
         kind = type(x)
         plain = kind is Tensor or kind is nn.Parameter
-        return plain and self._usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
+        return plain and self.usable and x.layout is torch.strided and not x.is_meta and x.numel() > 0
 
     def gather(self, monitor: StackedMonitor, module: nn.Module, found: Found) -> Found:
         """Gathers those observations of a monitor that may be reduced together; returns the others. The first operand is reduced.
@@ -93,6 +112,10 @@ class StepBatch:
                 others[path] = operands
         return others
 
+    def add_planned(self, planned: PlannedRows, tensors: Sequence[Tensor]) -> None:
+        """Gathers tensors whose rows are known, if no monitor leaves a stack before they are reduced."""
+        self._planned.append((planned, tensors))
+
     def keep(self, kept: Tensor, x: Tensor) -> None:
         """Copies `x` into `kept` when all monitors were notified."""
         self._copies.append((kept, x.detach()))
@@ -105,7 +128,7 @@ class StepBatch:
 
     def record(self) -> None:
         """Reduces everything that was gathered, and binds all of it at once: an interrupt leaves either all of it or nothing."""
-        if not self._groups and not self._copies:
+        if not self._groups and not self._planned and not self._copies:
             return
         failed = as_monitor(self._record_all)
         for group in failed:  # each records alone: those that are at fault report it, and the others are recorded
@@ -120,7 +143,14 @@ class StepBatch:
                 torch._foreach_copy_([kept for kept, _ in self._copies], [x for _, x in self._copies])
             self._subtract()
             moment, stacks = Moment(), []
-            for group in self._groups.values():
+            groups = list(self._groups.values())
+            for planned, tensors in self._planned:
+                found = _prepare_planned(planned, tensors, moment) if self._left == StateStack.left else None
+                if found is None:
+                    groups.append(planned.seen(tensors))
+                else:
+                    stacks += found
+            for group in groups:
                 found = _prepare(group, self._left, moment)
                 if found is None:
                     failed.append(group)
@@ -155,8 +185,7 @@ def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] 
     """
     reducer = group[0][0].buffer.common
     try:
-        lifted = lift_stacked(reducer, [operands[0] for _, _, _, operands, _, _ in group])
-        targets: dict[StateStack, dict[int, int]] = {}  # for each stack, the row for each position in the group
+        targets: Targets = {}
         unplaced: list[int] = []
         for position, (monitor, _, path, _, row, _) in enumerate(group):
             if left != StateStack.left:
@@ -165,20 +194,49 @@ def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] 
                 targets.setdefault(row.stack, {})[position] = row.index
             else:
                 unplaced.append(position)
-        prepared: list[tuple[StateStack, Rows]] = []
-        for stack, indices in targets.items():
-            rows = stack.rows(moment)
-            if len(targets) > MANY or kinds(rows[0]) != kinds(lifted):  # they also differ if the rows were never recorded
-                unplaced += indices
-            else:
-                prepared.append((stack, _merge_rows(reducer, rows, lifted, indices)))
-        if unplaced:
-            prepared.append(_new_stack(group, sorted(unplaced), lifted))
+        lifted, prepared, unfit = _reduce(reducer, [operands[0] for _, _, _, operands, _, _ in group], targets, moment)
+        if unplaced or unfit:
+            prepared.append(_new_stack(group, sorted([*unplaced, *unfit]), lifted))
     except Exception:
         return None
     for stack, rows in prepared:
         stack.prepare(moment, rows)
     return [stack for stack, _ in prepared]
+
+
+def _prepare_planned(planned: PlannedRows, tensors: Sequence[Tensor], moment: Moment) -> list[StateStack] | None:
+    """Does the same for tensors whose rows are known. Returns None if the rows do not fit any more, or an observation fails."""
+    targets = planned.targets()
+    if targets is None:
+        return None
+    try:
+        _, prepared, unfit = _reduce(planned.reducer, tensors, targets, moment)
+    except Exception:
+        return None
+    if unfit:
+        return None
+    for stack, rows in prepared:
+        stack.prepare(moment, rows)
+    return [stack for stack, _ in prepared]
+
+
+def _reduce(
+    reducer: Reducer, xs: Sequence[Tensor], targets: Targets, moment: Moment
+) -> tuple[State, list[tuple[StateStack, Rows]], list[int]]:
+    """Reduces tensors of one dtype and device to rows, and merges these with the rows of the stacks that have some for them.
+
+    Returns the lifts, the new rows of each stack, and the positions that need a new stack.
+    """
+    lifted = lift_stacked(reducer, xs)
+    prepared: list[tuple[StateStack, Rows]] = []
+    unfit: list[int] = []
+    for stack, indices in targets.items():
+        rows = stack.rows(moment)
+        if len(targets) > MANY or kinds(rows[0]) != kinds(lifted):  # they also differ if the rows were never recorded
+            unfit += indices
+        else:
+            prepared.append((stack, _merge_rows(reducer, rows, lifted, indices)))
+    return lifted, prepared, unfit
 
 
 def _merge_rows(reducer: Reducer, rows: Rows, lifted: State, indices: Mapping[int, int]) -> Rows:

@@ -235,6 +235,8 @@ class MonitorState(NamedTuple):
         """Returns this with new states of these leaves, one observation more, and a buffer for the next ones like it, if any."""
         counts = dict(self.counts)
         _count(counts, states, 1)
+        if pending is None and not self.pending:
+            return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged)
         return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged).moved(states, pending)
 
     def moved(self, paths: Collection[str], pending: Pending | None) -> MonitorState:

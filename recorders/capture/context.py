@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from typing import Any
 
-from recorders._torch import NoAutocast, NoInference, outside_modes, set_grad_enabled
+from recorders._torch import NoAutocast, NoInference, autocast_is_on, outside_modes, set_grad_enabled
 
 __all__ = ["as_monitor", "capturing"]
 
@@ -32,6 +32,9 @@ def as_monitor(function: Callable[..., Any], *args: Any) -> Any:
 
 def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     _capturing.set(True)
-    with NoInference(False), NoAutocast():
+    with NoInference(False):
         set_grad_enabled(False)  # the end of NoInference turns gradients on again
-        return function(*args)
+        if not autocast_is_on():  # most of the time; to switch it off would take longer than all else here
+            return function(*args)
+        with NoAutocast():
+            return function(*args)

@@ -15,7 +15,7 @@ from recorders.capture.operands import as_operands, pack
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
-from recorders.monitors.record import add_alone, add_at_once, is_ignored
+from recorders.monitors.record import add_alone, add_at_once, is_ignored, reduce_at_once
 from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
@@ -55,7 +55,9 @@ class ForwardMonitor(Monitor):
 
     def _after_quickly(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         if not add_at_once(self, rest[-1]):
-            self._after(module, args, *rest)
+            kwargs, output = split(rest)
+            if not reduce_at_once(self, module, output, pack(args, kwargs)):
+                self._after(module, args, *rest)
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         if wanted_in_graph(self, module):
@@ -101,7 +103,8 @@ class ForwardInputMonitor(Monitor):
             self._record(module, inputs)
 
     def _before_quickly(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
-        if not add_at_once(self, pack(args, kwargs)):
+        inputs = pack(args, kwargs)
+        if not add_at_once(self, inputs) and not reduce_at_once(self, module, inputs):
             self._before(module, args, kwargs)
 
     def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:

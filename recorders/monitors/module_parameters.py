@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.capture.batching import LOCK, StepBatch, common
-from recorders.capture.stacks import StateStack
+from recorders.capture.stacks import StackRow, StateStack
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.options import MonitorOptions, as_names
+from recorders.schedule.planned import Reading, nothing
 from recorders.schedule.steps import StepHandle
 from reducers import Reducer, State
 from reducers.combinators.stacked import is_stackable
@@ -37,7 +38,8 @@ class ParameterBuffer(Buffer):
 
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         with LOCK:
-            StateStack.left += 1
+            if any(isinstance(self.stored.pending.get((path,)), StackRow) for path in inputs):
+                StateStack.left += 1
             super().add(inputs)
 
     def clear(self, keepshape: bool = False) -> None:
@@ -60,6 +62,7 @@ class ModuleParameterMonitor(Monitor):
     """
 
     buffer_class = ParameterBuffer
+    absence: ClassVar[str] = ""  # why nothing is recorded of a parameter of which there is nothing to read
 
     def __init__(
         self,
@@ -123,6 +126,18 @@ class ModuleParameterMonitor(Monitor):
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """Is called when the optimizer has changed those in `mine`."""
+
+    def _reading(self, moment: str) -> Reading | None:
+        """What is read at a moment of a step, together with what others read; None if the monitor has to be notified."""
+        if getattr(type(self), moment) is getattr(ModuleParameterMonitor, moment):
+            return nothing
+        names = (self.attr,) if isinstance(self.attr, str) else self.attr or ()
+        together = self._joins and self.gate.only_steps and not self.buffer.places and not any("." in name for name in names)
+        return self._reads() if together else None
+
+    def _reads(self) -> Reading | None:
+        """What is read of each parameter; None if it cannot be said by one function for all monitors."""
+        return None
 
     def _training(self, module: nn.Module | None) -> bool:
         # PyTorch turns gradients off during a step, but a step is training

@@ -17,6 +17,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
+from recorders.schedule.planned import Reading, nothing
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -108,6 +109,11 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
             if mine is parameter and self._due(module, self._training(module), path):
                 self._record(module, _dense(parameter.grad), parameter, path=path)
 
+    absence = "no gradient (frozen or unused)"
+
+    def _reads(self) -> Reading:
+        return _gradients if self.when == "step" else nothing
+
     def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         if self.when != "step":
             return
@@ -117,13 +123,18 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
         for path, parameter in self._among(module, mine):
             gradient = parameter.grad
             if gradient is None:
-                self._skip("no gradient (frozen or unused)")
+                self._skip(self.absence)
                 continue
             gradient = _dense(gradient)
             found[path] = gradient if scale is None else gradient / scale, parameter
         self._observe(
             module, found, id(optimizer), step_batch if scale is None else None
         )  # a batch of copies would double the memory
+
+
+def _gradients(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
+    """The gradients, unless they are scaled: a batch of copies would double the memory."""
+    return [] if getattr(optimizer, "grad_scale", None) is not None else [parameter.grad for parameter in parameters]
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.record import is_ignored
+from recorders.schedule.planned import Reading, nothing
 from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
@@ -87,6 +89,9 @@ class ParameterMonitor(ModuleParameterMonitor):
             found = {path: (parameter,) for path, parameter in self._among(module, mine)}
             self._observe(module, found, id(optimizer), step_batch)
 
+    def _reads(self) -> Reading:
+        return _values if self.when == "step" else nothing
+
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)
 
@@ -138,6 +143,9 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
     def partialconstructor(cls, reducer: Reducer, **options: Unpack[OptimizerStateOptions]) -> MonitorConstructor[Self]:
         return checked_recipe(cls, reducer, options, cls._defaults)
 
+    def _reads(self) -> Reading:
+        return _StateOf(self.key)
+
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         found = {}
         for path, parameter in self._among(module, mine):
@@ -154,3 +162,26 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
             if value is not None:  # SGD without momentum
                 found[path] = value if isinstance(value, Tensor) else torch.tensor(value), parameter
         self._observe(module, found, id(optimizer), step_batch)
+
+
+def _values(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
+    return parameters
+
+
+@dataclass(frozen=True)
+class _StateOf:
+    """Reads a tensor of the optimizer's state. If the state of a parameter has none of this name, the monitors tell the user."""
+
+    key: str
+
+    def __call__(self, parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
+        found: list[Any] = []
+        for parameter in parameters:
+            if parameter.grad is None:
+                found.append(None)
+                continue
+            kept = optimizer.state.get(parameter, {})
+            if self.key not in kept:
+                return []
+            found.append(kept[self.key])
+        return found

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from recorders._torch import graph_task
+from recorders._torch import graph_task, is_plain_moment
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.given import Taking, current
 from recorders.capture.layouts import Told, in_use, layout_of, of_all
@@ -38,6 +38,7 @@ __all__ = [
     "is_due",
     "is_ignored",
     "reduce",
+    "reduce_at_once",
     "reducer_inputs",
     "report_failures",
     "store",
@@ -64,6 +65,7 @@ class Recording(Placed, Caller, Taking, Protocol):
     op_: Callable[..., Any] | None
     bare: bool
     dry_run: bool
+    doubtful: bool
     dry_run_shapes: dict[str, tuple[int, ...]]
 
     def _default(self, *operands: Any) -> Any: ...
@@ -108,7 +110,8 @@ def work(
         monitor._skip(str(reason))
     except Exception as error:
         monitor._fail(error, module, operands)
-    report_failures(monitor)
+    if monitor.buffer.failed:
+        report_failures(monitor)
 
 
 def report_failures(monitor: Recording) -> None:
@@ -193,6 +196,26 @@ def add_at_once(monitor: Recording, x: Any) -> bool:
     return True
 
 
+def reduce_at_once(monitor: Recording, module: nn.Module, x: Any, *others: Any) -> bool:
+    """Records `x`, which `add_at_once` refused, if it is a plain tensor that is reduced as it is; returns whether it was recorded.
+
+    Each is one of many small costs on the usual way: the gate that asks for nothing, operands that are not mapped, several leaves.
+
+    Args:
+        others: the other operands, for messages.
+    """
+    gate, buffer = monitor.gate, monitor.buffer
+    if not (gate.active and gate.on) or capturing() or graph_task() != -1 or is_compiling() or monitor.dry_run or monitor.doubtful:
+        return False
+    if type(x) is not Tensor or not monitor._may_wait or not is_plain_moment(x) or x.is_meta or x.is_quantized:
+        return False
+    if buffer.places or in_use():
+        return False
+    monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
+    work(monitor, module, (x, *others), buffer.add, {"": (x.detach(),)})
+    return True
+
+
 def check_numbers(tensors: Iterable[Tensor]) -> None:
     """Raises `NothingToRecordError` if one of the tensors holds no numbers, as while a program is traced."""
     if reason := why_no_numbers(tensors):
@@ -212,6 +235,8 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
             raise OperandError(f"map_ must return a tuple of tensors, such as (x,); it returned {type(mapped).__name__}")
         return {"": tuple(plain_or_spread(x) for x in mapped)}
     value = monitor._default(*operands) if monitor.op_ is None else as_operands(call(monitor.op_, operands, monitor))
+    if type(value) is Tensor and not monitor.dry_run and is_plain_moment(value) and not value.is_meta:  # as nearly always
+        return {"": (plain_or_spread(value),)}
     if value is None:
         raise NothingToRecordError("operand was None")
     tensors = {"": value} if isinstance(value, Tensor) else dict(leaves(value))

@@ -9,7 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
 from recorders.capture.batching import StepBatch
+from recorders.schedule.planned import Reading, StepPlans
 from recorders.schedule.stopwatch import HookTiming, TimedStepBatch, Timer, open_samples
 from recorders.schedule.under_way import Step, StepCounter, StepsUnderWay
 
@@ -34,10 +35,15 @@ class StepMonitor(Protocol):
     Attributes:
         counts: the number of calls, and by reason the number of calls that were not recorded.
         timer: is set while a measured step times the monitor.
+        absence: why nothing is recorded of a parameter of which there is nothing to read.
     """
 
     counts: dict[str, int]
     timer: Timer | None
+    absence: ClassVar[str]
+
+    def _reading(self, moment: str) -> Reading | None:
+        """Returns what is read at the moment that a method of this name is called for; None if it has to be called."""
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """Is called before the optimizer changes the parameters of `mine`."""
@@ -71,6 +77,7 @@ class _Steps:
         self.listeners = _Listeners()
         self.clocks: list[tuple[weakref.ref[Optimizer], weakref.ref[StepCounter]]] = []
         self.handles: list[Any] = []
+        self._plans = StepPlans()
         self._seen: set[type[Optimizer]] = set()
 
     def add(self, module: nn.Module, monitor: StepMonitor) -> None:
@@ -179,7 +186,8 @@ class _Steps:
     def _notify_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
         step_batch = TimedStepBatch() if open_samples else StepBatch()
         try:
-            for number, (module_ref, monitor_ref) in list(self.listeners.items()):
+            for number in self._plans.gather(self.listeners, mine, optimizer, moments, step_batch):
+                module_ref, monitor_ref = self.listeners.get(number, _GONE)
                 module, monitor = module_ref(), monitor_ref()
                 if module is None or monitor is None:
                     self.listeners.pop(number, None)
@@ -238,6 +246,7 @@ IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"
 _steps = _Steps()
 _numbers = itertools.count()
 _under_way = StepsUnderWay()
+_GONE: Any = (lambda: None, lambda: None)
 _STEP_CALL = Optimizer.profile_hook_step(
     lambda: None
 ).__code__  # the function in which PyTorch wraps each `step`; it calls the hooks

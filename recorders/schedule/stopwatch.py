@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from recorders.capture.batching import StepBatch
+from recorders.capture.batching import PlannedRows, StepBatch
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 from recorders.schedule.call_cost import CallCounts
@@ -243,6 +243,11 @@ class TimedStepBatch(StepBatch):
         if accepted:
             self._elements[self._giver] += x.numel()
         return accepted
+
+    def add_planned(self, planned: PlannedRows, tensors: Sequence[Tensor]) -> None:
+        super().add_planned(planned, tensors)
+        for monitor, *_, operands, _, _ in planned.seen(tensors):
+            self._elements[getattr(monitor, "timer", None)] += operands[0].numel()
 
     def record(self) -> None:
         events = {timer.sample: timer.sample.new_event() for timer in self._elements if timer is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from itertools import chain
 from types import FrameType, SimpleNamespace
 from typing import Protocol
 
@@ -48,7 +49,7 @@ class Step(SimpleNamespace):
         if self._mine is None:
             optimizer = self.optimizer()
             groups = [] if optimizer is None else optimizer.param_groups
-            self._mine = {id(parameter) for group in groups for parameter in group["params"]}
+            self._mine = {*map(id, chain.from_iterable(group["params"] for group in groups))}
         return self._mine
 
     @property

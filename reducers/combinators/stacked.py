@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
+from reducers.combinators.cuts import Pieces, int_tensor, plan_rows
 from reducers.combinators.mapped import Postmap
 from reducers.combinators.product import Product
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
 from reducers.errors import StateMismatchError
-from reducers.kernels.chunks import BIG, CHUNK
 from reducers.kernels.merging import stack
 from reducers.state import State
 
 __all__ = ["int_tensor", "is_stackable", "lift_stacked"]
-
-MIN_ROWS = 4  # fewer tensors are lifted as fast one by one
-MAX_PADDING = 1.25  # largest ratio of the longest to the shortest row of a padded matrix
 
 
 def is_stackable(reducer: Reducer) -> bool:
@@ -59,73 +54,48 @@ def lift_stacked(reducer: Reducer, xs: Sequence[Tensor]) -> State:
     >>> lift_stacked(Sum(), [torch.ones(3), torch.ones(2, 2)])
     {'sum': tensor([3., 4.], dtype=torch.float64)}
     """
-    matrices, single, inverse = _plan(tuple([x.numel() for x in xs]), xs[0].is_floating_point())
-    states = []
-    for positions, lengths in matrices:
-        flat: Tensor = _flatten_dense_tensors([xs[position] for position in positions]).detach()  # type: ignore[no-untyped-call]
-        if lengths is None:
-            states.append(_lift_rows(reducer, flat.view(len(positions), -1), None))
-        else:
-            mask = torch.arange(max(lengths), device=flat.device) < int_tensor(lengths, flat.device)[:, None]
-            states.append(_lift_rows(reducer, flat.new_zeros(mask.shape).masked_scatter_(mask, flat), mask))
-    if single:
-        states.append(stack([reducer.update({}, xs[position].detach()) for position in single]))
-    stacked = {key: torch.cat([state[key] for state in states]) for key in states[0]}
-    if any(len(value) != len(xs) for value in stacked.values()):
-        raise StateMismatchError(f"{reducer!r} does not lift each row of a matrix separately, so its states cannot be stacked")
-    if inverse is None:
+    plan = plan_rows(tuple([x.numel() for x in xs]))
+    states = [_lift_rows(reducer, _end_to_end(xs, positions).view(len(positions), -1)) for positions in plan.matrices]
+    states += [_lift_pieces(reducer, _end_to_end(xs, pieces.positions), pieces) for pieces in plan.pieces]
+    if plan.single:
+        states.append(stack([reducer.update({}, xs[position].detach()) for position in plan.single]))
+    stacked = _end_on_end(states)
+    if plan.inverse is None:
         return stacked
-    index = int_tensor(inverse, xs[0].device)
+    index = int_tensor(plan.inverse, xs[0].device)
     return {key: value[index] for key, value in stacked.items()}
 
 
-def int_tensor(values: Sequence[int], device: torch.device) -> Tensor:
-    """Return the integers as a tensor on `device`, without synchronising it."""
-    return torch.tensor(values).to(device, non_blocking=True)
+def _end_to_end(xs: Sequence[Tensor], positions: Sequence[int]) -> Tensor:
+    """Return the elements of the tensors at these positions, one tensor after the other."""
+    chosen = [xs[position] for position in positions]
+    return torch.cat([x if x.ndim == 1 else x.reshape(-1) for x in chosen]).detach()
 
 
-def _lift_rows(reducer: Reducer, rows: Tensor, mask: Tensor | None) -> State:
-    """Return the stacked states of the rows, each reduced where its mask is True."""
+def _end_on_end(states: Sequence[State]) -> State:
+    """Return the rows of all of these stacked states."""
+    return states[0] if len(states) == 1 else {key: torch.cat([state[key] for state in states]) for key in states[0]}
+
+
+def _lift_pieces(reducer: Reducer, flat: Tensor, pieces: Pieces) -> State:
+    """Return the stacked states of tensors that were cut into pieces, in the order of `pieces`; `flat` has them end to end."""
+    rows = (flat.unfold(0, length, 1).index_select(0, int_tensor(starts, flat.device)) for length, starts in pieces.matrices)
+    stacked = _end_on_end([_lift_rows(reducer, matrix) for matrix in rows])
+    for level in pieces.levels:
+        left, right, kept = [int_tensor(indices, flat.device) for indices in level]
+        joined = reducer.merge(*({key: value[index] for key, value in stacked.items()} for index in (left, right)))
+        stacked = {key: torch.cat((value, stacked[key][kept])) for key, value in joined.items()} if len(kept) else joined
+    return stacked
+
+
+def _lift_rows(reducer: Reducer, rows: Tensor) -> State:
+    """Return the stacked states of the rows."""
     if isinstance(reducer, Product):
-        return {f"{name}/{key}": value for name, part in reducer.parts for key, value in _lift_rows(part, rows, mask).items()}
+        return {f"{name}/{key}": value for name, part in reducer.parts for key, value in _lift_rows(part, rows).items()}
     if isinstance(reducer, Postmap):
-        return _lift_rows(reducer.reducer, rows, mask)
+        return _lift_rows(reducer.reducer, rows)
     assert isinstance(reducer, Statistic)
-    return reducer.lift(rows, (1,)) if mask is None else reducer.lift_masked(rows, mask, (1,))
-
-
-_Matrix = tuple[tuple[int, ...], tuple[int, ...] | None]
-
-
-@lru_cache(maxsize=64)
-def _plan(lengths: tuple[int, ...], can_pad: bool) -> tuple[list[_Matrix], list[int], list[int] | None]:
-    """Return the tensors per matrix (and their lengths, if they differ), those to lift singly, and the inverse permutation."""
-    by_length: dict[int, list[int]] = {}
-    single: list[int] = []
-    for position, length in enumerate(lengths):
-        (single if length >= BIG else by_length.setdefault(length, [])).append(position)
-    matrices: list[_Matrix] = []
-    leftover: list[int] = []
-    for length, positions in by_length.items():
-        max_rows = max(MIN_ROWS, CHUNK // length)
-        parts = [tuple(positions[start : start + max_rows]) for start in range(0, len(positions), max_rows)]
-        for part in parts:
-            if len(part) < MIN_ROWS:
-                leftover += part
-            else:
-                matrices.append((part, None))
-    leftover.sort(key=lengths.__getitem__)
-    while leftover:
-        max_length = lengths[leftover[0]] * MAX_PADDING
-        count = next((i for i, position in enumerate(leftover) if lengths[position] > max_length), len(leftover))
-        count = min(count, max(MIN_ROWS, CHUNK // lengths[leftover[0]]))
-        part, leftover = tuple(leftover[:count]), leftover[count:]
-        if count < MIN_ROWS or not can_pad:
-            single += part
-        else:
-            matrices.append((part, tuple([lengths[position] for position in part])))
-    order = [position for positions, _ in matrices for position in positions] + single
-    inverse = [0] * len(order)
-    for place, position in enumerate(order):
-        inverse[position] = place
-    return matrices, single, None if order == sorted(order) else inverse
+    stacked = reducer.lift(rows, (1,))
+    if any(value.shape[:1] != rows.shape[:1] for value in stacked.values()):
+        raise StateMismatchError(f"{reducer!r} does not lift each row of a matrix separately, so its states cannot be stacked")
+    return stacked

@@ -14,7 +14,9 @@ from reducers.core.reducer import Reduction, check_size
 from reducers.core.states import require_state
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
-from reducers.kernels.binning import bin_counts
+from reducers.kernels.binning import bin_counts, pattern_counts
+from reducers.kernels.chunks import CHUNK
+from reducers.kernels.cpu import is_sweepable, min_max
 from reducers.kernels.precision import comparable, count_of, extremes, finite, infinite_to_nan, real
 from reducers.state import State
 
@@ -106,6 +108,22 @@ class Quantile(Statistic):
         if mask is not None:  # non-finite elements are zero in `filled`
             counts[..., self._buckets_per_sign + 1] -= count_of(x, None, axes) - mask.sum(dim=axes)
         return {"counts": counts, "min": low, "max": high}
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return self._observe_patterns(x, axes) or super().observe(x, axes)
+
+    def _observe_patterns(self, x: Tensor, axes: tuple[int, ...]) -> State | None:
+        """Count bit patterns first, and then which bucket each belongs to; None if that does not pay off or some are not finite."""
+        patterns = 512 << self.bits
+        fine = self._exponents[0] < _FLOAT32_EXPONENTS[0]  # below what float32 holds, its patterns are not enough
+        if len(axes) < x.ndim or not is_sweepable(x) or patterns > CHUNK or x.numel() < 4 * patterns or fine:
+            return None
+        ends = min_max(x, axes, "min", "max")
+        if ends is None:
+            return None
+        floats, counts = pattern_counts(x, axes, self.bits)
+        buckets = torch.zeros(2 * self._buckets_per_sign + 3, dtype=torch.int64)
+        return {"counts": buckets.index_add_(0, self._bucket(floats).long(), counts), **ends}
 
     def join(self, a: State, b: State) -> State:
         return {

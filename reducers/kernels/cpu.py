@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -10,14 +11,13 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import BIG, CHUNK, PIECE, pieces
-from reducers.kernels.precision import NARROW, count_along, count_of, extremes
+from reducers.kernels.precision import NARROW, count_along, count_of, extremes, is_finite
+from reducers.kernels.rows import flat, row_moments, row_squares, row_sum
 
 __all__ = ["all_finite", "count_above", "fast_sum", "min_max", "sum_squares", "sweep"]
 
-_SUM_SIZE = 1 << 22  # elements per float32 sum of a contiguous piece that needs no copy
 _FOLD_SIZE = 1 << 18  # elements of a piece that is folded with others: two fit into the cache
 _FOLD_COUNT = 16  # pieces whose squares are accumulated in float32
-_NORM_ROW = 256  # elements per `vector_norm`, which adds 32 of them one by one in each of 8 lanes
 
 _ORDERED_DTYPES = (*NARROW, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 _EXTREME_OPS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
@@ -32,8 +32,9 @@ MIN_REMAINDER = 1 / 64  # share of a sum of squares that must remain if its cent
 def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> dict[str, Tensor] | None:
     """Return count, mean and sum of squared deviations of a big CPU tensor, in the layout of `fused_moments`.
 
-    Each piece is summed pairwise in float32 about a centre that all pieces share, so that the sums add up in float64 without
-    merging. The centre is the mean of the first piece; if it is far from the overall mean, a second sweep uses the overall mean.
+    If everything is reduced, each sum is a single call, along rows. If not, each piece is summed pairwise in float32 about a centre
+    that all pieces share, so that the sums add up in float64 without merging. The centre is the mean of the first piece; if it is
+    far from the overall mean, a second sweep uses the overall mean.
     The relative error of the sum of squares is below 1e-6 for any mean; the error of the mean is below 1e-6 standard deviations.
 
     Args:
@@ -45,6 +46,10 @@ def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> d
     """
     if not is_sweepable(x):
         return None
+    whole = flat(x, axes)
+    if whole is not None and (found := row_moments(whole)) is not None:
+        mean, m2 = (torch.tensor(value, dtype=torch.float64) for value in found)
+        return {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **(_whole_extremes(whole) if with_extremes else {})}
     parts, runs = pieces(x, axes, PIECE), strided_runs(x, axes)
     count = count_along(x, axes)
     centre = parts[0].float().mean(dim=axes, keepdim=True)
@@ -77,14 +82,17 @@ def fast_sum(x: Tensor, axes: tuple[int, ...], *, exact: bool = False, magnitude
         return None
     dtype = torch.float64 if exact or x.dtype is torch.float64 else torch.float32
     copied = magnitudes or dtype is not x.dtype
+    if not copied and (whole := flat(x, axes)) is not None:
+        added = row_sum(whole)
+        return added if math.isfinite(added.item()) else None
     runs = strided_runs(x, axes)
     result = buffer = None
-    for part in pieces(x, axes, PIECE if copied or len(axes) < x.ndim or not x.is_contiguous() else _SUM_SIZE):
+    for part in pieces(x, axes, PIECE):
         if copied:
             buffer = reuse_buffer(buffer, part, dtype)
             part = _abs_into(part, buffer) if magnitudes else buffer.copy_(part)
         result = accumulate(result, pairwise_sum(part, axes, runs))
-    return result.contiguous() if result is not None and result.isfinite().all() else None
+    return result.contiguous() if result is not None and is_finite(result) else None
 
 
 def all_finite(x: Tensor) -> bool:
@@ -97,11 +105,8 @@ def sum_squares(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
     if not is_sweepable(x):
         return None
     result: Tensor | None = None
-    if len(axes) == x.ndim and x.dtype is torch.float32 and x.is_contiguous() and x.numel() >= 2 * CHUNK:
-        whole = x.numel() // _NORM_ROW * _NORM_ROW
-        for part in pieces(x.view(-1)[:whole].view(-1, _NORM_ROW), (0, 1), _SUM_SIZE):
-            result = accumulate(result, torch.linalg.vector_norm(part, dim=1).double().square().sum())
-        result = accumulate(result, x.view(-1)[whole:].double().square().sum())
+    if x.dtype is torch.float32 and (whole := flat(x, axes)) is not None:
+        result = row_squares(whole)
     else:
         runs = strided_runs(x, axes)
         for first, *others in _group_by_shape(pieces(x, axes, _FOLD_SIZE), _FOLD_COUNT):
@@ -111,7 +116,7 @@ def sum_squares(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
                 squares.addcmul_(wide, wide)
             result = accumulate(result, pairwise_sum(squares, axes, runs))
         assert result is not None
-    if not result.isfinite().all():
+    if not is_finite(result):
         return None
     too_small = result < _MIN_MEAN_SQUARE * count_along(x, axes)
     if too_small.any():
@@ -131,7 +136,7 @@ def min_max(x: Tensor, axes: tuple[int, ...], *names: str) -> dict[str, Tensor] 
         result = dict(zip(("min", "max"), torch.aminmax(x), strict=True))
     else:
         result = {name: _EXTREME_OPS[name][1](x) for name in names}
-    return result if all(value.isfinite().all() for value in result.values()) else None
+    return result if all(is_finite(value) for value in result.values()) else None
 
 
 def count_above(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor | None:
@@ -226,6 +231,13 @@ def is_inexact(m2: Any, first: Any, second: Any, middle: Any, count: Any) -> Any
 def _as_number(value: Tensor) -> Any:
     """Return a 0-d tensor as a Python number, whose arithmetic takes a tenth of the time."""
     return value.item() if value.ndim == 0 else value
+
+
+def _whole_extremes(x: Tensor) -> dict[str, Tensor]:
+    """Return minimum, maximum, and the numbers of zeros, NaN and infinities of a finite vector."""
+    low, high = torch.aminmax(x)
+    none = torch.zeros((), dtype=torch.int64)
+    return {"min": low, "max": high, "zeros": x.numel() - torch.count_nonzero(x), "nan": none, "inf": none.clone()}
 
 
 def _any(condition: Any) -> bool:

@@ -75,17 +75,17 @@ class Norm(Statistic):
         return None
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        wide = real_or_complex(widen(x, "Norm"))
         if self.p == 0:  # a NaN does not show in this power, so reduce_finite would miss it
-            wide, mask = finite(wide)
+            wide, mask = finite(real_or_complex(widen(x, "Norm")))
             power = real((wide != 0).sum(dim=axes))
         else:
-            _, mask, power = reduce_finite(wide, lambda part: self._power(part, axes))
+            _, mask, power = reduce_finite(x, lambda part: self._power(part, axes))
         return {"count": count_of(x, mask, axes), "power": power}
 
     def _power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        narrow, x = x, real_or_complex(widen(x, "Norm"))
         if self.p == 2:
-            return abs_squared(x).sum(dim=axes)
+            return (abs_squared(x) if x is narrow or x.is_complex() else x.square_()).sum(dim=axes)  # a copy may be overwritten
         if self.p == math.inf:
             return x.abs().amax(dim=axes)
         return (x.abs() if self.p == 1 else x.abs().pow(self.p)).sum(dim=axes)

@@ -35,6 +35,7 @@ SIZES = {
     "of one size": [(64,)] * 40,
     "of few sizes": [(64,), (8, 16), (640,)] * 9,
     "of odd sizes": [(size,) for size in range(1, 60)],
+    "of many odd sizes": [(size,) for size in (*range(1, 70), *range(500, 530), 8191)],
     "small and big": [(3, 3), (), (200, 100), (7,), (9000,), (2, 5, 5)] * 3,
     "few": [(5,), (300,)],
     "more than a matrix": [(4096,)] * 37,
@@ -120,3 +121,29 @@ def test_what_keeps_axes_or_cuts_no_tensor_or_joins_no_elements_does_not_stack()
     assert [is_stackable(reducer) for reducer in others] == [False] * 6
     assert is_stackable(Marked())
     assert lift_stacked(Marked(), [torch.ones(n) for n in (2, 3, 3, 3, 3)])["sum"].tolist() == [2, 3, 3, 3, 3]
+
+
+def test_odd_sizes_take_as_many_lifts_as_there_are_binary_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+    usual = Norm.lift
+
+    def lift(self: Norm, x: Tensor, axes: tuple[int, ...]) -> State:
+        calls.append(tuple(x.shape))
+        return usual(self, x, axes)
+
+    monkeypatch.setattr(Norm, "lift", lift)
+    xs = [torch.randn(size) for size in range(64, 1_024)]
+    stacked = lift_stacked(Norm(), xs)
+    assert len(calls) == 10 + 1  # of each power of two one matrix, but of 512 two
+    assert sum(rows * length for rows, length in calls) == sum(map(len, xs))  # none is padded
+    torch.testing.assert_close(stacked["power"], torch.stack([x.double().square().sum() for x in xs]), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("sizes", [[5, 9, 33] * 40, [*range(1, 200)] * 2, [4096] * 33, [7000, 6999] * 9], ids=str)
+def test_equal_tensors_give_equal_bits(sizes: list[int]) -> None:
+    values = {size: torch.randn(size) for size in sizes}
+    stacked = lift_stacked(Moments(order=4), [values[size] for size in sizes])
+    for key, rows in stacked.items():
+        first: dict[int, Tensor] = {}
+        for size, row in zip(sizes, rows, strict=True):
+            assert torch.equal(first.setdefault(size, row), row), (key, size)

@@ -1,0 +1,101 @@
+"""What recording costs on a GPU: training steps, memory bandwidth, what a call launches, and others beside us. One run, in turn.
+
+It writes `results/gpu.json`, with the name of the device, after each row. With `--only` the sections that were measured before on
+this device stay. With `--quick`, or on a CPU, all networks and tensors are tiny and their figures mean nothing; then it writes
+`results/gpu_quick.json`.
+
+Run, with `pip install '.[bench]' wandb`, on a machine with a GPU: python benchmarks/gpu.py [--quick] [--only training]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gpu_kernels
+import gpu_peers
+import gpu_training
+import torch
+from gpu_timing import Findings
+from measure import RESULTS, versions, write
+
+SECTIONS: dict[str, Callable[..., None]] = {
+    "training": gpu_training.training,
+    "training-big": partial(gpu_training.training, name=gpu_training.BIG),
+    "bandwidth": gpu_kernels.bandwidth,
+    "calls": gpu_kernels.calls,
+    "observations": gpu_peers.observations,
+    "steps": gpu_peers.steps,
+}
+WHAT = {
+    "training": f"a training step of {gpu_training.SMALL} parameters, as a multiple of the bare one; bf16 autocast, AdamW",
+    "training-big": f"a training step of {gpu_training.BIG} parameters, as a multiple of the bare one; bf16, AdamW",
+    "bandwidth": f"an update of {gpu_kernels.BYTES >> 20} MB, as a share of the speed of a copy, which reads and writes",
+    "calls": f"one of {gpu_kernels.CALLS} recorded calls of a layer whose output has 25 MB",
+    "observations": "one observation of the output of a layer that does nothing, as a multiple of x.sum()",
+    "steps": "a training step of the 124 M network, observed by each, as a multiple of the bare one",
+}
+
+
+def described(device: torch.device) -> dict[str, Any]:
+    """The device, and what compiled for it."""
+    if device.type != "cuda":
+        return {"name": "a CPU: nothing of a GPU was measured"}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "memory GB": properties.total_memory / 1e9,
+        "processors": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        **versions("triton"),
+    }
+
+
+def stored(name: str, device: dict[str, Any]) -> dict[str, Any]:
+    """The sections that were measured before on this device."""
+    path = RESULTS / f"{name}.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    return before.get("sections", {}) if before.get("device") == device else {}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny networks and tensors, to try that everything runs")
+    parser.add_argument("--only", choices=list(SECTIONS), help="one section")
+    parser.add_argument(
+        "--device", default="cuda", choices=["cuda", "cpu"], help="cpu: with --quick, what can be tried without a GPU"
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "there is no GPU here: nothing was measured; --device cpu --quick tries what can be tried without one", file=sys.stderr
+        )
+        return 2
+    if chosen.device == "cpu" and not chosen.quick:
+        parser.error("--device cpu takes --quick: without a GPU there is nothing to measure")
+    device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device("cpu")
+    warnings.filterwarnings("ignore", module=r"torch|monitorch|torchmetrics|wandb")  # theirs, of what is deprecated
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        print("triton is missing: the GPU's figures are those of plain PyTorch calls", file=sys.stderr)
+    name, of = "gpu_quick" if chosen.quick else "gpu", described(device)
+    sections = stored(name, of) if chosen.only else {}
+    names = [chosen.only] if chosen.only else [name for name in SECTIONS if not (chosen.quick and name == "training-big")]
+    for section in names:
+        print(f"== {section}: {WHAT[section]}", flush=True)
+
+        def keep(found: Findings, section: str = section) -> None:
+            sections[section] = {"what": WHAT[section], "rows": found.rows, "left_out": found.left_out}
+            write(name, device=of, sections=sections, packages=versions("torchmetrics", "monitorch", "wandb"))
+
+        SECTIONS[section](Findings(keep), device, chosen.quick)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""StepPlans: which tensors the monitors read at an optimizer step, and where their rows are, found once for many steps.
+
+To notify each of thousands of monitors takes longer than to reduce their small tensors. Most monitors record all parameters at
+every step, and read them in one way. Of these a plan holds the positions of the parameters and the rows of the states. Before it
+is used, all that it was made from is compared, in a few passes: the listeners, the parameters of the optimizer and of the
+modules, the gates, and the kinds of tensors that are read. If anything differs, a new plan is made.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, methodcaller
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recorders.capture.batching import StepBatch, Targets
+from recorders.capture.stacks import StackRow, StateStack
+
+__all__ = ["Listeners", "Reading", "StepPlans", "nothing"]
+
+Reading = Callable[[Sequence[Any], Optimizer], Sequence[Any]]
+"""What a monitor reads of parameters: for each a tensor, or None. An empty sequence if the monitor has to be notified."""
+
+Listeners = Mapping[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]
+MOST_PLANS = 8  # of one optimizer: for other moments, and for steps in which other monitors are due
+LONGEST_WAIT = 64  # steps without a new plan, if the plans before could not be used
+
+
+def nothing(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
+    """What a monitor reads at a moment that does not concern it."""
+    return ()
+
+
+class _Group:
+    """Leaves that are read in one way, and reduced together: of one reducer, dtype and device."""
+
+    def __init__(self, reading: Reading, reducer: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self.reading, self.reducer, self.dtype, self.device = reading, reducer, dtype, device
+        self.leaves: list[tuple[weakref.ref[Any], weakref.ref[nn.Module], str]] = []
+        self.positions: list[int] = []  # of the parameters, among those of all modules
+        self.kinds: list[type] = []
+        self._stacks: dict[weakref.ref[StateStack], dict[int, int]] = {}
+
+    def add(self, refs: tuple[Any, Any], path: str, position: int, tensor: Tensor, row: StackRow) -> None:
+        self._stacks.setdefault(weakref.ref(row.stack), {})[len(self.leaves)] = row.index
+        self.leaves.append((refs[1], refs[0], path))
+        self.positions.append(position)
+        self.kinds.append(type(tensor))
+
+    def read(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> Sequence[Tensor] | None:
+        """Returns the tensors; None if they are not of the kinds of which they were when the plan was made."""
+        tensors = self.reading(_picked(parameters, self.positions), optimizer)
+        if [*map(type, tensors)] != self.kinds or {*map(_layout, tensors)} != {torch.strided}:
+            return None
+        alike = {*map(_dtype, tensors)} == {self.dtype} and {*map(_device, tensors)} == {self.device}
+        return tensors if alike else None
+
+    def targets(self) -> Targets | None:
+        """Returns the stacks, with the row for each position in the group; None if one of them is gone."""
+        found = {ref(): rows for ref, rows in self._stacks.items()}
+        return None if None in found else {stack: rows for stack, rows in found.items() if stack is not None}
+
+    def seen(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Returns the observations, as if each monitor had been notified."""
+        there = [(monitor(), module(), path, x) for (monitor, module, path), x in zip(self.leaves, tensors, strict=True)]
+        return [
+            (monitor, module, path, (x,), monitor.buffer.stored.pending.get((path,)), None)
+            for monitor, module, path, x in there
+            if monitor is not None and module is not None
+        ]
+
+
+class _Plan:
+    """What the monitors read at some moments of a step.
+
+    Attributes:
+        others: the numbers of the listeners that must be notified.
+        used: how often the plan was used.
+        groups: what is read of the other listeners.
+    """
+
+    def __init__(
+        self, listeners: Listeners, mine: set[int], optimizer: Optimizer, moments: Sequence[str], step_batch: StepBatch
+    ) -> None:
+        self.others: list[int] = []
+        self.used = 0
+        self.groups: dict[Any, _Group] = {}
+        self._mine, self._left = mine, StateStack.left
+        self._counts: list[dict[str, int]] = []  # of the monitors that record something; a monitor that is reset leaves its stacks
+        self._gates: list[Any] = []
+        self._absent: dict[Reading, list[int]] = {}  # positions of parameters of which there is nothing to read
+        self._skipping: list[weakref.ref[Any]] = []  # the monitor of each of them
+        readings = {number: _reading(monitor(), moments) for number, (_, monitor) in listeners.items()}
+        modules: dict[int, nn.Module] = {}
+        for number, (ref, _) in listeners.items():
+            module = ref()
+            if module is not None and readings[number] not in (None, nothing):
+                modules[id(module)] = module
+        self._modules = [weakref.ref(module) for module in modules.values()]
+        self._names = [name for module in modules.values() for name in module._parameters]
+        self._ids = [id(parameter) for module in modules.values() for parameter in module._parameters.values()]
+        places = {key: position for position, key in enumerate(self._ids)}
+        for number, refs in listeners.items():
+            reading = readings[number]
+            if reading is None or not self._take(refs, reading, places, optimizer, step_batch):
+                self.others.append(number)
+
+    def _take(self, refs: Any, reading: Reading, places: Mapping[int, int], optimizer: Optimizer, batch: StepBatch) -> bool:
+        """Adds what a monitor reads; returns False if it has to be notified."""
+        module, monitor = refs[0](), refs[1]()
+        if module is None or monitor is None:
+            return False
+        leaves = [] if reading is nothing else monitor._among(module, self._mine)
+        tensors = reading([parameter for _, parameter in leaves], optimizer)
+        rows = [monitor.buffer.stored.pending.get((path,)) for path, _ in leaves]
+        if len(tensors) != len(leaves) or not all(
+            x is None or (isinstance(x, Tensor) and isinstance(row, StackRow) and StepBatch.accepts(batch, x))
+            for x, row in zip(tensors, rows, strict=True)
+        ):
+            return False
+        for (path, parameter), x, row in zip(leaves, tensors, rows, strict=True):
+            position = places[id(parameter)]
+            if x is None:
+                self._absent.setdefault(reading, []).append(position)
+                self._skipping += [refs[1]] if monitor.absence else []
+            else:
+                key = reading, id(monitor.buffer.common), x.dtype, x.device
+                if key not in self.groups:
+                    self.groups[key] = _Group(reading, monitor.buffer.common, x.dtype, x.device)
+                self.groups[key].add(refs, path, position, x, row)
+        if leaves:
+            self._gates.append(monitor.gate)
+        if any(x is not None for x in tensors):
+            self._counts.append(monitor.counts)
+        return True
+
+    def gather(self, mine: set[int], optimizer: Optimizer, step_batch: StepBatch) -> bool:
+        """Gathers all that is read in the step; returns False, and gathers nothing, if the plan does not fit any more."""
+        if self._left != StateStack.left or self._mine != mine or not step_batch.usable:
+            return False
+        for gate in self._gates:
+            if not (gate.on and gate.active):
+                return False
+        owned = [*map(_owned, _alive(self._modules))]
+        parameters = [*chain.from_iterable(map(_values, owned))]
+        if self._ids != [*map(id, parameters)] or self._names != [*chain.from_iterable(owned)]:
+            return False
+        skipping = _alive(self._skipping)
+        found = [(group, group.read(parameters, optimizer)) for group in self.groups.values()]
+        absent = (reading(_picked(parameters, there), optimizer) for reading, there in self._absent.items())
+        if any(tensors is None for _, tensors in found) or any(x is not None for tensors in absent for x in tensors):
+            return False
+        for counts in self._counts:
+            counts["calls"] = counts.get("calls", 0) + 1
+        for monitor in skipping:
+            monitor._skip(monitor.absence)
+        for group, tensors in found:
+            step_batch.add_planned(group, tensors or ())
+        self.used += 1
+        return True
+
+
+class StepPlans:
+    """The plans of all optimizers. If plans cannot be used, because each step differs from the one before, few are made."""
+
+    def __init__(self) -> None:
+        self._plans: WeakKeyDictionary[Optimizer, dict[Any, _Plan]] = WeakKeyDictionary()
+        self._wait: WeakKeyDictionary[Optimizer, tuple[int, int]] = WeakKeyDictionary()  # steps without a plan: to come, last time
+
+    def gather(
+        self, listeners: Listeners, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...], step_batch: StepBatch
+    ) -> Iterator[int]:
+        """Gathers what is read by plan; returns the numbers of the listeners that must be notified."""
+        key = moments, tuple(listeners)
+        plans = self._plans.setdefault(optimizer, {})
+        plan = plans.get(key)
+        if plan is not None:
+            if plan.gather(mine, optimizer, step_batch):
+                return iter(plan.others)
+            del plans[key]
+        coming, last = self._wait.get(optimizer, (0, 0))
+        if plan is not None and plan.groups:  # each plan that served only the step for which it was made doubles the wait
+            coming = last = 0 if plan.used > 1 else min(2 * last + 1, LONGEST_WAIT)
+        if not coming and step_batch.usable:
+            plan = _Plan(listeners, mine, optimizer, moments, step_batch)
+            while len(plans) >= MOST_PLANS:
+                del plans[next(iter(plans))]
+            plans[key] = plan
+            if plan.gather(mine, optimizer, step_batch):
+                return iter(plan.others)
+        self._wait[optimizer] = max(0, coming - 1), last
+        return iter(key[1])
+
+
+def _reading(monitor: Any, moments: Sequence[str]) -> Reading | None:
+    """Returns what a monitor reads at the only one of the moments that concerns it; None if it has to be notified, or is gone."""
+    if monitor is None:
+        return None
+    readings = [reading for moment in moments if (reading := monitor._reading(moment)) is not nothing]
+    return nothing if not readings else readings[0] if len(readings) == 1 else None
+
+
+def _alive(refs: Sequence[weakref.ref[Any]]) -> list[Any]:
+    return [found for ref in refs if (found := ref()) is not None]
+
+
+def _picked(parameters: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
+    """Returns the parameters at these positions, which are all of them in most cases."""
+    return parameters if positions == [*range(len(parameters))] else [parameters[position] for position in positions]
+
+
+_dtype, _device, _layout, _owned = attrgetter("dtype"), attrgetter("device"), attrgetter("layout"), attrgetter("_parameters")
+_values = methodcaller("values")

@@ -1,0 +1,70 @@
+"""What a recorded call does beside its update, counted in calls of functions: time would tell of the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recorders import ForwardInputMonitor, ForwardMonitor, Monitor
+from reducers import Mean
+
+
+def calls(function: Callable[[], Any]) -> int:
+    """How many functions are called, those written in C included, once everything is warm."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    function()
+    function()
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("kind", [ForwardMonitor, ForwardInputMonitor])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_call_that_is_reduced_at_once_makes_few_others(kind: Callable[..., Monitor], gradients: bool) -> None:
+    x, mean, layer, bare = torch.randn(16, 1024), Mean(), nn.Identity(), nn.Identity()
+    state = mean.update({}, x)
+    monitor = kind(mean, layer)
+    with torch.set_grad_enabled(gradients):
+        beside = calls(lambda: layer(x)) - calls(lambda: mean.update(state, x)) - calls(lambda: bare(x))
+        assert torch.is_grad_enabled() == gradients
+    assert monitor.samples == monitor.counts["calls"] == 3
+    assert 0 < beside <= 95  # 138 on the way that asks everything
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_modes_of_the_user_are_off_while_a_monitor_works_and_on_after_it(gradients: bool) -> None:
+    x, layer = torch.randn(64, 1024), nn.Identity()
+    seen: list[tuple[bool, bool, bool]] = []
+
+    def look(y: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")))
+        return y
+
+    ForwardMonitor(Mean().premap(look), layer)
+    modes = {
+        "none": torch.set_grad_enabled(gradients),
+        "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
+        "inference": torch.inference_mode(),
+    }
+    for name, mode in modes.items():
+        with torch.set_grad_enabled(gradients), mode:
+            before = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+            layer(x)
+            assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")) == before, name
+    assert seen == [(False, False, False)] * 3

@@ -1,0 +1,233 @@
+"""Steps by plan: nobody is notified, and the numbers are those of monitors that are notified one by one, whatever changes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from recorders import Monitor, OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
+from recorders.schedule import planned
+from recorders.schedule.steps import _steps
+from reducers import Moments, Norm, Quantile, Summary
+
+MOMENTS = ("_before_step", "_at_gradients", "_after_step")
+KINDS: dict[str, Callable[..., Monitor]] = {
+    "gradient": ParameterGradientMonitor,
+    "value": ParameterMonitor,
+    "state": lambda reducer, **options: OptimizerStateMonitor(reducer, "exp_avg", **options),
+}
+
+
+@pytest.fixture
+def notified(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often monitors were notified of a moment, and how many plans were made."""
+    count: Counter[str] = Counter()
+    for kind in (ParameterGradientMonitor, ParameterMonitor, OptimizerStateMonitor, ParameterUpdateMonitor):
+        for moment in MOMENTS:
+            monkeypatch.setattr(kind, moment, counted(kind, moment, count)) if moment in vars(kind) else None
+    made = planned._Plan.__init__
+
+    def make(self: Any, *args: Any) -> None:
+        count["plans"] += 1
+        made(self, *args)
+
+    monkeypatch.setattr(planned._Plan, "__init__", make)
+    return count
+
+
+def counted(kind: type, moment: str, count: Counter[str]) -> Callable[..., None]:
+    notify = getattr(kind, moment)
+
+    def enter(self: Any, *args: Any) -> None:
+        count[moment] += 1
+        notify(self, *args)
+
+    return enter
+
+
+class Net:
+    """Layers of odd sizes with gradients, their optimizer, and a monitor of one kind on each."""
+
+    def __init__(self, kind: str = "gradient", reducer: Any = None, layers: int = 6, **options: Any) -> None:
+        self.net = nn.ModuleList([nn.Linear(3 + index, 2) for index in range(layers)])
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
+        self.recorder = Recorder(KINDS[kind](reducer or Norm(), **options)).modules(self.net, types=nn.Linear)
+
+    def step(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        for parameter in self.net.parameters():
+            if parameter.grad is not None or parameter.requires_grad:
+                parameter.grad = torch.randn_like(parameter)
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_is_notified_once_there_is_a_plan(kind: str, notified: Counter[str]) -> None:
+    net = Net(kind)
+    for _ in range(2):
+        net.step()
+    notified.clear()
+    for _ in range(10):
+        net.step()
+        net.recorder.compute()  # looking changes nothing
+    assert notified == Counter()
+    assert set(net.recorder.iter_samples()) == {12}
+    assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {12}
+
+
+def test_those_that_ask_more_than_steps_are_notified_beside_the_plan(notified: Counter[str]) -> None:
+    net = Net()
+    every = ParameterGradientMonitor(Norm(), None, net.net[0], every=2)
+    asked = ParameterGradientMonitor(Norm(), "weight", net.net[1], condition=lambda: True)
+    deep = ParameterGradientMonitor(Norm(), "0.weight", net.net)
+    whole = ParameterGradientMonitor(Quantile(), None, net.net[0])
+    change = ParameterUpdateMonitor(Norm(), None, net.net[2])
+    for _ in range(4):
+        net.step()
+    notified.clear()
+    for _ in range(6):
+        net.step()
+    assert notified == {"_at_gradients": 4 * 6, "_before_step": 6, "_after_step": 6}
+    assert [monitor.samples for monitor in (every, asked, deep, whole, change)] == [5, 10, 10, 10, 10]
+    assert set(net.recorder.iter_samples()) == {10}
+
+
+def test_steps_in_which_they_are_not_due_keep_the_plan(notified: Counter[str]) -> None:
+    net = Net(every_step=3)
+    net.recorder.attach(net.optimizer)
+    always = ParameterGradientMonitor(Norm(), None, net.net[0])
+    for _ in range(12):
+        net.step()
+    notified.clear()
+    for _ in range(12):
+        net.step()
+    assert notified == Counter()
+    assert (always.samples, set(net.recorder.iter_samples())) == (24, {8})
+
+
+def test_few_plans_are_made_if_each_step_differs(notified: Counter[str]) -> None:
+    net = Net()
+    for step in range(80):
+        for layer in net.net:
+            layer.requires_grad_(True)
+        net.net[step % 6].requires_grad_(False)
+        net.net.zero_grad()
+        net.step()
+    assert notified["plans"] <= 16
+    assert sum(net.recorder.iter_samples()) == sum(monitor.counts["calls"] for monitor in net.recorder.values()) == 80 * 5
+
+
+def test_a_plan_keeps_no_model_and_no_state_alive() -> None:
+    net = Net()
+    for _ in range(3):
+        net.step()
+    plans = _steps._plans._plans[net.optimizer].values()
+    assert any(plan.groups for plan in plans)
+    monitors = [*net.recorder.values()]
+    layers, stacks = (
+        [weakref.ref(layer) for layer in net.net],
+        [ref for plan in plans for group in plan.groups.values() for ref in group._stacks],
+    )
+    held = [weakref.ref(monitor) for monitor in monitors]
+    gc.disable()
+    try:
+        del net.net, net.recorder, monitors
+        assert [ref() for ref in (*layers, *stacks, *held)] == [None] * len([*layers, *stacks, *held])
+    finally:
+        gc.enable()
+
+
+def change_nothing(net: Net) -> None: ...
+
+
+def replace(net: Net) -> None:
+    net.net[1].weight = nn.Parameter(torch.ones(2, 7))
+    net.optimizer.add_param_group({"params": [net.net[1].weight]})
+
+
+def swap_names(net: Net) -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    net.net[5] = layer
+    net.optimizer.add_param_group({"params": [layer.weight]})
+
+
+def rename(net: Net) -> None:
+    own = net.net[3]._parameters
+    own["renamed"], own["bias2"] = own.pop(next(iter(own))), own.pop(next(iter(own)))
+
+
+def sparse(net: Net) -> None:
+    net.net[2].weight.grad = torch.ones_like(net.net[2].weight).to_sparse()
+    torch.optim.SparseAdam([net.net[2].weight], lr=0.1).step()
+
+
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "nothing": change_nothing,
+    "clear": lambda net: net.recorder["0"].clear(),
+    "merge": lambda net: net.recorder["0"].merge(net.recorder["0"].snapshot()),
+    "off": lambda net: net.recorder["1"].deregister(),
+    "on": lambda net: net.recorder["1"].register(),
+    "frozen": lambda net: (net.net[2].requires_grad_(False), net.net.zero_grad()),
+    "thawed": lambda net: net.net[2].requires_grad_(True),
+    "double": lambda net: (net.net[3].double(), net.net.zero_grad(), net.optimizer.state.clear()),
+    "replaced": replace,
+    "swapped": swap_names,
+    "renamed": rename,
+    "sparse": sparse,
+    "not finite": lambda net: net.net[4].bias.data.fill_(torch.nan),
+    "another optimizer": lambda net: setattr(net, "optimizer", torch.optim.Adam(net.net.parameters(), lr=0.01)),
+    "part of them": lambda net: setattr(net, "optimizer", torch.optim.Adam(net.net[:3].parameters(), lr=0.01)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8, deadline=None)
+@given(changes=st.lists(st.sampled_from([*CHANGES]), min_size=1, max_size=6))
+def test_the_same_as_one_by_one_whatever_changes_between_steps(kind: str, changes: list[str]) -> None:
+    def alone(x: Tensor, value: Tensor | None = None) -> Tensor:
+        return x
+
+    found = []
+    for options in ({}, {"op_": alone}):
+        torch.manual_seed(0)
+        net = Net(kind, Summary(), **options)
+        for step, change in enumerate(changes):
+            for _ in range(2):
+                net.step(step)
+            CHANGES[change](net)
+        net.step(9)
+        found.append({name: (monitor.samples, monitor.counts, monitor.flush().counts) for name, monitor in net.recorder.items()})
+        found.append({name: monitor.states for name, monitor in net.recorder.items()})
+    assert found[0] == found[2]
+    for name, states in found[3].items():
+        assert found[1][name].keys() == states.keys()
+        for path, state in states.items():
+            for key, value in state.items():
+                torch.testing.assert_close(found[1][name][path][key], value, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def test_a_reducer_that_fails_in_a_planned_step_is_recorded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net(reducer=Moments(), on_error="raise")
+    for _ in range(3):
+        net.step()
+    usual = Moments.lift
+
+    def lift(self: Moments, x: Tensor, axes: tuple[int, ...]) -> dict[str, Tensor]:
+        if axes == (1,):  # rows of a matrix
+            raise ValueError("no rows")
+        return usual(self, x, axes)
+
+    monkeypatch.setattr(Moments, "lift", lift)
+    for _ in range(3):
+        net.step()
+    assert set(net.recorder.iter_samples()) == {6}
+    assert {monitor.last_error for monitor in net.recorder.values()} == {None}
