@@ -26,7 +26,9 @@ def add_together(monitors: Sequence[Any], layouts: list[str], spans: list[str], 
     Returns:
         whether it was added; if not, each monitor decides for itself.
     """
-    if in_use() or recomputing() or not all(map(_takes, monitors)) or len({id(monitor) for monitor in monitors}) < len(monitors):
+    if in_use() or not all(map(_takes, monitors)) or len(set(map(id, monitors))) < len(monitors):
+        return False
+    if recomputing() and not monitors[0].records_recomputed:  # all are of one class
         return False
     key = (*map(id, monitors), *layouts)
     try:
