@@ -21,8 +21,8 @@ def fused_moments(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = Fal
 
     Deviations from a centre of their own are summed in float32 along rows of a few hundred elements, scaled by a power of two.
     Rows are joined in float64. So the relative error of the variance is below 1e-6, whatever the mean and the magnitude, but for
-    rows that begin with zeros, or with nothing finite, and then have numbers below 1e-19 or above 1e19. If an axis cannot be cut
-    into such rows, `_in_float64` does the work.
+    rows with numbers 1e19 times as large as all of their first eighth, and for rows that begin with zeros, or with nothing finite,
+    and have only numbers below 1e-19 then. If an axis cannot be cut into such rows, `_in_float64` does the work.
 
     Args:
         with_extremes: also return minimum, maximum, and the numbers of zero, NaN and infinite elements.
@@ -41,7 +41,8 @@ def _in_rows(x: Tensor, inner: tuple[int, ...], outer: tuple[int, ...], with_ext
     wide = x.float()
     finite = wide.abs() < torch.inf  # inductor vectorises this, but neither isinf nor isnan
     centre, up = _centre_and_scale(wide, inner)
-    distance = torch.where(finite, (wide - _stored(centre)) * _stored(1 / up), 0.0)
+    down = 1 / up
+    distance = torch.where(finite, wide * _stored(down) - _stored(centre * down), 0.0)  # scaled first, as differences may overflow
     zero = torch.where(wide == 0, _ZERO, 0.0) if with_extremes else 0.0
     special = torch.where(finite, zero, 1.0).sum(inner, keepdim=True)  # exact: below 2**24
     zeros = (special / _ZERO).floor()

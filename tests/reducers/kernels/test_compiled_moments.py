@@ -30,6 +30,7 @@ DATA: dict[str, Callable[[tuple[int, ...]], Tensor]] = {
     ),
     "one element a thousand times the others": lambda shape: torch.where(torch.rand(shape) < 0.003, 1000.0, torch.randn(shape)),
     "huge": lambda shape: torch.randn(shape) * 1e37,
+    "the largest there are": lambda shape: torch.randn(shape).sign() * 3.4e38,
     "tiny": lambda shape: torch.randn(shape) * 1e-34,
     "two values": lambda shape: (torch.rand(shape) < 0.3).float(),
     "not finite": lambda shape: torch.where(
