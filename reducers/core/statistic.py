@@ -13,11 +13,11 @@ from torch import Tensor
 
 from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation
-from reducers.core.patterns import arrange, arrange_all, kept_axes, sides, validate
+from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothing, sides, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
-from reducers.kernels.dispatch import device_sweep, masked_moments
+from reducers.kernels.dispatch import Slots, device_slots, device_sweep, joinable, masked_moments
 from reducers.kernels.masks import can_compact, compact, has_rows
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
@@ -99,8 +99,26 @@ class Statistic(Reducer):
         if not self.batchable or xs.numel() == 0:
             return super().update_all(state, xs)
         x, axes = arrange_all(xs.detach(), self.pattern)
+        swept = device_sweep(x, axes, self.columns, self.threshold, to_device(state, x.device))
+        if swept is not None:
+            return swept
         small = xs[0].numel() < BIG  # stay in float64, as a single small update does, so that grouping changes at most rounding
         return self.merge(to_device(state, x.device), Statistic.observe(self, x, axes) if small else self.observe(x, axes))
+
+    def slots(self, x: Tensor) -> Slots | None:
+        """Return how observations like `x` wait on their device as partial statistics; None if they cannot."""
+        if type(self).update is not Statistic.update or x.is_neg() or x.numel() == 0 or not moves_nothing(self.pattern, x.ndim):
+            return None
+        x, axes = arrange(x.detach(), self.pattern)
+        return device_slots(x, axes, self.columns, self.threshold)
+
+    def update_slots(self, state: State, slots: Slots, table: Tensor, first: int, last: int) -> State:
+        """Return the state after the observations in some slots of a table, in order: the bits are those of one `update` each."""
+        state = to_device(state, table.device)
+        while first < last and not joinable(slots, state):
+            state = self.merge(state, slots.join(table, {}, first, first + 1))
+            first += 1
+        return slots.join(table, state, first, last) if first < last else state
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
