@@ -277,7 +277,7 @@ def _roomy(pending: PendingBuffer) -> PendingBuffer | None:
 
 
 def flush(stored: MonitorState, reducer: Reducer, exact_only: bool = False) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
-    """Reduces pending observations, all or those in exact buffers; returns the new state, and those that failed with their errors."""
+    """Reduces all pending observations, or only those in exact buffers; returns the new state, and what failed with its errors."""
     states, counts = dict(stored.states), dict(stored.counts)
     failed: list[tuple[Exception, Any]] = []
     buffers: dict[tuple[str, ...], Pending] = {}

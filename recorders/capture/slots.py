@@ -15,7 +15,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from reducers import Reducer, State, Statistic
+from reducers import Reducer, State
+from reducers.core.statistic import Statistic, slots_of, update_slots
 from reducers.kernels.dispatch import Slots, new_table, written
 
 __all__ = ["PendingSlots", "new_slots"]
@@ -90,7 +91,7 @@ class PendingSlots:
         """Returns new states of the leaves: `states` with the observations from `start` to `stop`."""
         assert isinstance(reducer, Statistic)
         return {
-            path: reducer.update_slots(states.get(path, {}), kind, table, start, stop)
+            path: update_slots(reducer, states.get(path, {}), kind, table, start, stop)
             for path, kind, table in zip(self.paths, self._kinds, self._tables, strict=True)
         }
 
@@ -103,7 +104,7 @@ def new_slots(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor
     """Returns slots for observations like this one; None if no kernel writes them, or too many monitors share the memory."""
     if not isinstance(reducer, Statistic) or None in map(_look, tensors):
         return None
-    kinds = [kind for kind in map(reducer.slots, tensors) if kind is not None]
+    kinds = [kind for x in tensors if (kind := slots_of(reducer, x)) is not None]
     if len(kinds) < len(tensors):
         return None
     pending = PendingSlots(paths, tensors, kinds)

@@ -23,7 +23,7 @@ from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
 from reducers.state import Result, State
 
-__all__ = ["Statistic", "lift_each"]
+__all__ = ["Statistic", "lift_each", "slots_of", "update_slots"]
 
 _MIN_STACK = 4  # fewer states are joined as fast one by one
 
@@ -105,21 +105,6 @@ class Statistic(Reducer):
         small = xs[0].numel() < BIG  # stay in float64, as a single small update does, so that grouping changes at most rounding
         return self.merge(to_device(state, x.device), Statistic.observe(self, x, axes) if small else self.observe(x, axes))
 
-    def slots(self, x: Tensor) -> Slots | None:
-        """Return how observations like `x` wait on their device as partial statistics; None if they cannot."""
-        if type(self).update is not Statistic.update or x.is_neg() or x.numel() == 0 or not moves_nothing(self.pattern, x.ndim):
-            return None
-        x, axes = arrange(x.detach(), self.pattern)
-        return device_slots(x, axes, self.columns, self.threshold)
-
-    def update_slots(self, state: State, slots: Slots, table: Tensor, first: int, last: int) -> State:
-        """Return the state after the observations in some slots of a table, in order: the bits are those of one `update` each."""
-        state = to_device(state, table.device)
-        while first < last and not joinable(slots, state):
-            state = self.merge(state, slots.join(table, {}, first, first + 1))
-            first += 1
-        return slots.join(table, state, first, last) if first < last else state
-
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
         swept = device_sweep(x, axes, self.columns, self.threshold)
@@ -177,6 +162,24 @@ class Statistic(Reducer):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         return copy_aliased(self.read(state), state)
+
+
+def slots_of(statistic: Statistic, x: Tensor) -> Slots | None:
+    """Return how observations like `x` wait on their device as partial statistics; None if they cannot."""
+    own = type(statistic).update is Statistic.update
+    if not own or x.is_neg() or x.numel() == 0 or not moves_nothing(statistic.pattern, x.ndim):
+        return None
+    x, axes = arrange(x.detach(), statistic.pattern)
+    return device_slots(x, axes, statistic.columns, statistic.threshold)
+
+
+def update_slots(statistic: Statistic, state: State, slots: Slots, table: Tensor, first: int, last: int) -> State:
+    """Return the state after the observations in some slots of a table, in order; its bits are those of one `update` for each."""
+    state = to_device(state, table.device)
+    while first < last and not joinable(slots, state):
+        state = statistic.merge(state, slots.join(table, {}, first, first + 1))
+        first += 1
+    return slots.join(table, state, first, last) if first < last else state
 
 
 def lift_each(statistic: Statistic, xs: Tensor) -> State:
