@@ -22,8 +22,8 @@ from reducers.kernels.dispatch import Slots, new_table, written
 __all__ = ["PendingSlots", "new_slots"]
 
 MOST = 32  # the most slots of a table: the launch that joins them is 3 % of all then
-ENOUGH = 1 << 22  # the bytes of the tables of one monitor
-TOGETHER = 1 << 27  # the bytes of all tables of the process
+ENOUGH = 1 << 23  # the bytes of the tables of one monitor
+TOGETHER = 1 << 28  # the bytes of all tables of the process
 
 _all_tables: WeakSet[PendingSlots] = WeakSet()
 

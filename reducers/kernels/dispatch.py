@@ -183,7 +183,7 @@ def written(slots: Slots, table: Tensor, x: Tensor, slot: int) -> bool:
 
     A CUDA graph that is captured would write the slot again whenever it is replayed, whatever is in it then. So nothing is written.
     """
-    if _failed or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if _failed or (type(x) is Tensor and x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
     try:
         slots.write(table, x, slot)
