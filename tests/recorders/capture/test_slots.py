@@ -1,11 +1,10 @@
-"""Big observations that wait in slots. The kernels are replaced here by tables of copies: test_triton_slots.py has the true ones."""
+"""Big observations that wait in slots: here tables of copies stand for the kernels, which test_triton_slots.py has."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import laws
@@ -58,13 +57,13 @@ class Copies:
 
 
 @pytest.fixture(autouse=True)
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """CPU tensors wait in slots."""
     Copies.calls = {"written": 0, "joined": 0}
     failed: list[Exception] = []
     monkeypatch.setattr(dispatch, "_failed", failed)
     monkeypatch.setitem(dispatch.SLOTS, "cpu", lambda: Copies)
-    yield Copies.calls
+    return Copies.calls
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -86,8 +85,6 @@ def one_by_one(reducer: Reducer, xs: list[Tensor]) -> State:
 
 def test_the_first_is_reduced_at_once_the_next_wait_and_are_joined_in_one_go(calls: dict[str, int]) -> None:
     monitor = ForwardMonitor(Moments("b c -> c"), layer := nn.Identity())
-    monkeypatched = ENOUGH // (4 * SIZE)
-    assert monkeypatched > MOST
     xs = [drawn(seed) for seed in range(1 + MOST)]
     for number, x in enumerate(xs[:-1]):
         layer(x)
@@ -100,10 +97,11 @@ def test_the_first_is_reduced_at_once_the_next_wait_and_are_joined_in_one_go(cal
     assert monitor.samples == 1 + MOST
 
 
+ACTS = ("call", "call", "call", "peek", "state", "snapshot", "samples", "other shape", "merge")
+
+
 @settings(max_examples=25, deadline=None)
-@given(
-    st.lists(st.sampled_from(["call", "call", "call", "peek", "state", "snapshot", "samples", "other shape", "merge"]), max_size=14)
-)
+@given(st.lists(st.sampled_from(ACTS), max_size=14))
 def test_no_bit_depends_on_who_looks_when(what: list[str]) -> None:
     monitor, plain = (ForwardMonitor(Moments("b c -> c")) for _ in range(2))
     layer, same = nn.Identity(), nn.Identity()
