@@ -94,7 +94,7 @@ def device_sweep(
     if kernel is None or not _fits(x, axes, columns, state):
         return None
     try:
-        return kernel(x, axes, columns, threshold, state)
+        return kernel(x.resolve_neg(), axes, columns, threshold, state)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
