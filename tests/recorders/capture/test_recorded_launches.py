@@ -69,7 +69,7 @@ def test_without_room_for_two_slots_a_call_is_two_launches(monkeypatch: pytest.M
     assert {tuple(cost.names) for cost in recorded(Summary(), 5, (64, 1024, 768))} == {(SWEEP, JOIN)}
 
 
-def test_small_observations_are_copied_and_reduced_in_two_launches_when_the_buffer_is_full() -> None:
+def test_small_observations_are_copied_and_reduced_in_two_launches() -> None:
     costs = recorded(Summary("b c -> c"), 2 * COPIES, (8, 32))
     assert costs[0].names == [SWEEP, JOIN]
     for call, cost in enumerate(costs[2:], 2):

@@ -97,7 +97,7 @@ def test_the_same_in_all_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("pattern", ["a b c ->", "a b c -> c", "a b c -> b", "a b c -> c a", "a b c -> a b c"])
 def test_the_same_in_all_layouts(pattern: str) -> None:
-    whole = [drawn(kind, seed, 4, 5, 6) for seed, kind in enumerate(KINDS[:3])]
+    whole = [drawn(kind, seed, 2, 4, 5) for seed, kind in enumerate(KINDS[:3])]
     assert_same_bits(Summary(pattern), whole)
     assert_same_bits(Summary(pattern), [x.permute(2, 0, 1)[:, ::2, 1:] for x in whole])
 
