@@ -82,6 +82,7 @@ def join(
     there = (part < parts)[:, None] & inside[None, :]
     if DUE:
         there = there & (tl.load(due) != 0)
+    start = partials + part[:, None].to(tl.int64) * kept + column[None, :]
     field = parts.to(tl.int64) * kept
     COUNTED: tl.constexpr = TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact"))
     ADDED: tl.constexpr = TOTAL != "" and TOTAL != "peak"
@@ -100,7 +101,7 @@ def join(
     total = _before(total_old, column, inside, tl.int64 if COUNTED else tl.float64, STATE and TOTAL != "")
 
     for slot in range(first, last):
-        place = partials + slot * (FIELDS * field) + part[:, None].to(tl.int64) * kept + column[None, :]
+        place = start + slot * (FIELDS * field)
         counts = tl.load(place, mask=there, other=0)
         number = tl.sum(counts, 0)
         if WITH_MEAN:
@@ -130,7 +131,8 @@ def join(
                 both = before + weight
                 share = weight / tl.maximum(both, 1.0)
                 other = before / tl.maximum(both, 1.0)
-                delta = new_mean - mean
+                # Not from the mean of nothing, which is 0: the square of a huge distance, times no weight, would be NaN.
+                delta = tl.where((before > 0) & (weight > 0), new_mean - mean, 0.0)
                 if ORDER > 2:
                     product = both * share * other
                 if ORDER > 3:
@@ -141,7 +143,7 @@ def join(
                     m3 = m3 + new_m3 + delta * lean
                 if ORDER > 1:
                     m2 = m2 + new_m2 + delta * delta * (share * before)
-                mean = mean + delta * share
+                mean = tl.where(before > 0, mean, new_mean) + delta * share
             else:
                 mean = new_mean
                 if ORDER > 1:

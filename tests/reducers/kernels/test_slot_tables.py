@@ -110,6 +110,14 @@ def test_no_slots_leave_the_state_as_it_is() -> None:
     assert all(joined[key].data_ptr() != state[key].data_ptr() for key in state)
 
 
+def test_nothing_finite_beside_huge_numbers_leaves_them_as_they_are() -> None:
+    huge, nothing = torch.tensor([1e200, 1e200], dtype=torch.float64), torch.full((2,), torch.nan, dtype=torch.float64)
+    for xs in ((nothing, huge, nothing), (huge, nothing, nothing)):
+        slots, table = filled(Moments(order=4), xs)
+        state = update_slots(Moments(order=4), {}, slots, table, 1, 4)
+        assert [state[key].item() for key in ("count", "mean", "m2", "m3", "m4")] == [2, 1e200, 0, 0, 0]
+
+
 def test_a_state_of_another_dtype_or_device_is_joined_as_by_updates() -> None:
     xs = [drawn("normal", 0, 90).double(), *(drawn(kind, seed, 90) for seed, kind in enumerate(KINDS[:2]))]
     for reducer in (Summary(), Min()):
