@@ -154,7 +154,7 @@ def test_an_observation_that_is_not_alike_joins_those_before(change: str) -> Non
         "shape": drawn(3, SIZE + 1, 2),
         "strides": drawn(3, 2, SIZE).T,
         "dtype": drawn(3, SIZE, 2).double(),
-        "negative": torch.complex(xs[0], drawn(3, SIZE, 2)).conj().imag,
+        "negative": torch._neg_view(drawn(3, SIZE, 2)),
     }[change]
     for one in (*xs, x):
         layer(one)
@@ -212,14 +212,16 @@ def test_clear_merge_pickle_and_resume_in_the_middle(tmp_path: Any) -> None:
     assert (recorder["0"].samples, recorder["0"].peek(), slots(recorder["0"])) == (0, None, [])
 
 
-def test_saving_midway_leaves_small_observations_waiting() -> None:
+def test_saving_midway_leaves_small_observations_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BY_COLUMNS, tuple(Moments().columns.values()), Moments())
     monitor = ForwardMonitor(Moments(), layer := nn.Identity())
     twin = ForwardMonitor(Moments(), same := nn.Identity())
     for seed in range(40):
-        x = drawn(seed, 7)
-        layer(x)
-        same(x)
-        monitor.snapshot()
+        for x in ((drawn(seed, 7), drawn(seed, 3)), drawn(seed, SIZE)):  # both kinds wait, each with its paths
+            layer(x)
+            same(x)
+            monitor.snapshot()
+    assert len(monitor.buffer.stored.pending) == 2
     laws.same_bits(monitor.state, twin.state)
 
 
