@@ -83,7 +83,8 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[t
     finally:
         launch._launcher = before
     for kernel, arguments in recorded:
-        yield kernel.fn.__name__, kernel, arguments
+        ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
+        yield kernel.fn.__name__, kernel, {**ordered, **arguments}
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:

@@ -7,19 +7,21 @@ of all reducers; `--plain` shows them without the kernels by Triton.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Counted", "counted"]
+__all__ = ["Counted", "counted", "recorded"]
 
 ALLOCATES = {"aten.empty.memory_format", "aten.empty_strided.default", "aten.new_empty.default", "aten.empty_like.default"}
 FREE = {"aten.detach.default", "aten.lift_fresh.default", "aten.alias.default", "aten.is_pinned.default", "prim.device.default"}
@@ -137,6 +139,44 @@ def counted(update: Callable[..., dict[str, Tensor]], *shapes: tuple[int, ...], 
         with _Counter(max(x.numel() for x in xs)) as counter:
             update(state, *xs)
     return counter.counted
+
+
+def recorded(reducer: Any, calls: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Counted]:
+    """Return what each of several calls of a layer costs, with a `ForwardMonitor` on it; its outputs have these shapes.
+
+    A monitor leaves fake tensors out, and works outside of modes, such as the one that counts. Here it does neither.
+    """
+    from recorders import ForwardMonitor
+
+    layer = torch.nn.Identity()
+    monitor = ForwardMonitor(reducer, layer)
+    changes: dict[str, Any] = {
+        "recorders.monitors.record.Tensor": FakeTensor,
+        "recorders.monitors.record.why_no_numbers": lambda tensors: "",
+        "recorders.monitors.buffer.is_plain_moment": lambda x: True,
+        "recorders.capture.hooks.outside_modes": _called,
+        "recorders.capture.context.outside_modes": _called,
+        "recorders.capture.operands.Tensor": FakeTensor,
+        "recorders.capture.buffers.Tensor": FakeTensor,
+        "recorders.capture.slots.Tensor": FakeTensor,
+    }
+    found = []
+    with contextlib.ExitStack() as stack:
+        for name, value in changes.items():
+            stack.enter_context(patch(name, value))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_WithoutGuards())
+        xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        for _ in range(calls):
+            with _Counter(max(x.numel() for x in xs)) as counter:
+                layer(xs[0] if len(xs) == 1 else xs)
+            found.append(counter.counted)
+    assert (monitor.samples, monitor.last_error) == (calls, None)
+    return found
+
+
+def _called(call: Callable[..., Any], *args: Any) -> Any:
+    return call(*args)
 
 
 def table() -> str:

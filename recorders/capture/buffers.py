@@ -1,7 +1,8 @@
-"""MonitorState: the states of a monitor, how many observations made them, and buffers of small observations not reduced yet.
+"""MonitorState: the states of a monitor, how many observations made them, and buffers of observations not reduced yet.
 
 Reducing the output of a small layer costs more than the layer itself. So small observations are copied into a buffer, and those of
-one shape are reduced together when the buffer is full or somebody reads. By the laws of reducers the result is the same.
+one shape are reduced together when the buffer is full or somebody reads. By the laws of reducers the result is the same. What big
+observations on a GPU wait in is in `slots.py`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ class Pending(Protocol):
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of the leaves."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether no bit of the states depends on when the observations are reduced."""
         ...
 
     @property
@@ -96,6 +102,7 @@ class PendingBuffer:
         "paths",
         "size",
     )
+    exact = False
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor], size: int) -> None:
         first = tensors[0]
@@ -269,14 +276,17 @@ def _roomy(pending: PendingBuffer) -> PendingBuffer | None:
     return pending if pending.capacity > 1 else None
 
 
-def flush(stored: MonitorState, reducer: Reducer) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
-    """Reduces all pending observations; returns the new state, and the observations that failed, each with its error."""
+def flush(stored: MonitorState, reducer: Reducer, exact_only: bool = False) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
+    """Reduces all pending observations, or only those in exact buffers; returns the new state, and what failed with its errors."""
     states, counts = dict(stored.states), dict(stored.counts)
     failed: list[tuple[Exception, Any]] = []
     buffers: dict[tuple[str, ...], Pending] = {}
     reduced: dict[tuple[str, ...], int] = {}
     for key, pending in stored.pending.items():
         start, count = stored.reduced.get(key, 0), pending.count
+        if exact_only and not pending.exact:
+            buffers[key], reduced[key] = pending, start
+            continue
         try:
             if count != start:
                 states.update(pending.merged(reducer, states, start, count))

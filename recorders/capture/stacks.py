@@ -74,6 +74,7 @@ class StackRow:
     """
 
     __slots__ = ("base", "index", "key", "paths", "stack")
+    exact = True
     capacity = 2  # more than 1, so that it stays when it is flushed
 
     def __init__(self, path: str, stack: StateStack, index: int, base: State) -> None:

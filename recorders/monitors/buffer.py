@@ -12,6 +12,7 @@ from recorders._torch import is_plain_moment
 from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
 from recorders.capture.compiled import unpacked
 from recorders.capture.context import as_monitor
+from recorders.capture.slots import new_slots
 from recorders.errors import OperandError
 from recorders.recordings.placement import Placement
 from recorders.schedule.stopwatch import exclude, now
@@ -75,7 +76,8 @@ class Buffer:
                 return
             stored = self.flush()
             states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
-            self.stored = stored.after(states, new_buffer(paths, tensors) if alone else None)
+            waiting = new_buffer(paths, tensors) or new_slots(self.engine, paths, tensors) if alone else None
+            self.stored = stored.after(states, waiting)
 
     def place(self, places: Mapping[str, Placement | None]) -> None:
         """Notes which part of a DTensor the next observation of each leaf is of; None is a plain tensor.
@@ -128,12 +130,12 @@ class Buffer:
         """Merges a copy of `lifted`, because the graph reuses its memory."""
         return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
 
-    def flush(self) -> MonitorState:
-        """Reduces all pending observations, and returns what is stored then."""
+    def flush(self, exact_only: bool = False) -> MonitorState:
+        """Reduces all pending observations, or only those for which no bit depends on when; returns what is stored then."""
         if self.stored.has_pending:
             with self.lock:
                 started = now()
-                self.stored, failed = as_monitor(flush, self.stored, self.engine)
+                self.stored, failed = as_monitor(flush, self.stored, self.engine, exact_only)
                 self.failed += failed
                 self.flush_seconds += exclude(started)
         return self.stored

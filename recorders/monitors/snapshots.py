@@ -44,8 +44,8 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
     """
     buffer = monitor.buffer
     with buffer.lock:
-        if any(isinstance(waiting, StackRow) for waiting in buffer.stored.pending.values()):
-            buffer.flush()  # which changes nothing: rows are in the states, or will be, as they are
+        if any(waiting.exact for waiting in buffer.stored.pending.values()):
+            buffer.flush(exact_only=True)  # which changes no later result
         stored = buffer.read()
         states, samples = dict(stored.states), stored.samples
         told: Progress | None = as_monitor(_progress, monitor) if progress else None

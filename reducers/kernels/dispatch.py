@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,17 @@ from reducers.kernels.inductor import fused_moments
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_sweep", "eager_moments", "masked_moments", "traced_moments"]
+__all__ = [
+    "Slots",
+    "device_slots",
+    "device_sweep",
+    "eager_moments",
+    "joinable",
+    "masked_moments",
+    "new_table",
+    "traced_moments",
+    "written",
+]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
@@ -84,17 +94,105 @@ def device_sweep(
     if kernel is None or not _fits(x, axes, columns, state):
         return None
     try:
-        return kernel(x, axes, columns, threshold, state)
+        return kernel(x.resolve_neg(), axes, columns, threshold, state)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        _failed.append(error)
-        reason = str(error).strip().splitlines()[:1]
-        warn_user(
-            f"statistics on the GPU are computed without Triton, which takes longer: {type(error).__name__}: {''.join(reason)}",
-            RuntimeWarning,
-        )
+        _give_up(error)
         return None
+
+
+def _give_up(error: Exception) -> None:
+    """Take no kernel of a GPU any more, with one warning."""
+    _failed.append(error)
+    reason = str(error).strip().splitlines()[:1]
+    warn_user(
+        f"statistics on the GPU are computed without Triton, which takes longer: {type(error).__name__}: {''.join(reason)}",
+        RuntimeWarning,
+    )
+
+
+class Slots(Protocol):
+    """How observations of one shape are written, as partial statistics, into the slots of a table, and joined.
+
+    Attributes:
+        like: a tensor on the meta device that has this shape, strides and dtype.
+        axes: those that are reduced.
+        columns: the keys of the state, and which statistic each is.
+        size: the bytes of a slot.
+    """
+
+    like: Tensor
+    axes: tuple[int, ...]
+    columns: dict[str, str]
+    size: int
+
+    def new_table(self, slots: int, device: torch.device) -> Tensor:
+        """Return a table of so many slots."""
+        ...
+
+    def write(self, table: Tensor, x: Tensor, slot: int) -> None:
+        """Write the partial statistics of an observation into a slot."""
+
+    def join(self, table: Tensor, state: State, first: int, last: int) -> State:
+        """Return a state joined with the slots from `first` to `last`, in order. An empty state takes one slot."""
+        ...
+
+
+def _triton_slots() -> Callable[..., Slots | None] | None:
+    """The slots of Triton's sweep; None if it is missing."""
+    if _triton_sweep() is None:
+        return None
+    from reducers.kernels.triton.slots import slots_for
+
+    return slots_for
+
+
+SLOTS: dict[str, Callable[[], Callable[..., Slots | None] | None]] = {"cuda": _triton_slots}  # by type of device
+
+
+def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> Slots | None:
+    """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `device_sweep`."""
+    find = SLOTS.get(x.device.type)
+    if find is None or not columns or _failed or torch.compiler.is_compiling():
+        return None
+    slots_for = find()
+    return None if slots_for is None else slots_for(x, axes, columns, threshold)
+
+
+def joinable(slots: Slots, state: State) -> bool:
+    """Return whether the state is a non-empty one with which the slots can be joined."""
+    return bool(state) and _fits(slots.like, slots.axes, slots.columns, state)
+
+
+def new_table(slots: Slots, number: int, device: torch.device) -> Tensor | None:
+    """Return a table of so many slots; None if there is no memory for it, or the kernels cannot be compiled."""
+    if _failed:
+        return None
+    try:
+        return slots.new_table(number, device)
+    except torch.OutOfMemoryError:
+        return None
+    except Exception as error:
+        _give_up(error)
+        return None
+
+
+def written(slots: Slots, table: Tensor, x: Tensor, slot: int) -> bool:
+    """Write an observation into a slot of a table; return whether that was done. If it fails, there is the one warning.
+
+    A CUDA graph that is captured would write the slot again whenever it is replayed, whatever is in it then. So nothing is written.
+    """
+    if _failed or (type(x) is Tensor and x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    try:
+        slots.write(table, x, slot)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _give_up(error)
+        return False
+    return True
 
 
 def _fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None) -> bool:

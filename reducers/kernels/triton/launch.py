@@ -91,14 +91,16 @@ def sweep_into(
     columns: str,
     threshold: float = 0.0,
     due: Optional[Tensor] = None,  # noqa: UP045
+    slot: int = 0,
 ) -> None:
     """Write the partial statistics of `x` into a table as `new_partials` returns it. One launch, and no allocation.
 
     Args:
         columns: names of `COLUMNS`, with commas between them.
         due: an int32 on the device; if it is 0, nothing is read or written.
+        slot: which of the tables, if there are several along a first axis.
     """
-    _sweep(x, partials, axes, columns, threshold, due, True)
+    _sweep(x, partials, axes, columns, threshold, due, True, slot)
 
 
 @triton_op("reducers::join", mutates_args={})
@@ -109,6 +111,8 @@ def join_partials(
     dtype: torch.dtype,
     state: Sequence[Tensor],
     due: Optional[Tensor] = None,  # noqa: UP045
+    first: int = 0,
+    last: int = 1,
 ) -> List[Tensor]:  # noqa: UP006
     """Return the statistics that a table of partial ones stands for, joined with those of a state. One launch.
 
@@ -118,8 +122,9 @@ def join_partials(
         dtype: of the tensor that was swept.
         state: the earlier statistics in the order of `columns`, or none.
         due: an int32 on the device; if it is 0, the result is the state.
+        first, last: of several tables along a first axis those that are joined, one after another; without a state, one of them.
     """
-    return _join(partials, shape, columns, dtype, state, due, True)
+    return _join(partials, shape, columns, dtype, state, due, True, first, last)
 
 
 @triton_op("reducers::swept", mutates_args={})
@@ -137,8 +142,23 @@ def _kept_shape(x: Tensor, axes: Sequence[int]) -> list[int]:
 
 
 def _sweep(
-    x: Tensor, partials: Tensor, axes: Sequence[int], columns: str, threshold: float, due: Tensor | None, traced: bool
+    x: Tensor,
+    partials: Tensor,
+    axes: Sequence[int],
+    columns: str,
+    threshold: float,
+    due: Tensor | None,
+    traced: bool,
+    slot: int = 0,
 ) -> None:
+    grid, numbers, constants = sweep_arguments(x, axes, columns, threshold)
+    _launcher(sweep, traced)[grid](bytes_of(x), partials, due, *numbers, DUE=due is not None, slot=slot, **constants)
+
+
+def sweep_arguments(
+    x: Tensor, axes: Sequence[int], columns: str, threshold: float
+) -> tuple[tuple[int, int, int], tuple[int, ...], dict[str, Any]]:
+    """Return the grid, the numbers and the constants of the sweep of all tensors that have the shape, strides and dtype of `x`."""
     tiles = plan(x, tuple(axes))
     assert tiles is not None
     order, extremes, counts, total = _family(columns, x.dtype)
@@ -148,10 +168,7 @@ def _sweep(
     for size in tiles.outer_sizes:  # math.prod cannot be traced with dynamic sizes
         all_tiles = all_tiles * size
     grid = (-(-tiles.kept // tiles.columns), tiles.parts, 1)
-    _launcher(sweep, traced)[grid](
-        x.view(torch.uint8) if x.dtype is torch.bool else x,
-        partials,
-        due,
+    numbers = (
         tiles.kept,
         tiles.run,
         tiles.run_stride,
@@ -164,23 +181,25 @@ def _sweep(
         *_innermost_first(tiles.outer_sizes, 2),
         *_innermost_first(tiles.outer_strides, 3),
         _bits(threshold, x.dtype),
-        ORDER=order,
-        EXTREMES=extremes,
-        COUNTS=counts,
-        TOTAL=total,
-        DOUBLE=integer or x.dtype is torch.float64,
-        INTEGER=integer,
-        LOWEST=_range(x.dtype)[0],
-        HIGHEST=_range(x.dtype)[1],
-        DUE=due is not None,
-        KEPT_DIMS=len(tiles.kept_sizes),
-        OUTER_DIMS=len(tiles.outer_sizes),
-        AXIS=tiles.axis,
-        ROWS=tiles.rows,
-        COLUMNS=tiles.columns,
-        WIDE=tiles.wide,
-        num_warps=max(1, min(_WARPS, tiles.rows * tiles.columns // 128)),
     )
+    constants = {
+        "ORDER": order,
+        "EXTREMES": extremes,
+        "COUNTS": counts,
+        "TOTAL": total,
+        "DOUBLE": integer or x.dtype is torch.float64,
+        "INTEGER": integer,
+        "LOWEST": _range(x.dtype)[0],
+        "HIGHEST": _range(x.dtype)[1],
+        "KEPT_DIMS": len(tiles.kept_sizes),
+        "OUTER_DIMS": len(tiles.outer_sizes),
+        "AXIS": tiles.axis,
+        "ROWS": tiles.rows,
+        "COLUMNS": tiles.columns,
+        "WIDE": tiles.wide,
+        "num_warps": max(1, min(_WARPS, tiles.rows * tiles.columns // 128)),
+    }
+    return grid, numbers, constants
 
 
 def _join(
@@ -191,13 +210,15 @@ def _join(
     state: Sequence[Tensor],
     due: Tensor | None,
     traced: bool,
+    first: int = 0,
+    last: int = 1,
 ) -> list[Tensor]:
     order, extremes, counts, total = _family(columns, dtype)
     names = columns.split(",")
     integer = not dtype.is_floating_point
-    _, parts, kept = partials.shape
-    results = [torch.empty(shape, dtype=_dtype_of(name, dtype), device=partials.device) for name in names]
-    new, old = ({_output(name): _bytes(value) for name, value in zip(names, values, strict=False)} for values in (results, state))
+    *_, parts, kept = partials.shape
+    results = new_results(shape, columns, dtype, partials.device)
+    new, old = ({_output(name): bytes_of(value) for name, value in zip(names, values, strict=False)} for values in (results, state))
     outputs = (*_OUTPUTS, "total")
     rows = power_of_two(parts, _JOINED)
     width = power_of_two(kept, max(1, _JOINED // rows))
@@ -223,9 +244,16 @@ def _join(
         DUE=due is not None,
         PARTS=rows,
         COLUMNS=width,
+        first=first,
+        last=last,
         num_warps=_WARPS,
     )
     return results
+
+
+def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Return tensors for the statistics of tensors of this dtype, in the order of `columns`."""
+    return [torch.empty(shape, dtype=_dtype_of(name, dtype), device=device) for name in columns.split(",")]
 
 
 def _launcher(kernel: Any, traced: bool) -> Any:
@@ -256,7 +284,8 @@ def _dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float64
 
 
-def _bytes(value: Tensor) -> Tensor:
+def bytes_of(value: Tensor) -> Tensor:
+    """Return the tensor as the kernels take it: bool as bytes, without a copy."""
     return value.view(torch.uint8) if value.dtype is torch.bool else value
 
 

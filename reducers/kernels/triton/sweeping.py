@@ -20,6 +20,7 @@ __all__ = ["sweep"]
 _PLAIN = [
     *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "kept_stride_0", "kept_stride_1"),
     *("kept_stride_2", "kept_stride_3", "outer_0", "outer_1", "outer_stride_0", "outer_stride_1", "outer_stride_2", "threshold"),
+    "slot",
 ]
 
 
@@ -63,11 +64,13 @@ def sweep(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
+    slot=0,
 ):
     """Write the statistics of part `program_id(1)` of the kept positions of column `program_id(0)` of tiles.
 
     `partials` is int64 of shape [fields, parts, kept]. The fields are the count, then mean and central power sums up to `ORDER`,
-    then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64.
+    then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64. The slot says
+    which of several such tables, one after another, is written.
     """
     if DUE:  # noqa: SIM102  # without it nothing may be loaded
         if tl.load(due) == 0:
@@ -199,8 +202,9 @@ def sweep(
                 first += power_1 + shift * weight
         count += number
 
-    place = tl.program_id(1).to(tl.int64) * kept + column
     field = parts.to(tl.int64) * kept
+    FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + (TOTAL != "" and TOTAL != "peak")
+    place = slot * (FIELDS * field) + tl.program_id(1).to(tl.int64) * kept + column
     tl.store(partials + place, count.to(tl.int64), mask=inside)
     if ORDER > 0:
         divisor = tl.maximum(count, 1).to(tl.float64)
