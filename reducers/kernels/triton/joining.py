@@ -54,6 +54,7 @@ def join(
     total_old,
     kept,
     parts,
+    cuts,
     ORDER: tl.constexpr,
     EXTREMES: tl.constexpr,
     COUNTS: tl.constexpr,
@@ -67,21 +68,31 @@ def join(
     HIGHEST: tl.constexpr,
     STATE: tl.constexpr,
     DUE: tl.constexpr,
+    MANY: tl.constexpr,
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Write the statistics of all parts, joined with those of a state, for the columns of block `program_id(0)`.
 
     Where `due` is 0 the statistics are those of the state: what the parts hold is from an earlier observation then.
+
+    Of many tensors, each a column, the parts of one are neighbours: `cuts` has, behind what `sweep` reads, the first part of each
+    column, then how many there are. A column without parts keeps its state.
     """
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < kept
     part = tl.arange(0, PARTS)
-    there = (part < parts)[:, None] & inside[None, :]
+    if MANY:
+        field = parts.to(tl.int64)
+        cuts += 3 * field
+        there = (part[:, None] < tl.load(cuts + kept + column, mask=inside, other=0)[None, :]) & inside[None, :]
+        place = partials + tl.load(cuts + column, mask=inside, other=0)[None, :] + part[:, None]
+    else:
+        there = (part < parts)[:, None] & inside[None, :]
+        place = partials + part[:, None].to(tl.int64) * kept + column[None, :]
+        field = parts.to(tl.int64) * kept
     if DUE:
         there = there & (tl.load(due) != 0)
-    place = partials + part[:, None].to(tl.int64) * kept + column[None, :]
-    field = parts.to(tl.int64) * kept
     counts = tl.load(place, mask=there, other=0)
     count = tl.sum(counts, 0)
     if WITH_MEAN:
@@ -112,7 +123,7 @@ def join(
             share = weight / tl.maximum(both, 1.0)
             other = before / tl.maximum(both, 1.0)
             old_mean = tl.load(mean_old + column, mask=inside, other=0)
-            delta = mean - old_mean
+            delta = tl.where(count > 0, mean - old_mean, 0.0)  # whose powers may be infinite, of numbers near the largest
             if ORDER > 1:
                 old_m2 = tl.load(m2_old + column, mask=inside, other=0)
             if ORDER > 2:
