@@ -14,7 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from reducers.errors import ArgumentError
 from reducers.kernels.triton.joining import join
-from reducers.kernels.triton.layout import plan, power_of_two
+from reducers.kernels.triton.layout import MOST_PARTS, plan, plan_of_many, power_of_two
 from reducers.kernels.triton.sweeping import sweep
 
 __all__ = ["COLUMNS", "DTYPES", "join_partials", "new_partials", "sweep_into", "swept", "swept_in_graph"]
@@ -78,9 +78,7 @@ def new_partials(x: Tensor, axes: Sequence[int], columns: str) -> Tensor:
     """Return a table for the partial statistics of `x`: int64, of shape (fields, parts, kept positions)."""
     tiles = plan(x, tuple(axes))
     assert tiles is not None
-    order, extremes, counts, total = _family(columns, x.dtype)
-    fields = 1 + order + 2 * extremes + 3 * counts + (total not in ("", "peak"))
-    return torch.empty((fields, tiles.parts, tiles.kept), dtype=torch.int64, device=x.device)
+    return torch.empty((_fields(columns, x.dtype), tiles.parts, tiles.kept), dtype=torch.int64, device=x.device)
 
 
 @triton_op("reducers::sweep", mutates_args={"partials"})
@@ -137,9 +135,17 @@ def _kept_shape(x: Tensor, axes: Sequence[int]) -> list[int]:
 
 
 def _sweep(
-    x: Tensor, partials: Tensor, axes: Sequence[int], columns: str, threshold: float, due: Tensor | None, traced: bool
+    x: Tensor,
+    partials: Tensor,
+    axes: Sequence[int],
+    columns: str,
+    threshold: float,
+    due: Tensor | None,
+    traced: bool,
+    addresses: Tensor | None = None,
+    cuts: Tensor | None = None,
 ) -> None:
-    tiles = plan(x, tuple(axes))
+    tiles = plan(x, tuple(axes)) if cuts is None else plan_of_many(x.dtype, partials.shape[1])
     assert tiles is not None
     order, extremes, counts, total = _family(columns, x.dtype)
     integer = not x.dtype.is_floating_point
@@ -147,7 +153,7 @@ def _sweep(
     all_tiles = run_tiles
     for size in tiles.outer_sizes:  # math.prod cannot be traced with dynamic sizes
         all_tiles = all_tiles * size
-    grid = (-(-tiles.kept // tiles.columns), tiles.parts, 1)
+    grid = (-(-tiles.kept // tiles.columns), tiles.parts, 1) if cuts is None else (tiles.parts, 1, 1)
     _launcher(sweep, traced)[grid](
         x.view(torch.uint8) if x.dtype is torch.bool else x,
         partials,
@@ -164,8 +170,8 @@ def _sweep(
         *_innermost_first(tiles.outer_sizes, 2),
         *_innermost_first(tiles.outer_strides, 3),
         _bits(threshold, x.dtype),
-        None,
-        None,
+        addresses,
+        cuts,
         ORDER=order,
         EXTREMES=extremes,
         COUNTS=counts,
@@ -175,7 +181,7 @@ def _sweep(
         LOWEST=_range(x.dtype)[0],
         HIGHEST=_range(x.dtype)[1],
         DUE=due is not None,
-        MANY=False,
+        MANY=cuts is not None,
         KEPT_DIMS=len(tiles.kept_sizes),
         OUTER_DIMS=len(tiles.outer_sizes),
         AXIS=tiles.axis,
@@ -194,6 +200,7 @@ def _join(
     state: Sequence[Tensor],
     due: Tensor | None,
     traced: bool,
+    cuts: Tensor | None = None,
 ) -> list[Tensor]:
     order, extremes, counts, total = _family(columns, dtype)
     names = columns.split(",")
@@ -204,6 +211,8 @@ def _join(
     outputs = (*_OUTPUTS, "total")
     rows = power_of_two(parts, _JOINED)
     width = power_of_two(kept, max(1, _JOINED // rows))
+    if cuts is not None:  # neither depends on the other tensors, so the result does not
+        (kept,), rows, width = shape, MOST_PARTS, 1
     _launcher(join, traced)[(-(-kept // width), 1, 1)](
         partials,
         due,
@@ -211,7 +220,7 @@ def _join(
         *(old.get(name) for name in outputs),
         kept,
         parts,
-        None,
+        cuts,
         ORDER=order,
         EXTREMES=extremes,
         COUNTS=counts,
@@ -225,7 +234,7 @@ def _join(
         HIGHEST=_range(dtype)[1],
         STATE=len(state) > 0,
         DUE=due is not None,
-        MANY=False,
+        MANY=cuts is not None,
         PARTS=rows,
         COLUMNS=width,
         num_warps=_WARPS,
@@ -247,6 +256,12 @@ def _family(columns: str, dtype: torch.dtype) -> tuple[int, int, int, str]:
         order = max(order, 1)
     extremes = any(name in names for name in ("min", "max", "peak"))
     return order, int(extremes), int("zeros" in names), total
+
+
+def _fields(columns: str, dtype: torch.dtype) -> int:
+    """Return how many partial statistics a part has."""
+    order, extremes, counts, total = _family(columns, dtype)
+    return 1 + order + 2 * extremes + 3 * counts + (total not in ("", "peak"))
 
 
 def _output(name: str) -> str:
