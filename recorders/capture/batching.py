@@ -69,8 +69,7 @@ class StepBatch:
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._left = StateStack.left
         self._usable = not torch.compiler.is_compiling() and not tracing()
-        # A CUDA graph that is captured would go on to read where the tensors are now; what records one alone may be in it.
-        self._usable = self._usable and not inside_transform() and not torch.cuda.is_current_stream_capturing()
+        self._usable = self._usable and not inside_transform() and not _captured()
 
     def accepts(self, x: Tensor) -> bool:
         """Whether a tensor may be reduced together with others: a plain strided tensor with elements, not on the meta device."""
@@ -145,6 +144,11 @@ class StepBatch:
         if befores:
             torch._foreach_sub_(befores, afters)
             torch._foreach_neg_(befores)
+
+
+def _captured() -> bool:
+    """Whether a CUDA graph is captured. Its replays would copy and read the addresses of now; one tensor alone may be in it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:
