@@ -49,6 +49,11 @@ def test_every_layout_compiles_without_spills(layout: str) -> None:
     assert_no_spills(kernels.rows(("Summary",), (torch.bfloat16,), (layout,), ("sm_80",)))
 
 
+@pytest.mark.parametrize("target", kernels.TARGETS)
+def test_many_tensors_at_once_compile_without_spills(target: str) -> None:
+    assert_no_spills(kernels.rows(("Norm", "Summary", "Moments(order=4)"), (torch.float32,), ("many tensors",), (target,)))
+
+
 @pytest.mark.long
 def test_all_kernels_compile_without_spills() -> None:
     assert_no_spills(kernels.all_rows())
