@@ -148,7 +148,7 @@ class StepBatch:
 
 def _captured() -> bool:
     """Whether a CUDA graph is captured. Its replays would copy and read the addresses of now; one tensor alone may be in it."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:

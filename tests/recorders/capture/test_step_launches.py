@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -120,6 +121,26 @@ def test_updates_cost_their_snapshot_and_difference_beside(device: None) -> None
 def test_without_the_kernels_launches_grow_with_the_parameters(device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "ROWS", {})
     assert counted(ParameterGradientMonitor(Norm()), network(100), new_gradients).launches > 100
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_on_a_gpu_waits_for_nothing_and_is_as_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    here = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 3).double(), nn.LayerNorm(5))
+    there = copy.deepcopy(here).cuda()
+    recorders = [Recorder(ParameterGradientMonitor(BOTH)).modules(net) for net in (here, there)]
+    for turn in range(4):
+        torch.cuda.set_sync_debug_mode("error" if turn else "default")  # what is compiled at first may wait
+        for parameter, other in zip(here.parameters(), there.parameters(), strict=True):
+            parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype)
+            other.grad = parameter.grad.pin_memory().to("cuda", non_blocking=True)
+        for net in (here, there):
+            Still(net.parameters()).step()
+    torch.cuda.set_sync_debug_mode("default")
+    for name, monitor in recorders[0].items():
+        for path, state in monitor.states.items():
+            for key, value in state.items():
+                torch.testing.assert_close(recorders[1][name].states[path][key].cpu(), value, rtol=1e-6, atol=1e-7)
 
 
 def test_a_launch_that_fails_loses_no_observation(device: None, monkeypatch: pytest.MonkeyPatch) -> None:
