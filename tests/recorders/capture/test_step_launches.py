@@ -124,13 +124,14 @@ def test_without_the_kernels_launches_grow_with_the_parameters(device: None, mon
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_step_on_a_gpu_waits_for_nothing_and_is_as_on_a_cpu() -> None:
+def test_a_step_on_a_gpu_waits_for_nothing_and_is_as_on_a_cpu(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: torch.cuda.set_sync_debug_mode("default"))
     torch.manual_seed(0)
     here = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 3).double(), nn.LayerNorm(5))
     there = copy.deepcopy(here).cuda()
     recorders = [Recorder(ParameterGradientMonitor(BOTH)).modules(net) for net in (here, there)]
     for turn in range(4):
-        torch.cuda.set_sync_debug_mode("error" if turn else "default")  # what is compiled at first may wait
+        torch.cuda.set_sync_debug_mode("error" if turn > 1 else "default")  # what is compiled before may wait
         for parameter, other in zip(here.parameters(), there.parameters(), strict=True):
             parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype)
             other.grad = parameter.grad.pin_memory().to("cuda", non_blocking=True)
