@@ -19,7 +19,8 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import launch
+from reducers.kernels.triton import launch, many
+from reducers.kernels.triton.arguments import DTYPES
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -42,13 +43,13 @@ FAMILIES = {
 }
 
 
-LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31")
+LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31", "many tensors")
 COMMON = (torch.float32, torch.bfloat16)
 Row = dict[str, Any]
 
 
 def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
-    """Tensors on the meta device, which take no memory, and the axes to reduce."""
+    """Tensors on the meta device, which take no memory, and the axes to reduce; no axes: many such tensors at once."""
     x = torch.empty(64, 256, 56, 56, dtype=dtype, device="meta")
     return {
         "everything": (x, (0, 1, 2, 3)),
@@ -56,6 +57,7 @@ def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
         "channels kept": (x, (0, 2, 3)),
         "not contiguous": (x[:, ::2, 1:, 3:].permute(3, 1, 2, 0), (0, 2)),
         "beyond 2**31": (torch.empty(1 << 20, 4097, dtype=dtype, device="meta"), (0, 1)),
+        "many tensors": (x, ()),
     }
 
 
@@ -73,13 +75,19 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[t
 
     before, launch._launcher = launch._launcher, Launcher  # type: ignore[assignment]
     try:
-        partials = launch.new_partials(x, axes, columns)
-        due = torch.empty((), dtype=torch.int32, device="meta")
-        shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-        launch._sweep(x, partials, axes, columns, 0.5, due, False)
-        state = launch._join(partials, shape, columns, x.dtype, [], None, False)
-        recorded.pop()
-        launch._join(partials, shape, columns, x.dtype, state, due, False)
+        if axes:
+            partials = launch.new_partials(x, axes, columns)
+            due = torch.empty((), dtype=torch.int32, device="meta")
+            shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+            launch._sweep(x, partials, axes, columns, 0.5, due, False)
+            state = launch._join(partials, shape, columns, x.dtype, [], None, False)
+            recorded.pop()
+            launch._join(partials, shape, columns, x.dtype, state, due, False)
+        else:
+            names, xs = {name: name for name in columns.split(",")}, [x] * 50
+            (rows,), tables = many.swept_rows(xs, [(names, 0.5, {})], None)
+            recorded.clear()
+            many.swept_rows(xs, [(names, 0.5, rows)], tables)
     finally:
         launch._launcher = before
     for kernel, arguments in recorded:
@@ -142,8 +150,8 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
 def all_rows() -> Iterator[Row]:
     """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
     yield from rows(FAMILIES, COMMON, LAYOUTS, TARGETS)
-    others = [dtype for dtype in launch.DTYPES if dtype not in COMMON]
-    yield from rows(("Mean", "Summary", "Moments(order=4)"), others, ("everything", "last axis kept"), TARGETS)
+    others = [dtype for dtype in DTYPES if dtype not in COMMON]
+    yield from rows(("Mean", "Summary", "Moments(order=4)"), others, ("everything", "last axis kept", "many tensors"), TARGETS)
 
 
 def most(found: Iterable[Row]) -> list[Row]:

@@ -43,6 +43,7 @@ class Counted:
         temporaries: tensors of at least as many elements as the observation that were made.
         waits: calls for which the host waits for the device.
         allocations: tensors whose memory was asked for.
+        largest: the number of elements of the largest of these.
         names: the operators that were launched, in order.
     """
 
@@ -50,6 +51,7 @@ class Counted:
     temporaries: int = 0
     waits: int = 0
     allocations: int = 0
+    largest: int = 0
     names: list[str] = field(default_factory=list)
 
 
@@ -76,6 +78,7 @@ class _Counter(TorchDispatchMode):
             return
         new = [value for value in there if id(value) not in given]
         self.counted.allocations += len(new)
+        self.counted.largest = max([self.counted.largest, *(value.numel() for value in new)])
         self.counted.temporaries += sum(value.numel() >= self.elements for value in new)
         if name not in ALLOCATES:
             self.counted.launches += 1

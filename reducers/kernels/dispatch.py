@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ __all__ = [
     "Slots",
     "device_slots",
     "device_sweep",
+    "device_sweep_rows",
     "eager_moments",
     "joinable",
     "masked_moments",
     "new_table",
+    "row_dtypes",
     "traced_moments",
     "written",
 ]
@@ -69,7 +71,18 @@ def _triton_sweep() -> Kernel | None:
     return swept
 
 
+@lru_cache(maxsize=1)
+def _triton_rows() -> Any:
+    """The room of the sweep of many tensors at once; None if Triton is missing."""
+    try:
+        from reducers.kernels.triton import many
+    except ImportError:
+        return None
+    return many
+
+
 SWEEPS: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_sweep}  # by type of device
+ROWS: dict[str, Callable[[], Any]] = {"cuda": _triton_rows}
 _failed: list[Exception] = []
 
 
@@ -79,7 +92,7 @@ def device_sweep(
     """Return the statistics of `x` over `axes`, joined with those of a state, by a kernel that reads `x` once.
 
     Args:
-        columns: the keys of the state, and which statistic each is: one of `reducers.kernels.triton.launch.COLUMNS`.
+        columns: the keys of the state, and which statistic each is: one of `reducers.kernels.triton.arguments.COLUMNS`.
         threshold: the magnitude above which an element is active.
         state: what was observed before, with the same keys.
 
@@ -100,6 +113,44 @@ def device_sweep(
     except Exception as error:
         _give_up(error)
         return None
+
+
+def device_sweep_rows(
+    xs: Sequence[Tensor | None], families: Sequence[tuple[Mapping[str, str], float, State]], tables: Any
+) -> tuple[list[State], Any] | None:
+    """Return the statistics of many tensors over all their elements, as rows, by a kernel that reads all of them in one launch.
+
+    Args:
+        xs: for each row a tensor, or None if the row stays as it is; of one dtype, on one device, at least one of them.
+        families: the columns and the threshold of each statistic, as for `device_sweep`, and its rows until now; {} if none.
+        tables: what an earlier call returned for these rows, or None.
+
+    Returns:
+        for each statistic its rows now, and the tables for the next call. None in the same cases as `device_sweep`.
+    """
+    room = _rows_room(next(x for x in xs if x is not None).device)
+    if room is None:
+        return None
+    try:
+        found: tuple[list[State], Any] | None = room.swept_rows(xs, families, tables)
+        return found
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _give_up(error)
+        return None
+
+
+def row_dtypes(x: Tensor, columns: Mapping[str, str]) -> dict[str, torch.dtype] | None:
+    """Return the dtypes of the rows of a statistic, by key; None if `device_sweep_rows` does not take it, or tensors like `x`."""
+    room = _rows_room(x.device) if columns else None
+    found: dict[str, torch.dtype] | None = None if room is None else room.row_dtypes(columns, x.dtype)
+    return found
+
+
+def _rows_room(device: torch.device) -> Any:
+    find = ROWS.get(device.type)
+    return None if find is None or _failed or torch.compiler.is_compiling() else find()
 
 
 def _give_up(error: Exception) -> None:

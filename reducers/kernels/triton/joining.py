@@ -52,6 +52,7 @@ def join(
     total_old,
     kept,
     parts,
+    cuts,
     ORDER: tl.constexpr,
     EXTREMES: tl.constexpr,
     COUNTS: tl.constexpr,
@@ -65,6 +66,7 @@ def join(
     HIGHEST: tl.constexpr,
     STATE: tl.constexpr,
     DUE: tl.constexpr,
+    MANY: tl.constexpr,
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     first=0,
@@ -75,15 +77,24 @@ def join(
     The parts are those of the observations in the slots of a table from `first` to `last`, which are joined one after another. So
     the bits are those of one launch for each of them. Without a state there is one slot. If `due` is 0 the statistics are those of
     the state: what the parts hold is from an earlier observation then.
+
+    Of many tensors, each a column, the parts of one are neighbours: `cuts` has, behind what `sweep` reads, the first part of each
+    column, then how many there are. A column without parts keeps its state.
     """
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < kept
     part = tl.arange(0, PARTS)
-    there = (part < parts)[:, None] & inside[None, :]
+    if MANY:
+        field = parts.to(tl.int64)
+        cuts += 3 * field
+        there = (part[:, None] < tl.load(cuts + kept + column, mask=inside, other=0)[None, :]) & inside[None, :]
+        start = partials + tl.load(cuts + column, mask=inside, other=0)[None, :] + part[:, None]
+    else:
+        there = (part < parts)[:, None] & inside[None, :]
+        start = partials + part[:, None].to(tl.int64) * kept + column[None, :]
+        field = parts.to(tl.int64) * kept
     if DUE:
         there = there & (tl.load(due) != 0)
-    start = partials + part[:, None].to(tl.int64) * kept + column[None, :]
-    field = parts.to(tl.int64) * kept
     COUNTED: tl.constexpr = TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact"))
     ADDED: tl.constexpr = TOTAL != "" and TOTAL != "peak"
     FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + ADDED

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["MAX_DIMS", "Plan", "plan", "power_of_two"]
+__all__ = ["MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "fills_memory", "plan", "plan_of_many", "power_of_two"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
 _MAX_PARTS = 1024  # programs for one column of tiles: enough for any GPU, and independent of it, as results must be
 _TILE = 1 << 12  # numbers of a tile: 16 for each of 256 threads
 _NEIGHBOURS = 32  # threads that read neighbours in memory together
 _COLUMNS = 8  # kept positions of a tile if neighbours in memory are reduced; each costs the threads registers
+MOST_PARTS = 256  # of one of many tensors: one program joins them
+_PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
 
 _Axis = tuple[int, int]  # length and stride
 
@@ -58,8 +61,7 @@ class Plan:
 
 def plan(x: Tensor, axes: tuple[int, ...]) -> Plan | None:
     """Return how the reduction of `x` over `axes` is cut into tiles; None if more than `MAX_DIMS` axes cannot be merged."""
-    narrow = x.dtype.is_floating_point and x.dtype.itemsize <= 4
-    tile = _TILE if narrow else _TILE // 2  # of float64, in which integers are computed, threads hold half as many
+    tile = _tile(x.dtype)
     kept = _merged([(x.shape[axis], x.stride(axis)) for axis in range(x.ndim) if axis not in axes])
     # A sum does not depend on the order of its axes, so they are merged in the order of memory.
     ordered = sorted((axis for axis in axes if x.shape[axis] > 1), key=x.stride, reverse=True)
@@ -94,6 +96,47 @@ def plan(x: Tensor, axes: tuple[int, ...]) -> Plan | None:
         tiles,
         last + columns * max(stride for _, stride in kept) >= 2**31 or positions + columns >= 2**31,
     )
+
+
+def plan_of_many(dtype: torch.dtype, parts: int) -> Plan:
+    """Return the tiles of many tensors of one dtype, which lie in memory without gaps and are cut into so many parts in all."""
+    return Plan((1,), (1,), 1, 1, (), (), rows=_tile(dtype), columns=1, axis=1, parts=parts, tiles=1, wide=False)
+
+
+def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]]:
+    """Return into how many parts tensors of these numbers of elements are cut, and the table of it that the kernels read.
+
+    How a tensor is cut depends on its own length only. Big ones have more parts than small ones, each of about equal length.
+    """
+    tile = _tile(dtype)
+    owners: list[int] = []
+    firsts: list[int] = []
+    sizes: list[int] = []
+    starts: list[int] = []
+    for owner, length in enumerate(lengths):
+        starts.append(len(owners))
+        size = tile * max(_PART_TILES, -(-length // (tile * MOST_PARTS)))
+        found = range(0, length, size)
+        owners += [owner] * len(found)
+        firsts += found
+        sizes += [min(size, length - first) for first in found]
+    numbers = [stop - start for start, stop in zip(starts, [*starts[1:], len(owners)], strict=True)]
+    return len(owners), [*owners, *firsts, *sizes, *starts, *numbers]
+
+
+def fills_memory(x: Tensor) -> bool:
+    """Return whether the elements lie in memory without gaps, each once, in any order of the axes."""
+    reach = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != reach:
+            return False
+        reach *= size
+    return True
+
+
+def _tile(dtype: torch.dtype) -> int:
+    narrow = dtype.is_floating_point and dtype.itemsize <= 4
+    return _TILE if narrow else _TILE // 2  # of float64, in which integers are computed, threads hold half as many
 
 
 def _merged(axes: list[_Axis]) -> list[_Axis]:

@@ -14,17 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.triton.launch import (
-    DTYPES,
-    _join,
-    _kept_shape,
-    bytes_of,
-    join_partials,
-    new_partials,
-    new_results,
-    sweep_arguments,
-    sweep_into,
-)
+from reducers.kernels.triton.arguments import DTYPES, bytes_of, kept_shape, sweep_arguments
+from reducers.kernels.triton.launch import _join, join_partials, new_partials, new_results, sweep_into
 from reducers.kernels.triton.layout import plan
 from reducers.kernels.triton.sweeping import sweep
 
@@ -44,7 +35,7 @@ class Slots:
         self._names = ",".join(self.columns.values())
         self._one = tuple(new_partials(like, axes, self._names).shape)
         self.size = 8 * torch.Size(self._one).numel()
-        self._shape = _kept_shape(like, axes)
+        self._shape = kept_shape(like, axes)
         self._grid, self._numbers, self._constants = sweep_arguments(like, axes, self._names, threshold)
 
     def new_table(self, slots: int, device: torch.device) -> Tensor:
@@ -58,7 +49,7 @@ class Slots:
         """Write the partial statistics of an observation, which must be like `like`, into a slot: one launch, and no allocation."""
         if type(x) is Tensor:
             with torch.cuda.device(x.device if x.is_cuda else -1):
-                sweep[self._grid](bytes_of(x), table, None, *self._numbers, DUE=False, slot=slot, **self._constants)
+                sweep[self._grid](bytes_of(x), table, None, *self._numbers, None, None, DUE=False, slot=slot, **self._constants)
         else:
             x = x.as_strided(self.like.shape, self.like.stride())
             sweep_into(x, table, self.axes, self._names, self.threshold, None, slot)

@@ -49,6 +49,8 @@ def sweep(
     outer_stride_1,
     outer_stride_2,
     threshold,
+    addresses,
+    cuts,
     ORDER: tl.constexpr,
     EXTREMES: tl.constexpr,
     COUNTS: tl.constexpr,
@@ -58,6 +60,7 @@ def sweep(
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
     DUE: tl.constexpr,
+    MANY: tl.constexpr,
     KEPT_DIMS: tl.constexpr,
     OUTER_DIMS: tl.constexpr,
     AXIS: tl.constexpr,
@@ -71,13 +74,26 @@ def sweep(
     `partials` is int64 of shape [fields, parts, kept]. The fields are the count, then mean and central power sums up to `ORDER`,
     then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64. The slot says
     which of several such tables, one after another, is written.
+
+    Of many tensors, part `program_id(0)` of all their parts; `x` is one of them, for its dtype. `addresses` has the place of each,
+    or 0 if it is left out. `cuts` has, for each part, the number of its tensor, then the first element, then how many there are.
     """
     if DUE:  # noqa: SIM102  # without it nothing may be loaded
         if tl.load(due) == 0:
             return
     COMPUTE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
-    column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
+    if MANY:
+        part = tl.program_id(0)
+        column = tl.arange(0, COLUMNS).to(INDEX)
+        address = tl.load(addresses + tl.load(cuts + part))
+        x = address.to(x.dtype) + tl.load(cuts + parts + part)
+        run = tl.where(address == 0, 0, tl.load(cuts + 2 * parts.to(tl.int64) + part)).to(INDEX)
+        all_tiles = (run + ROWS - 1) // ROWS
+        tiles = all_tiles
+    else:
+        part = tl.program_id(1)
+        column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
     inside = column < kept
     if KEPT_DIMS == 1:
         kept_offset = column * kept_stride_0
@@ -204,7 +220,7 @@ def sweep(
 
     field = parts.to(tl.int64) * kept
     FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + (TOTAL != "" and TOTAL != "peak")
-    place = slot * (FIELDS * field) + tl.program_id(1).to(tl.int64) * kept + column
+    place = slot * (FIELDS * field) + part.to(tl.int64) * kept + column
     tl.store(partials + place, count.to(tl.int64), mask=inside)
     if ORDER > 0:
         divisor = tl.maximum(count, 1).to(tl.float64)

@@ -17,7 +17,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 
 from torch._dynamo.backends.common import aot_autograd
 
-from reducers.kernels.triton import launch
+from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.launch import swept
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -39,7 +39,7 @@ def test_every_family_compiles_without_spills(reducer: str, target: str) -> None
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept",), (target,)))
 
 
-@pytest.mark.parametrize("dtype", launch.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_compiles_without_spills(dtype: torch.dtype) -> None:
     assert_no_spills(kernels.rows(("Summary",), (dtype,), ("everything",), ("sm_90",)))
 
@@ -47,6 +47,11 @@ def test_every_dtype_compiles_without_spills(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("layout", kernels.LAYOUTS)
 def test_every_layout_compiles_without_spills(layout: str) -> None:
     assert_no_spills(kernels.rows(("Summary",), (torch.bfloat16,), (layout,), ("sm_80",)))
+
+
+@pytest.mark.parametrize("target", kernels.TARGETS)
+def test_many_tensors_at_once_compile_without_spills(target: str) -> None:
+    assert_no_spills(kernels.rows(("Norm", "Summary", "Moments(order=4)"), (torch.float32,), ("many tensors",), (target,)))
 
 
 @pytest.mark.long
