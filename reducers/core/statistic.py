@@ -118,6 +118,9 @@ class Statistic(Reducer):
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
+        joined = device_sweep(x, axes, self.columns, self.threshold, state, mask)
+        if joined is not None:
+            return joined
         compacts = self.stackable_join and self.divisible and can_compact(x, mask, axes)
         swept = None if compacts and has_rows(mask) else masked_moments(x, mask, axes, self.columns)
         if swept is not None:

@@ -64,7 +64,12 @@ _failed: list[Exception] = []
 
 
 def device_sweep(
-    x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, state: State | None = None
+    x: Tensor,
+    axes: tuple[int, ...],
+    columns: Mapping[str, str],
+    threshold: float = 0.0,
+    state: State | None = None,
+    mask: Tensor | None = None,
 ) -> State | None:
     """Return the statistics of `x` over `axes`, joined with those of a state, by a kernel that reads `x` once.
 
@@ -72,6 +77,7 @@ def device_sweep(
         columns: the keys of the state, and which statistic each is: one of `reducers.kernels.triton.launch.COLUMNS`.
         threshold: the magnitude above which an element is active.
         state: what was observed before, with the same keys.
+        mask: bool, in the shape of `x`: which elements are observed; integers become float64 then.
 
     Returns:
         None if no kernel takes `x`, the device has none, or the state does not fit. If a kernel cannot be compiled, such as without
@@ -81,10 +87,11 @@ def device_sweep(
     if find is None or not columns or _failed or torch.compiler.is_compiling():
         return None
     kernel = find()
-    if kernel is None or not _fits(x, axes, columns, state):
+    dtype = x.dtype if mask is None or x.is_floating_point() else torch.float64
+    if kernel is None or not _fits(x, axes, columns, state, dtype):
         return None
     try:
-        return kernel(x, axes, columns, threshold, state)
+        return kernel(x, axes, columns, threshold, state) if mask is None else kernel(x, axes, columns, threshold, state, mask)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -97,19 +104,19 @@ def device_sweep(
         return None
 
 
-def _fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None) -> bool:
-    """Return whether the state is one of this reducer, for observations of this shape and dtype."""
+def _fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None, dtype: torch.dtype) -> bool:
+    """Return whether the state is one of this reducer, for observations of this shape and of the dtype they are reduced in."""
     if not state:
         return True
     if len(state) != len(columns) or not all(key in state for key in columns):
         return False
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    integer = not x.dtype.is_floating_point
+    integer = not dtype.is_floating_point
     for key, column in columns.items():
         value = state[key]
         own = column in ("min", "max")
         counted = column in ("count", "zeros", "nan", "inf", "active") or (integer and column in ("sum", "exact"))
-        wanted = x.dtype if own else torch.int64 if counted else torch.float64
+        wanted = dtype if own else torch.int64 if counted else torch.float64
         if list(value.shape) != kept or value.dtype is not wanted or not value.is_contiguous():
             return False
     return True

@@ -14,7 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from reducers.errors import ArgumentError
 from reducers.kernels.triton.joining import join
-from reducers.kernels.triton.layout import plan, power_of_two
+from reducers.kernels.triton.layout import Plan, plan, power_of_two
 from reducers.kernels.triton.sweeping import sweep
 
 __all__ = ["COLUMNS", "DTYPES", "join_partials", "new_partials", "sweep_into", "swept", "swept_in_graph"]
@@ -35,7 +35,12 @@ elements of |x| above a threshold; `peak` is the largest |x|. `nan` and `inf` co
 
 
 def swept(
-    x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, state: Mapping[str, Tensor] | None = None
+    x: Tensor,
+    axes: tuple[int, ...],
+    columns: Mapping[str, str],
+    threshold: float = 0.0,
+    state: Mapping[str, Tensor] | None = None,
+    mask: Tensor | None = None,
 ) -> dict[str, Tensor] | None:
     """Return the statistics of `x` over `axes`, joined with those of a state: two launches, which read `x` once.
 
@@ -46,6 +51,7 @@ def swept(
         columns: the keys of the state, and which of `COLUMNS` each of them is.
         threshold: for `active`, at least 0.
         state: a state of the same keys, shapes and dtypes, which is earlier.
+        mask: bool, in the shape of `x`, of any strides: the elements that are observed. Integers are float64 then.
 
     Returns:
         counts int64; `sum` and `exact` int64 for integers; `min` and `max` in the dtype of `x`; all else float64, in the shape of
@@ -59,26 +65,26 @@ def swept(
     names = ",".join(columns.values())
     before = [] if not state else [state[key] for key in columns]
     if torch.compiler.is_compiling():
-        return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before), strict=True))
-    if plan(x, axes) is None:
+        return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before, mask), strict=True))
+    if plan(x, axes, mask) is None:
         return None
-    partials = new_partials(x, axes, names)
-    shape = _kept_shape(x, axes)
+    partials = new_partials(x, axes, names, mask)
+    shape, dtype = _kept_shape(x, axes), _swept_dtype(x, mask)
     if type(x) is Tensor:  # for which an operator would cost more than the launch
         with torch.cuda.device(x.device if x.is_cuda else -1):
-            _sweep(x, partials, axes, names, threshold, None, False)
-            results = _join(partials, shape, names, x.dtype, before, None, False)
+            _sweep(x, partials, axes, names, threshold, None, False, mask)
+            results = _join(partials, shape, names, dtype, before, None, False)
     else:
-        sweep_into(x, partials, axes, names, threshold)
-        results = join_partials(partials, shape, names, x.dtype, before)
+        sweep_into(x, partials, axes, names, threshold, None, mask)
+        results = join_partials(partials, shape, names, dtype, before)
     return dict(zip(columns, results, strict=True))
 
 
-def new_partials(x: Tensor, axes: Sequence[int], columns: str) -> Tensor:
+def new_partials(x: Tensor, axes: Sequence[int], columns: str, mask: Tensor | None = None) -> Tensor:
     """Return a table for the partial statistics of `x`: int64, of shape (fields, parts, kept positions)."""
-    tiles = plan(x, tuple(axes))
+    tiles = plan(x, tuple(axes), mask)
     assert tiles is not None
-    order, extremes, counts, total = _family(columns, x.dtype)
+    order, extremes, counts, total = _family(columns, _swept_dtype(x, mask))
     fields = 1 + order + 2 * extremes + 3 * counts + (total not in ("", "peak"))
     return torch.empty((fields, tiles.parts, tiles.kept), dtype=torch.int64, device=x.device)
 
@@ -91,14 +97,16 @@ def sweep_into(
     columns: str,
     threshold: float = 0.0,
     due: Optional[Tensor] = None,  # noqa: UP045
+    mask: Optional[Tensor] = None,  # noqa: UP045
 ) -> None:
     """Write the partial statistics of `x` into a table as `new_partials` returns it. One launch, and no allocation.
 
     Args:
         columns: names of `COLUMNS`, with commas between them.
         due: an int32 on the device; if it is 0, nothing is read or written.
+        mask: bool, in the shape of `x`: the elements that are observed.
     """
-    _sweep(x, partials, axes, columns, threshold, due, True)
+    _sweep(x, partials, axes, columns, threshold, due, True, mask)
 
 
 @triton_op("reducers::join", mutates_args={})
@@ -115,7 +123,7 @@ def join_partials(
     Args:
         shape: of the kept axes.
         columns: names of `COLUMNS`, with commas between them.
-        dtype: of the tensor that was swept.
+        dtype: of the tensor that was swept; float64 for integers under a mask.
         state: the earlier statistics in the order of `columns`, or none.
         due: an int32 on the device; if it is 0, the result is the state.
     """
@@ -123,33 +131,53 @@ def join_partials(
 
 
 @triton_op("reducers::swept", mutates_args={})
-def swept_in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, state: Sequence[Tensor]) -> List[Tensor]:  # noqa: UP006
+def swept_in_graph(
+    x: Tensor,
+    axes: Sequence[int],
+    columns: str,
+    threshold: float,
+    state: Sequence[Tensor],
+    mask: Optional[Tensor] = None,  # noqa: UP045
+) -> List[Tensor]:  # noqa: UP006
     """Return what `swept` does, in the order of `columns`: both launches as one node of a graph."""
-    if plan(x, tuple(axes)) is None:
+    if plan(x, tuple(axes), mask) is None:
         raise ArgumentError(f"shape {tuple(x.shape)} with strides {tuple(x.stride())} has too many axes that cannot be merged")
-    partials = new_partials(x, axes, columns)
-    _sweep(x, partials, axes, columns, threshold, None, True)
-    return _join(partials, _kept_shape(x, axes), columns, x.dtype, state, None, True)
+    partials = new_partials(x, axes, columns, mask)
+    _sweep(x, partials, axes, columns, threshold, None, True, mask)
+    return _join(partials, _kept_shape(x, axes), columns, _swept_dtype(x, mask), state, None, True)
 
 
 def _kept_shape(x: Tensor, axes: Sequence[int]) -> list[int]:
     return [size for axis, size in enumerate(x.shape) if axis not in axes]
 
 
+def _swept_dtype(x: Tensor, mask: Tensor | None) -> torch.dtype:
+    """Return the dtype of the elements as they are reduced: under a mask integers are float64, as on a CPU."""
+    return x.dtype if mask is None or x.dtype.is_floating_point else torch.float64
+
+
 def _sweep(
-    x: Tensor, partials: Tensor, axes: Sequence[int], columns: str, threshold: float, due: Tensor | None, traced: bool
+    x: Tensor,
+    partials: Tensor,
+    axes: Sequence[int],
+    columns: str,
+    threshold: float,
+    due: Tensor | None,
+    traced: bool,
+    mask: Tensor | None = None,
 ) -> None:
-    tiles = plan(x, tuple(axes))
+    tiles = plan(x, tuple(axes), mask)
     assert tiles is not None
-    order, extremes, counts, total = _family(columns, x.dtype)
-    integer = not x.dtype.is_floating_point
+    dtype = _swept_dtype(x, mask)
+    order, extremes, counts, total = _family(columns, dtype)
+    integer = not dtype.is_floating_point
     run_tiles = -(-tiles.run // tiles.rows)
     all_tiles = run_tiles
     for size in tiles.outer_sizes:  # math.prod cannot be traced with dynamic sizes
         all_tiles = all_tiles * size
     grid = (-(-tiles.kept // tiles.columns), tiles.parts, 1)
     _launcher(sweep, traced)[grid](
-        x.view(torch.uint8) if x.dtype is torch.bool else x,
+        _bytes(x),
         partials,
         due,
         tiles.kept,
@@ -163,16 +191,18 @@ def _sweep(
         *_innermost_first(tiles.kept_strides, 4),
         *_innermost_first(tiles.outer_sizes, 2),
         *_innermost_first(tiles.outer_strides, 3),
-        _bits(threshold, x.dtype),
+        _bits(threshold, dtype),
+        *_with_strides(mask, tiles),
         ORDER=order,
         EXTREMES=extremes,
         COUNTS=counts,
         TOTAL=total,
-        DOUBLE=integer or x.dtype is torch.float64,
+        DOUBLE=integer or dtype is torch.float64,
         INTEGER=integer,
-        LOWEST=_range(x.dtype)[0],
-        HIGHEST=_range(x.dtype)[1],
+        LOWEST=_range(dtype)[0],
+        HIGHEST=_range(dtype)[1],
         DUE=due is not None,
+        MASK=mask is not None,
         KEPT_DIMS=len(tiles.kept_sizes),
         OUTER_DIMS=len(tiles.outer_sizes),
         AXIS=tiles.axis,
@@ -274,6 +304,14 @@ def _bits(threshold: float, dtype: torch.dtype) -> int:
         threshold = nearest if nearest <= threshold else math.nextafter(nearest, 0.0)
     (bits,) = struct.unpack("q", struct.pack("d", threshold))
     return int(bits)
+
+
+def _with_strides(other: Tensor | None, tiles: Plan) -> tuple[Any, ...]:
+    """Return a mask or weights, and its strides along the run, the kept axes and the outer axes; or None for each."""
+    if other is None:
+        return (None,) * 9
+    kept, outer = tiles.other_kept_strides, tiles.other_outer_strides
+    return (_bytes(other), tiles.other_run_stride, *_innermost_first(kept, 4), *_innermost_first(outer, 3))
 
 
 def _innermost_first(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 __all__ = ["MAX_DIMS", "Plan", "plan", "power_of_two"]
@@ -15,7 +16,7 @@ _TILE = 1 << 12  # numbers of a tile: 16 for each of 256 threads
 _NEIGHBOURS = 32  # threads that read neighbours in memory together
 _COLUMNS = 8  # kept positions of a tile if neighbours in memory are reduced; each costs the threads registers
 
-_Axis = tuple[int, int]  # length and stride
+_Axis = tuple[int, int, int]  # length, stride, and stride of the other tensor
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Plan:
         parts: number of programs that share the tiles of one column.
         tiles: number of tiles of a part; the last part may have fewer.
         wide: whether an offset may not fit into 32 bits.
+        other_kept_strides, other_run_stride, other_outer_strides: the same strides of the tensor that is read along with it.
     """
 
     kept_sizes: tuple[int, ...]
@@ -49,6 +51,9 @@ class Plan:
     parts: int
     tiles: int
     wide: bool
+    other_kept_strides: tuple[int, ...]
+    other_run_stride: int
+    other_outer_strides: tuple[int, ...]
 
     @property
     def kept(self) -> int:
@@ -56,57 +61,74 @@ class Plan:
         return _product(self.kept_sizes)
 
 
-def plan(x: Tensor, axes: tuple[int, ...]) -> Plan | None:
-    """Return how the reduction of `x` over `axes` is cut into tiles; None if more than `MAX_DIMS` axes cannot be merged."""
-    narrow = x.dtype.is_floating_point and x.dtype.itemsize <= 4
-    tile = _TILE if narrow else _TILE // 2  # of float64, in which integers are computed, threads hold half as many
-    kept = _merged([(x.shape[axis], x.stride(axis)) for axis in range(x.ndim) if axis not in axes])
+def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None) -> Plan | None:
+    """Return how the reduction of `x` over `axes` is cut into tiles; None if more than `MAX_DIMS` axes cannot be merged.
+
+    Args:
+        other: a mask or weights in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
+    """
+    other = x if other is None else other
+    # Of float64, in which integers are computed, threads hold half as many.
+    tile = _TILE if _is_narrow(x) and (_is_narrow(other) or other.dtype is torch.bool) else _TILE // 2
+    merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
+    kept = _merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
     # A sum does not depend on the order of its axes, so they are merged in the order of memory.
-    ordered = sorted((axis for axis in axes if x.shape[axis] > 1), key=x.stride, reverse=True)
-    reduced = _merged([(x.shape[axis], x.stride(axis)) for axis in ordered])
+    ordered = sorted((merging[axis] for axis in axes if x.shape[axis] > 1), key=lambda axis: axis[1:], reverse=True)
+    reduced = _merged(ordered)
     if len(kept) > MAX_DIMS or len(reduced) > MAX_DIMS:
         return None
-    run = _run(reduced)
-    length, stride = reduced.pop(run)
-    sizes = [size for size, _ in kept]
-    positions = _product(sizes)
+    outer = list(reduced)
+    length, stride, other_stride = outer.pop(_run(reduced))
+    positions = _product(size for size, _, _ in kept)
     if kept[-1][1] < stride:
         axis, columns = 0, power_of_two(positions, _NEIGHBOURS)
         rows = power_of_two(length, max(1, tile // columns))
     else:
         axis, rows = 1, power_of_two(length, tile)
         columns = power_of_two(positions, min(_COLUMNS, max(1, tile // rows)))
-    count = _product(size for size, _ in reduced) * -(-length // rows)
+    count = _product(size for size, _, _ in outer) * -(-length // rows)
     parts = min(count, max(1, _MAX_PARTS // -(-positions // columns)))
     tiles = -(-count // parts)
-    last = sum((size - 1) * stride for size, stride in (*kept, *reduced)) + (length + rows) * stride
+    last = max(
+        sum((axis[0] - 1) * axis[which] for axis in (*kept, *outer))
+        + (length + rows) * (stride, other_stride)[which - 1]
+        + columns * max(axis[which] for axis in kept)
+        for which in (1, 2)
+    )
     return Plan(
-        tuple(sizes),
-        tuple(stride for _, stride in kept),
+        tuple(size for size, _, _ in kept),
+        tuple(stride for _, stride, _ in kept),
         length,
         stride,
-        tuple(size for size, _ in reduced),
-        tuple(stride for _, stride in reduced),
+        tuple(size for size, _, _ in outer),
+        tuple(stride for _, stride, _ in outer),
         rows,
         columns,
         axis,
         -(-count // tiles),
         tiles,
-        last + columns * max(stride for _, stride in kept) >= 2**31 or positions + columns >= 2**31,
+        last >= 2**31 or positions + columns >= 2**31,
+        tuple(stride for _, _, stride in kept),
+        other_stride,
+        tuple(stride for _, _, stride in outer),
     )
 
 
+def _is_narrow(x: Tensor) -> bool:
+    return x.dtype.is_floating_point and x.dtype.itemsize <= 4
+
+
 def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Return the axes with neighbours merged if one stride reaches all their elements; at least one axis."""
+    """Return the axes with neighbours merged if in both tensors one stride reaches all their elements; at least one axis."""
     merged: list[_Axis] = []
-    for size, stride in axes:
+    for size, stride, other in axes:
         if size == 1:
             continue
-        if merged and merged[-1][1] == size * stride:
-            merged[-1] = (merged[-1][0] * size, stride)
+        if merged and merged[-1][1] == size * stride and merged[-1][2] == size * other:
+            merged[-1] = (merged[-1][0] * size, stride, other)
         else:
-            merged.append((size, stride))
-    return merged or [(1, 1)]
+            merged.append((size, stride, other))
+    return merged or [(1, 1, 1)]
 
 
 def _run(reduced: list[_Axis]) -> int:

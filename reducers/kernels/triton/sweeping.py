@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.words import as_word
 
 __all__ = ["sweep"]
@@ -20,6 +21,8 @@ __all__ = ["sweep"]
 _PLAIN = [
     *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "kept_stride_0", "kept_stride_1"),
     *("kept_stride_2", "kept_stride_3", "outer_0", "outer_1", "outer_stride_0", "outer_stride_1", "outer_stride_2", "threshold"),
+    *("mask_kept_stride_0", "mask_kept_stride_1", "mask_kept_stride_2", "mask_kept_stride_3"),
+    *("mask_outer_stride_0", "mask_outer_stride_1", "mask_outer_stride_2"),
 ]
 
 
@@ -48,6 +51,15 @@ def sweep(
     outer_stride_1,
     outer_stride_2,
     threshold,
+    mask,
+    mask_run_stride,
+    mask_kept_stride_0,
+    mask_kept_stride_1,
+    mask_kept_stride_2,
+    mask_kept_stride_3,
+    mask_outer_stride_0,
+    mask_outer_stride_1,
+    mask_outer_stride_2,
     ORDER: tl.constexpr,
     EXTREMES: tl.constexpr,
     COUNTS: tl.constexpr,
@@ -57,6 +69,7 @@ def sweep(
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
     DUE: tl.constexpr,
+    MASK: tl.constexpr,
     KEPT_DIMS: tl.constexpr,
     OUTER_DIMS: tl.constexpr,
     AXIS: tl.constexpr,
@@ -67,7 +80,8 @@ def sweep(
     """Write the statistics of part `program_id(1)` of the kept positions of column `program_id(0)` of tiles.
 
     `partials` is int64 of shape [fields, parts, kept]. The fields are the count, then mean and central power sums up to `ORDER`,
-    then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64.
+    then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64. If there is a
+    mask, elements for which it is 0 are as if they were not there.
     """
     if DUE:  # noqa: SIM102  # without it nothing may be loaded
         if tl.load(due) == 0:
@@ -91,6 +105,10 @@ def sweep(
     row = tl.arange(0, ROWS).to(INDEX)
     lane = tl.expand_dims(row * run_stride, 1 - AXIS) + tl.expand_dims(kept_offset, AXIS)
     wanted = tl.expand_dims(inside, AXIS)
+    if MASK:
+        strides = (mask_kept_stride_0, mask_kept_stride_1, mask_kept_stride_2, mask_kept_stride_3)
+        mask_kept = offset_of(column, kept_0, kept_1, kept_2, *strides, KEPT_DIMS)
+        mask_lane = tl.expand_dims(row * mask_run_stride, 1 - AXIS) + tl.expand_dims(mask_kept, AXIS)
 
     count = tl.zeros([COLUMNS], tl.int32)  # of one part, which has fewer than 2**31 numbers of a column
     centre = tl.zeros([COLUMNS], tl.float64)
@@ -130,6 +148,12 @@ def sweep(
             offset += outer * (outer_stride_0 if OUTER_DIMS == 1 else outer_stride_1 if OUTER_DIMS == 2 else outer_stride_2)
         there = tl.expand_dims(position + row < run, 1 - AXIS) & wanted
         raw = tl.load(x + offset + lane, mask=there, other=0)
+        if MASK:
+            chosen = mask + position * mask_run_stride + mask_lane
+            if OUTER_DIMS > 0:
+                strides = (mask_outer_stride_0, mask_outer_stride_1, mask_outer_stride_2, 0)
+                chosen += offset_of(tile // run_tiles, outer_0, outer_1, 1, *strides, OUTER_DIMS)
+            there = there & (tl.load(chosen, mask=there, other=0) != 0)
         value = raw.to(COMPUTE)
         finite = there
         if not INTEGER:
