@@ -15,7 +15,7 @@ from reducers.kernels.inductor import fused_moments
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_sweep", "eager_moments", "masked_moments", "traced_moments"]
+__all__ = ["device_sweep", "device_weighted", "eager_moments", "masked_moments", "traced_moments"]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
@@ -59,7 +59,18 @@ def _triton_sweep() -> Kernel | None:
     return swept
 
 
+@lru_cache(maxsize=1)
+def _triton_weighted() -> Kernel | None:
+    """The same of weighted sums."""
+    try:
+        from reducers.kernels.triton.weighted import weighted_swept
+    except ImportError:
+        return None
+    return weighted_swept
+
+
 SWEEPS: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_sweep}  # by type of device
+WEIGHTED: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_weighted}
 _failed: list[Exception] = []
 
 
@@ -90,8 +101,35 @@ def device_sweep(
     dtype = x.dtype if mask is None or x.is_floating_point() else torch.float64
     if kernel is None or not _fits(x, axes, columns, state, dtype):
         return None
+    return _tried(kernel, x, axes, columns, threshold, state, *(() if mask is None else (mask,)))
+
+
+def device_weighted(
+    x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State | None = None
+) -> State | None:
+    """Return weighted sums of `x` over `axes`, joined with those of a state, by a kernel that reads `x` and its weights once.
+
+    Args:
+        weights: in the shape of `x`.
+        columns: the keys of the state, as `reducers.kernels.triton.weighted.weighted_swept` takes them.
+        state: what was observed before, with the same keys.
+
+    Returns:
+        None in the same cases as `device_sweep`.
+    """
+    find = WEIGHTED.get(x.device.type)
+    if find is None or _failed or torch.compiler.is_compiling():
+        return None
+    kernel = find()
+    if kernel is None or not _fits(x, axes, dict.fromkeys(columns, "sum"), state, torch.float64):
+        return None
+    return _tried(kernel, x, weights, axes, columns, state)
+
+
+def _tried(kernel: Kernel, *arguments: object) -> State | None:
+    """Return what a kernel returns; None, with a warning, if it cannot be compiled."""
     try:
-        return kernel(x, axes, columns, threshold, state) if mask is None else kernel(x, axes, columns, threshold, state, mask)
+        return kernel(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

@@ -14,7 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from reducers.errors import ArgumentError
 from reducers.kernels.triton.joining import join
-from reducers.kernels.triton.layout import Plan, plan, power_of_two
+from reducers.kernels.triton.layout import plan, power_of_two
 from reducers.kernels.triton.sweeping import sweep
 
 __all__ = ["COLUMNS", "DTYPES", "join_partials", "new_partials", "sweep_into", "swept", "swept_in_graph"]
@@ -171,28 +171,13 @@ def _sweep(
     dtype = _swept_dtype(x, mask)
     order, extremes, counts, total = _family(columns, dtype)
     integer = not dtype.is_floating_point
-    run_tiles = -(-tiles.run // tiles.rows)
-    all_tiles = run_tiles
-    for size in tiles.outer_sizes:  # math.prod cannot be traced with dynamic sizes
-        all_tiles = all_tiles * size
-    grid = (-(-tiles.kept // tiles.columns), tiles.parts, 1)
-    _launcher(sweep, traced)[grid](
+    _launcher(sweep, traced)[tiles.grid](
         _bytes(x),
         partials,
         due,
-        tiles.kept,
-        tiles.run,
-        tiles.run_stride,
-        run_tiles,
-        all_tiles,
-        tiles.tiles,
-        tiles.parts,
-        *_innermost_first(tiles.kept_sizes, 3),
-        *_innermost_first(tiles.kept_strides, 4),
-        *_innermost_first(tiles.outer_sizes, 2),
-        *_innermost_first(tiles.outer_strides, 3),
+        *tiles.arguments(),
         _bits(threshold, dtype),
-        *_with_strides(mask, tiles),
+        *((None,) * 9 if mask is None else (_bytes(mask), *tiles.other_strides())),
         ORDER=order,
         EXTREMES=extremes,
         COUNTS=counts,
@@ -304,16 +289,3 @@ def _bits(threshold: float, dtype: torch.dtype) -> int:
         threshold = nearest if nearest <= threshold else math.nextafter(nearest, 0.0)
     (bits,) = struct.unpack("q", struct.pack("d", threshold))
     return int(bits)
-
-
-def _with_strides(other: Tensor | None, tiles: Plan) -> tuple[Any, ...]:
-    """Return a mask or weights, and its strides along the run, the kept axes and the outer axes; or None for each."""
-    if other is None:
-        return (None,) * 9
-    kept, outer = tiles.other_kept_strides, tiles.other_outer_strides
-    return (_bytes(other), tiles.other_run_stride, *_innermost_first(kept, 4), *_innermost_first(outer, 3))
-
-
-def _innermost_first(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return so many of the sizes, innermost first, and 1 for those that are missing."""
-    return (*reversed(sizes), *(1,) * length)[:length]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 __all__ = ["MAX_DIMS", "Plan", "plan", "power_of_two"]
@@ -60,16 +59,38 @@ class Plan:
         """The number of kept positions."""
         return _product(self.kept_sizes)
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The programs of a launch."""
+        return -(-self.kept // self.columns), self.parts, 1
 
-def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None) -> Plan | None:
+    def arguments(self) -> tuple[int, ...]:
+        """Return what a kernel is told: numbers of positions and tiles, then sizes and strides, innermost first, 1 if missing."""
+        run_tiles = -(-self.run // self.rows)
+        return (
+            *(self.kept, self.run, self.run_stride, run_tiles, run_tiles * _product(self.outer_sizes), self.tiles, self.parts),
+            *_innermost_first(self.kept_sizes, MAX_DIMS - 1),
+            *_innermost_first(self.kept_strides, MAX_DIMS),
+            *_innermost_first(self.outer_sizes, MAX_DIMS - 2),
+            *_innermost_first(self.outer_strides, MAX_DIMS - 1),
+        )
+
+    def other_strides(self) -> tuple[int, ...]:
+        """Return the strides of the other tensor as a kernel is told: of the run, the kept axes and the outer axes."""
+        kept, outer = self.other_kept_strides, self.other_outer_strides
+        return self.other_run_stride, *_innermost_first(kept, MAX_DIMS), *_innermost_first(outer, MAX_DIMS - 1)
+
+
+def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False) -> Plan | None:
     """Return how the reduction of `x` over `axes` is cut into tiles; None if more than `MAX_DIMS` axes cannot be merged.
 
     Args:
         other: a mask or weights in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
+        double: all is computed in float64, as integers always are.
     """
+    narrow = x.dtype.is_floating_point and x.dtype.itemsize <= 4 and not double
+    tile = _TILE if narrow else _TILE // 2  # of float64, threads hold half as many
     other = x if other is None else other
-    # Of float64, in which integers are computed, threads hold half as many.
-    tile = _TILE if _is_narrow(x) and (_is_narrow(other) or other.dtype is torch.bool) else _TILE // 2
     merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
     kept = _merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
     # A sum does not depend on the order of its axes, so they are merged in the order of memory.
@@ -114,10 +135,6 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None) -> Plan 
     )
 
 
-def _is_narrow(x: Tensor) -> bool:
-    return x.dtype.is_floating_point and x.dtype.itemsize <= 4
-
-
 def _merged(axes: list[_Axis]) -> list[_Axis]:
     """Return the axes with neighbours merged if in both tensors one stride reaches all their elements; at least one axis."""
     merged: list[_Axis] = []
@@ -144,6 +161,11 @@ def power_of_two(number: int, most: int) -> int:
     while power < most and power < number:  # a comparison for each bit, which dynamic sizes allow
         power *= 2
     return power
+
+
+def _innermost_first(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """Return so many of the sizes, innermost first, and 1 for those that are missing."""
+    return (*reversed(sizes), *(1,) * length)[:length]
 
 
 def _product(sizes: Iterable[int]) -> int:

@@ -151,8 +151,8 @@ def sweep(
         if MASK:
             chosen = mask + position * mask_run_stride + mask_lane
             if OUTER_DIMS > 0:
-                strides = (mask_outer_stride_0, mask_outer_stride_1, mask_outer_stride_2, 0)
-                chosen += offset_of(tile // run_tiles, outer_0, outer_1, 1, *strides, OUTER_DIMS)
+                mask_strides = (mask_outer_stride_0, mask_outer_stride_1, mask_outer_stride_2, 0)
+                chosen += offset_of(tile // run_tiles, outer_0, outer_1, 1, *mask_strides, OUTER_DIMS)
             there = there & (tl.load(chosen, mask=there, other=0) != 0)
         value = raw.to(COMPUTE)
         finite = there
