@@ -27,24 +27,31 @@ class Plan:
         kept_strides: their strides, in elements.
         run: length of the reduced axis along which tiles lie.
         run_stride: its stride.
+        inner: length of a short reduced axis, all of which each position along the run has in a tile; 1 without one.
+        inner_stride: its stride.
         outer_sizes: lengths of the other merged reduced axes, outermost first.
         outer_strides: their strides.
-        rows: positions of a tile along the run, a power of two.
+        rows: positions of a tile along the run, a power of two, times `inner_rows`.
+        inner_rows: the power of two that is not below `inner`.
         columns: kept positions of a tile, a power of two.
         axis: the axis of a tile along which it is reduced: neighbours in memory are neighbours along axis 1.
         parts: number of programs that share the tiles of one column.
         tiles: number of tiles of a part; the last part may have fewer.
         wide: whether an offset may not fit into 32 bits.
-        other_kept_strides, other_run_stride, other_outer_strides: the same strides of the tensor that is read along with it.
+        other_kept_strides, other_run_stride, other_inner_stride, other_outer_strides: the same strides of the tensor that is read
+            along with it.
     """
 
     kept_sizes: tuple[int, ...]
     kept_strides: tuple[int, ...]
     run: int
     run_stride: int
+    inner: int
+    inner_stride: int
     outer_sizes: tuple[int, ...]
     outer_strides: tuple[int, ...]
     rows: int
+    inner_rows: int
     columns: int
     axis: int
     parts: int
@@ -52,6 +59,7 @@ class Plan:
     wide: bool
     other_kept_strides: tuple[int, ...]
     other_run_stride: int
+    other_inner_stride: int
     other_outer_strides: tuple[int, ...]
 
     @property
@@ -66,7 +74,7 @@ class Plan:
 
     def arguments(self) -> tuple[int, ...]:
         """Return what a kernel is told: numbers of positions and tiles, then sizes and strides, innermost first, 1 if missing."""
-        run_tiles = -(-self.run // self.rows)
+        run_tiles = -(-self.run // (self.rows // self.inner_rows))
         return (
             *(self.kept, self.run, self.run_stride, run_tiles, run_tiles * _product(self.outer_sizes), self.tiles, self.parts),
             *_innermost_first(self.kept_sizes, MAX_DIMS - 1),
@@ -75,10 +83,13 @@ class Plan:
             *_innermost_first(self.outer_strides, MAX_DIMS - 1),
         )
 
-    def other_strides(self) -> tuple[int, ...]:
-        """Return the strides of the other tensor as a kernel is told: of the run, the kept axes and the outer axes."""
-        kept, outer = self.other_kept_strides, self.other_outer_strides
-        return self.other_run_stride, *_innermost_first(kept, MAX_DIMS), *_innermost_first(outer, MAX_DIMS - 1)
+    def other_arguments(self) -> tuple[int, ...]:
+        """Return the rest, if another tensor is read too: of the inner axis, and its strides of the run, kept and outer axes."""
+        return (
+            *(self.inner, self.inner_stride, self.other_inner_stride, self.other_run_stride),
+            *_innermost_first(self.other_kept_strides, MAX_DIMS),
+            *_innermost_first(self.other_outer_strides, MAX_DIMS - 1),
+        )
 
 
 def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False) -> Plan | None:
@@ -90,7 +101,7 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
     """
     narrow = x.dtype.is_floating_point and x.dtype.itemsize <= 4 and not double
     tile = _TILE if narrow else _TILE // 2  # of float64, threads hold half as many
-    other = x if other is None else other
+    paired, other = other is not None, x if other is None else other
     merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
     kept = _merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
     # A sum does not depend on the order of its axes, so they are merged in the order of memory.
@@ -98,10 +109,18 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
     reduced = _merged(ordered)
     if len(kept) > MAX_DIMS or len(reduced) > MAX_DIMS:
         return None
-    outer = list(reduced)
-    length, stride, other_stride = outer.pop(_run(reduced))
     positions = _product(size for size, _, _ in kept)
-    if kept[-1][1] < stride:
+    outer, inner = list(reduced), (1, 1, 1)
+    most = max(1, tile // power_of_two(positions, _NEIGHBOURS)) if kept[-1][1] < reduced[-1][1] else tile
+    # What does not merge because of a mask is often short, and the axis before it long: the rows of a tile are of both.
+    if paired and len(reduced) > 1 and 2 * reduced[-1][0] <= most:
+        inner = outer.pop()
+        run = outer.pop()
+    else:
+        run = outer.pop(_run(reduced))
+    inner_rows = power_of_two(inner[0], most)
+    length = run[0] * inner_rows
+    if kept[-1][1] < (run if inner_rows == 1 else inner)[1]:
         axis, columns = 0, power_of_two(positions, _NEIGHBOURS)
         rows = power_of_two(length, max(1, tile // columns))
     else:
@@ -112,25 +131,28 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
     tiles = -(-count // parts)
     last = max(
         sum((axis[0] - 1) * axis[which] for axis in (*kept, *outer))
-        + (length + rows) * (stride, other_stride)[which - 1]
+        + (run[0] + rows) * run[which]
+        + inner_rows * inner[which]
         + columns * max(axis[which] for axis in kept)
         for which in (1, 2)
     )
     return Plan(
         tuple(size for size, _, _ in kept),
         tuple(stride for _, stride, _ in kept),
-        length,
-        stride,
+        *run[:2],
+        *inner[:2],
         tuple(size for size, _, _ in outer),
         tuple(stride for _, stride, _ in outer),
         rows,
+        inner_rows,
         columns,
         axis,
         -(-count // tiles),
         tiles,
         last >= 2**31 or positions + columns >= 2**31,
         tuple(stride for _, _, stride in kept),
-        other_stride,
+        run[2],
+        inner[2],
         tuple(stride for _, _, stride in outer),
     )
 

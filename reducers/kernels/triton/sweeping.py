@@ -21,6 +21,7 @@ __all__ = ["sweep"]
 _PLAIN = [
     *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "kept_stride_0", "kept_stride_1"),
     *("kept_stride_2", "kept_stride_3", "outer_0", "outer_1", "outer_stride_0", "outer_stride_1", "outer_stride_2", "threshold"),
+    *("inner", "mask_inner_stride", "mask_run_stride"),
     *("mask_kept_stride_0", "mask_kept_stride_1", "mask_kept_stride_2", "mask_kept_stride_3"),
     *("mask_outer_stride_0", "mask_outer_stride_1", "mask_outer_stride_2"),
 ]
@@ -52,6 +53,9 @@ def sweep(
     outer_stride_2,
     threshold,
     mask,
+    inner,
+    inner_stride,
+    mask_inner_stride,
     mask_run_stride,
     mask_kept_stride_0,
     mask_kept_stride_1,
@@ -70,6 +74,7 @@ def sweep(
     HIGHEST: tl.constexpr,
     DUE: tl.constexpr,
     MASK: tl.constexpr,
+    INNER: tl.constexpr,
     KEPT_DIMS: tl.constexpr,
     OUTER_DIMS: tl.constexpr,
     AXIS: tl.constexpr,
@@ -103,12 +108,19 @@ def sweep(
             rest = rest // kept_2
         kept_offset += rest * (kept_stride_1 if KEPT_DIMS == 2 else kept_stride_2 if KEPT_DIMS == 3 else kept_stride_3)
     row = tl.arange(0, ROWS).to(INDEX)
+    if INNER > 1:
+        within = row % INNER
+        row = row // INNER
     lane = tl.expand_dims(row * run_stride, 1 - AXIS) + tl.expand_dims(kept_offset, AXIS)
     wanted = tl.expand_dims(inside, AXIS)
     if MASK:
         strides = (mask_kept_stride_0, mask_kept_stride_1, mask_kept_stride_2, mask_kept_stride_3)
         mask_kept = offset_of(column, kept_0, kept_1, kept_2, *strides, KEPT_DIMS)
         mask_lane = tl.expand_dims(row * mask_run_stride, 1 - AXIS) + tl.expand_dims(mask_kept, AXIS)
+    if INNER > 1:
+        lane += tl.expand_dims(within * inner_stride, 1 - AXIS)
+        mask_lane += tl.expand_dims(within * mask_inner_stride, 1 - AXIS)
+        wanted = wanted & tl.expand_dims(within < inner, 1 - AXIS)
 
     count = tl.zeros([COLUMNS], tl.int32)  # of one part, which has fewer than 2**31 numbers of a column
     centre = tl.zeros([COLUMNS], tl.float64)
@@ -133,11 +145,11 @@ def sweep(
     stop = tl.minimum(start + tiles, all_tiles)
     for tile in range(start, stop):
         if OUTER_DIMS == 0:
-            position = tile * ROWS
+            position = tile * (ROWS // INNER)
             offset = position * run_stride
         else:
             outer = tile // run_tiles
-            position = (tile - outer * run_tiles) * ROWS
+            position = (tile - outer * run_tiles) * (ROWS // INNER)
             offset = position * run_stride
             if OUTER_DIMS > 1:
                 offset += outer % outer_0 * outer_stride_0

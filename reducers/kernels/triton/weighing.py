@@ -19,6 +19,7 @@ __all__ = ["join_weighted", "weigh"]
 _PLAIN = [
     *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "outer_0", "outer_1"),
     *("kept_stride_0", "kept_stride_1", "kept_stride_2", "kept_stride_3", "outer_stride_0", "outer_stride_1", "outer_stride_2"),
+    *("inner", "weight_inner_stride", "weight_run_stride"),
     *("weight_kept_stride_0", "weight_kept_stride_1", "weight_kept_stride_2", "weight_kept_stride_3"),
     *("weight_outer_stride_0", "weight_outer_stride_1", "weight_outer_stride_2"),
 ]
@@ -56,6 +57,9 @@ def weigh(
     outer_stride_1,
     outer_stride_2,
     weights,
+    inner,
+    inner_stride,
+    weight_inner_stride,
     weight_run_stride,
     weight_kept_stride_0,
     weight_kept_stride_1,
@@ -69,6 +73,7 @@ def weigh(
     OUTER_DIMS: tl.constexpr,
     AXIS: tl.constexpr,
     ROWS: tl.constexpr,
+    INNER: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -84,10 +89,12 @@ def weigh(
     offset = offset_of(column, kept_0, kept_1, kept_2, *strides, KEPT_DIMS)
     strides = (weight_kept_stride_0, weight_kept_stride_1, weight_kept_stride_2, weight_kept_stride_3)
     weight_offset = offset_of(column, kept_0, kept_1, kept_2, *strides, KEPT_DIMS)
-    row = tl.arange(0, ROWS).to(INDEX)
-    lane = tl.expand_dims(row * run_stride, 1 - AXIS) + tl.expand_dims(offset, AXIS)
-    weight_lane = tl.expand_dims(row * weight_run_stride, 1 - AXIS) + tl.expand_dims(weight_offset, AXIS)
-    wanted = tl.expand_dims(inside, AXIS)
+    row = tl.arange(0, ROWS).to(INDEX) // INNER
+    within = tl.arange(0, ROWS).to(INDEX) % INNER
+    lane = tl.expand_dims(row * run_stride + within * inner_stride, 1 - AXIS) + tl.expand_dims(offset, AXIS)
+    weight_row = row * weight_run_stride + within * weight_inner_stride
+    weight_lane = tl.expand_dims(weight_row, 1 - AXIS) + tl.expand_dims(weight_offset, AXIS)
+    wanted = tl.expand_dims(within < inner, 1 - AXIS) & tl.expand_dims(inside, AXIS)
 
     total = tl.zeros([COLUMNS], tl.float64)
     squares = tl.zeros([COLUMNS], tl.float64)
@@ -100,7 +107,7 @@ def weigh(
     stop = tl.minimum(start + tiles, all_tiles)
     for tile in range(start, stop):
         outer = tile // run_tiles
-        position = (tile - outer * run_tiles) * ROWS
+        position = (tile - outer * run_tiles) * (ROWS // INNER)
         place = x + position * run_stride + lane
         weight_place = weights + position * weight_run_stride + weight_lane
         if OUTER_DIMS > 0:
