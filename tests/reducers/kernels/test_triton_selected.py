@@ -28,13 +28,13 @@ from reducers.kernels.triton.weighted import weighted_swept
 
 ALL = {name: name for name in ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")}
 MOMENTS = ("weight", "squares", "mean", "m2")
-SHAPE = (3, 6, 5, 7)
+SHAPE = (2, 3, 4, 5)
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_TILE", 64)
-    monkeypatch.setattr(layout, "_MAX_PARTS", 4)
+    monkeypatch.setattr(layout, "_TILE", 32)
+    monkeypatch.setattr(layout, "_MAX_PARTS", 2)
 
 
 @pytest.fixture
@@ -131,8 +131,11 @@ def chosen(share: float = 0.6) -> Tensor:
     return torch.rand(SHAPE, generator=torch.Generator().manual_seed(3)) < share
 
 
-@pytest.mark.parametrize("how", LAYOUTS)
-@pytest.mark.parametrize("kind", MASKS)
+# Every mask in two layouts, and every layout under two masks.
+EACH = [(kind, how) for kind in MASKS for how in LAYOUTS if kind in ("elements", "tokens") or how in ("everything", "channels")]
+
+
+@pytest.mark.parametrize(("kind", "how"), EACH)
 def test_masks_of_any_layout_select_what_is_observed(kind: str, how: str) -> None:
     arranged, axes = LAYOUTS[how]
     mask, x = MASKS[kind](chosen()), holes(*SHAPE)
@@ -155,14 +158,14 @@ def test_masked_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("total", ["sum", "exact", "magnitudes", "squares", "active", "peak"])
 def test_masked_totals(total: str) -> None:
     for x in (holes(*SHAPE), random(*SHAPE).mul(40).to(torch.int8)):
-        for axes in ((0, 1, 2, 3), (0, 1, 3)):
+        for axes in ((0, 1, 2, 3), (0, 1)):
             assert_masked(x, chosen(), axes, {"count": "count", "power": total})
 
 
 def test_numbers_that_break_careless_sums_and_those_that_are_not_selected() -> None:
     mask = chosen()
     for x in (random(*SHAPE) + 1e4, random(*SHAPE) * 1e-30):
-        for other in (torch.nan, torch.inf, 1e38, 0.0):
+        for other in (torch.nan, 1e38):
             assert_masked(x, mask, (0, 2, 3), seen=torch.where(mask, x, other))
     equal = swept(torch.where(mask, torch.tensor(0.1), random(*SHAPE)), (0, 2), ALL, 0.0, None, mask)
     assert equal is not None
@@ -241,14 +244,14 @@ def assert_weighted(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> None:
 
 
 def drawn_weights() -> Tensor:
+    """Weights of which some are 0, and some not finite."""
     weights = random(*SHAPE, seed=5).abs()
     flat = weights.view(-1)
     flat[::9], flat[::17], flat[::31] = 0, torch.nan, torch.inf
     return weights
 
 
-@pytest.mark.parametrize("how", LAYOUTS)
-@pytest.mark.parametrize("kind", ["elements", "tokens", "channels", "turned", "gaps"])
+@pytest.mark.parametrize(("kind", "how"), [(kind, how) for kind, how in EACH if kind not in ("samples", "none", "one")])
 def test_weights_of_any_layout(kind: str, how: str) -> None:
     arranged, axes = LAYOUTS[how]
     assert_weighted(arranged(holes(*SHAPE)), MASKS[kind](drawn_weights()), axes)
@@ -270,8 +273,8 @@ HARD: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] =
     "negative weights": (lambda x: x, lambda weights: -weights),
     "far away without weight": (lambda x: torch.where(chosen(0.5), x, 1e30), lambda weights: torch.where(chosen(0.5), weights, 0)),
     "far away first, of little weight": (
-        lambda x: torch.where(torch.arange(3)[:, None, None, None] == 0, 1e8, x),
-        lambda weights: torch.where(torch.arange(3)[:, None, None, None] == 0, 1e-30, weights),
+        lambda x: torch.where(torch.arange(2)[:, None, None, None] == 0, 1e8, x),
+        lambda weights: torch.where(torch.arange(2)[:, None, None, None] == 0, 1e-30, weights),
     ),
 }
 
@@ -287,13 +290,13 @@ def test_equal_elements_have_no_weighted_variance() -> None:
     found = weighted_swept(torch.full(SHAPE, 0.1), drawn_weights(), (0, 2, 3), MOMENTS)
     assert found is not None
     assert not found["m2"].any()
-    assert found["mean"].equal(torch.full((6,), 0.1).double())
+    assert found["mean"].equal(torch.full((3,), 0.1).double())
 
 
 @pytest.mark.parametrize("reducer", [WeightedMean("b c h w -> w c"), WeightedMoments("b c h w -> w c"), WeightedMoments()], ids=str)
 def test_weighted_reducers_give_what_they_give_on_a_cpu(reducer: Reducer, taken: list[Any]) -> None:
     xs = [holes(*SHAPE), random(*SHAPE, seed=1) + 1e4, random(*SHAPE)]
-    weights = [drawn_weights(), drawn_weights()[:, :1, :, :1], torch.zeros(3)]
+    weights = [drawn_weights(), drawn_weights()[:, :1, :, :1], torch.zeros(2)]
     found: Any = {}
     for x, weight in zip(xs, weights, strict=True):
         found = reducer.update(found, x, weight)
