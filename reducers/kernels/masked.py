@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from reducers.kernels.chunks import PIECE, paired_pieces
+from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.cpu import (
     MIN_REMAINDER,
     centred_sums,
@@ -23,6 +23,8 @@ from reducers.kernels.cpu import (
 )
 
 __all__ = ["masked_sweep"]
+
+PIECE = 1 << 17  # elements: a piece and the four buffers of its size have room in the cache
 
 
 def masked_sweep(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Tensor] | None:

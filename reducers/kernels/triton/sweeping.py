@@ -114,8 +114,17 @@ def sweep(
     lane = tl.expand_dims(row * run_stride, 1 - AXIS) + tl.expand_dims(kept_offset, AXIS)
     wanted = tl.expand_dims(inside, AXIS)
     if MASK:
-        strides = (mask_kept_stride_0, mask_kept_stride_1, mask_kept_stride_2, mask_kept_stride_3)
-        mask_kept = offset_of(column, kept_0, kept_1, kept_2, *strides, KEPT_DIMS)
+        mask_kept = offset_of(
+            column,
+            kept_0,
+            kept_1,
+            kept_2,
+            mask_kept_stride_0,
+            mask_kept_stride_1,
+            mask_kept_stride_2,
+            mask_kept_stride_3,
+            KEPT_DIMS,
+        )
         mask_lane = tl.expand_dims(row * mask_run_stride, 1 - AXIS) + tl.expand_dims(mask_kept, AXIS)
     if INNER > 1:
         lane += tl.expand_dims(within * inner_stride, 1 - AXIS)
@@ -163,8 +172,10 @@ def sweep(
         if MASK:
             chosen = mask + position * mask_run_stride + mask_lane
             if OUTER_DIMS > 0:
-                mask_strides = (mask_outer_stride_0, mask_outer_stride_1, mask_outer_stride_2, 0)
-                chosen += offset_of(tile // run_tiles, outer_0, outer_1, 1, *mask_strides, OUTER_DIMS)
+                along = tile // run_tiles
+                chosen += offset_of(
+                    along, outer_0, outer_1, 1, mask_outer_stride_0, mask_outer_stride_1, mask_outer_stride_2, 0, OUTER_DIMS
+                )
             there = there & (tl.load(chosen, mask=there, other=0) != 0)
         value = raw.to(COMPUTE)
         finite = there

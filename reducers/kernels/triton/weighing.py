@@ -1,8 +1,8 @@
 """The two launches for weighted sums: partial sums of the parts of a tensor and its weights, and their join with a state.
 
-All is computed in float64, as weights may differ by any factor. Deviations are taken from the mean of a heavy tile: from one that is
-far from the mean only because it weighs nothing, the sum of squares would lose what it holds. Everything is added in an order that
-depends on shapes only.
+All is computed in float64, as weights may differ by any factor. Deviations are taken from the mean of a heavy tile: the mean of a
+light one may be so far from the others that the sum of squares would lose them. Everything is added in an order that depends on shapes
+only.
 """
 
 from __future__ import annotations
@@ -85,10 +85,18 @@ def weigh(
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
     column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
     inside = column < kept
-    strides = (kept_stride_0, kept_stride_1, kept_stride_2, kept_stride_3)
-    offset = offset_of(column, kept_0, kept_1, kept_2, *strides, KEPT_DIMS)
-    strides = (weight_kept_stride_0, weight_kept_stride_1, weight_kept_stride_2, weight_kept_stride_3)
-    weight_offset = offset_of(column, kept_0, kept_1, kept_2, *strides, KEPT_DIMS)
+    offset = offset_of(column, kept_0, kept_1, kept_2, kept_stride_0, kept_stride_1, kept_stride_2, kept_stride_3, KEPT_DIMS)
+    weight_offset = offset_of(
+        column,
+        kept_0,
+        kept_1,
+        kept_2,
+        weight_kept_stride_0,
+        weight_kept_stride_1,
+        weight_kept_stride_2,
+        weight_kept_stride_3,
+        KEPT_DIMS,
+    )
     row = tl.arange(0, ROWS).to(INDEX) // INNER
     within = tl.arange(0, ROWS).to(INDEX) % INNER
     lane = tl.expand_dims(row * run_stride + within * inner_stride, 1 - AXIS) + tl.expand_dims(offset, AXIS)
@@ -111,10 +119,10 @@ def weigh(
         place = x + position * run_stride + lane
         weight_place = weights + position * weight_run_stride + weight_lane
         if OUTER_DIMS > 0:
-            outer_strides = (outer_stride_0, outer_stride_1, outer_stride_2, 0)
-            place += offset_of(outer, outer_0, outer_1, 1, *outer_strides, OUTER_DIMS)
-            weight_strides = (weight_outer_stride_0, weight_outer_stride_1, weight_outer_stride_2, 0)
-            weight_place += offset_of(outer, outer_0, outer_1, 1, *weight_strides, OUTER_DIMS)
+            place += offset_of(outer, outer_0, outer_1, 1, outer_stride_0, outer_stride_1, outer_stride_2, 0, OUTER_DIMS)
+            weight_place += offset_of(
+                outer, outer_0, outer_1, 1, weight_outer_stride_0, weight_outer_stride_1, weight_outer_stride_2, 0, OUTER_DIMS
+            )
         there = tl.expand_dims(position + row < run, 1 - AXIS) & wanted
         value = _wide(tl.load(place, mask=there, other=0))
         weight = _wide(tl.load(weight_place, mask=there, other=0))

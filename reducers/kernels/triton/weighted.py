@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import triton_op
 
-from reducers.kernels.triton.launch import DTYPES, _JOINED, _WARPS, _bytes, _kept_shape, _launcher
+from reducers.kernels.triton.launch import _JOINED, _WARPS, DTYPES, _bytes, _kept_shape, _launcher
 from reducers.kernels.triton.layout import Plan, plan, power_of_two
 from reducers.kernels.triton.weighing import join_weighted, weigh
 
@@ -21,18 +21,19 @@ _FIELDS = {("weight", "sum"): 2, ("weight", "squares", "mean", "m2"): 5}  # of p
 def weighted_swept(
     x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor] | None:
-    """Return weighted sums of `x` over `axes`, joined with those of a state: two launches, which read `x` and its weights once.
+    """Return weighted sums of `x` over `axes`, joined with those of a state: two launches, which read both tensors once.
 
     Elements that are not finite, or whose weight is not, are excluded. Nothing waits for the device. Equal tensors give equal bits.
 
     Args:
         weights: real, in the shape of `x`, of any strides.
-        columns: the keys of the state: `weight` (the sum of the weights) and `sum`, the weighted sum; or `weight`, `squares` (the sum
-            of squared weights), `mean`, and `m2`, the weighted sum of squared deviations from the mean.
+        columns: the keys of the state: `weight` (the sum of the weights) and `sum`, the weighted sum; or `weight`, `squares` (the
+            sum of squared weights), `mean`, and `m2`, the weighted sum of squared deviations from the mean.
         state: a state with these keys, which is earlier: float64, contiguous, in the shape of the kept axes.
 
     Returns:
-        float64, in the shape of the kept axes; None if a dtype is not supported, or more than `MAX_DIMS` axes are left after merging.
+        float64, in the shape of the kept axes; None if a dtype is not supported, or more than `MAX_DIMS` axes are left after
+        merging.
     """
     if x.dtype not in DTYPES or weights.dtype not in DTYPES or columns not in _FIELDS:
         return None

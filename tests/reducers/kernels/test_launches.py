@@ -91,7 +91,9 @@ def test_a_weighted_update_is_two_launches_without_a_temporary(kind: type[Weight
         assert found.allocations <= len(reducer.columns) + 1
 
 
-@pytest.mark.parametrize("reducer", [Masked(Summary("b c -> c")), Masked(Norm()), WeightedMoments(), WeightedMean("b c -> c")], ids=str)
+@pytest.mark.parametrize(
+    "reducer", [Masked(Summary("b c -> c")), Masked(Norm()), WeightedMoments(), WeightedMean("b c -> c")], ids=str
+)
 def test_neither_masks_nor_weights_wait_for_the_device_without_triton(reducer: Reducer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "SWEEPS", {})
     monkeypatch.setattr(dispatch, "WEIGHTED", {})

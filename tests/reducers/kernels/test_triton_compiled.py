@@ -40,7 +40,7 @@ def test_every_family_compiles_without_spills(reducer: str, target: str) -> None
 
 
 @pytest.mark.parametrize("target", kernels.TARGETS)
-@pytest.mark.parametrize("reducer", ("Summary, masked", *kernels.WEIGHTED))
+@pytest.mark.parametrize("reducer", ["Summary, masked", *kernels.WEIGHTED])
 def test_masks_and_weights_compile_without_spills(reducer: str, target: str) -> None:
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("everything", "last axis kept"), (target,)))
 

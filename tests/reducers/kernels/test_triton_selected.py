@@ -43,8 +43,18 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     failed: list[Exception] = []
     calls: list[Any] = []
     monkeypatch.setattr(dispatch, "_failed", failed)
-    for table, find in ((dispatch.SWEEPS, dispatch._triton_sweep), (dispatch.WEIGHTED, dispatch._triton_weighted)):
-        monkeypatch.setitem(table, "cpu", lambda kernel=find(): lambda *args: calls.append(found := kernel(*args)) or found)
+
+    def counted(find: Any) -> Any:
+        kernel = find()
+
+        def call(*args: Any) -> Any:
+            calls.append(found := kernel(*args))
+            return found
+
+        return lambda: call
+
+    monkeypatch.setitem(dispatch.SWEEPS, "cpu", counted(dispatch._triton_sweep))
+    monkeypatch.setitem(dispatch.WEIGHTED, "cpu", counted(dispatch._triton_weighted))
     yield calls
     assert failed == []
     assert None not in calls
@@ -76,7 +86,9 @@ MASKS: dict[str, Callable[[Tensor], Tensor]] = {
     "turned": lambda mask: mask.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
     "gaps": lambda mask: mask.repeat_interleave(3, 2)[:, :, ::3],
     "none": lambda mask: torch.zeros((), dtype=torch.bool).expand(SHAPE),
-    "one": lambda mask: torch.zeros(SHAPE, dtype=torch.bool).index_put_(tuple(torch.tensor([[1], [2], [3], [4]])), mask.new_ones(1)),
+    "one": lambda mask: torch.zeros(SHAPE, dtype=torch.bool).index_put_(
+        tuple(torch.tensor([[1], [2], [3], [4]])), mask.new_ones(1)
+    ),
 }
 
 
@@ -107,7 +119,9 @@ def reference(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Tenso
     }
 
 
-def assert_masked(x: Tensor, mask: Tensor, axes: tuple[int, ...], columns: dict[str, str] = ALL, seen: Tensor | None = None) -> None:
+def assert_masked(
+    x: Tensor, mask: Tensor, axes: tuple[int, ...], columns: dict[str, str] = ALL, seen: Tensor | None = None
+) -> None:
     """Errors are below a millionth: of the mean in standard deviations, of sums in the sum of what is added.
 
     The kernel gets `seen`, if given, in place of `x`.
@@ -240,7 +254,9 @@ def assert_weighted(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> None:
         assert found is not None
         for name in columns:
             atol = 1e-9 * (exact["m2"] / exact["weight"]).abs().sqrt().nan_to_num(0).max().item() if name == "mean" else 0
-            torch.testing.assert_close(found[name], exact[name], rtol=1e-9, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                found[name], exact[name], rtol=1e-9, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 def drawn_weights() -> Tensor:
@@ -266,7 +282,7 @@ def test_weights_and_elements_of_any_dtype(dtype: torch.dtype) -> None:
 
 HARD: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "mean 1e4": (lambda x: x + 1e4, lambda weights: weights),
-    "weights of any size": (lambda x: x, lambda weights: weights ** 40),
+    "weights of any size": (lambda x: x, lambda weights: weights**40),
     "vanishing weights": (lambda x: x, lambda weights: weights * 1e-30),
     "no weight": (lambda x: x, lambda weights: weights * 0),
     "some negative weights": (lambda x: x, lambda weights: torch.where(random(*SHAPE, seed=7) > 0.8, -weights / 9, weights)),
