@@ -1,8 +1,8 @@
 """The two launches for weighted sums: partial sums of the parts of a tensor and its weights, and their join with a state.
 
 All is computed in float64, as weights may differ by any factor. Deviations are taken from the mean of a heavy tile: the mean of a
-light one may be so far from the others that the sum of squares would lose them. Everything is added in an order that depends on shapes
-only.
+light one may be so far from the others that the sum of squares would lose them. Everything is added in an order that depends on
+shapes only.
 """
 
 from __future__ import annotations
