@@ -19,8 +19,8 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import launch, many
-from reducers.kernels.triton.arguments import DTYPES
+from reducers.kernels.triton import launch, many, weighted
+from reducers.kernels.triton.arguments import DTYPES, swept_dtype
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -43,6 +43,8 @@ FAMILIES = {
 }
 
 
+MASKED = {f"{name}, masked": name for name in FAMILIES}
+WEIGHTED = {"WeightedMean": ("weight", "sum"), "WeightedMoments": ("weight", "squares", "mean", "m2")}
 LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31", "many tensors")
 COMMON = (torch.float32, torch.bfloat16)
 Row = dict[str, Any]
@@ -61,8 +63,11 @@ def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
     }
 
 
-def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The kernels that are launched for this reduction, joined with a state: name, kernel, and each argument by name."""
+def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """The kernels that are launched for this reduction, joined with a state: name, kernel, and each argument by name.
+
+    A mask is of the tokens, the positions of all axes but the last. Weights have the dtype of `x`, and lie as it does.
+    """
     recorded: list[tuple[Any, dict[str, Any]]] = []
 
     class Launcher:
@@ -73,23 +78,30 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[t
             names = self.kernel.arg_names
             return lambda *args, **kwargs: recorded.append((self.kernel, dict(zip(names, args, strict=False), **kwargs)))
 
-    before, launch._launcher = launch._launcher, Launcher  # type: ignore[assignment]
+    before = launch._launcher
+    launch._launcher = weighted._launcher = Launcher  # type: ignore[assignment]
     try:
-        if axes:
-            partials = launch.new_partials(x, axes, columns)
+        if reducer in WEIGHTED:
+            first = weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer])
+            recorded.clear()
+            weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer], first)
+        elif axes:
+            mask = torch.empty((*x.shape[:-1], 1), dtype=torch.bool, device="meta").expand(x.shape) if reducer in MASKED else None
+            columns, dtype = FAMILIES[MASKED.get(reducer, reducer)], swept_dtype(x, mask)
+            partials = launch.new_partials(x, axes, columns, mask)
             due = torch.empty((), dtype=torch.int32, device="meta")
             shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-            launch._sweep(x, partials, axes, columns, 0.5, due, False)
-            state = launch._join(partials, shape, columns, x.dtype, [], None, False)
+            launch._sweep(x, partials, axes, columns, 0.5, due, False, mask=mask)
+            state = launch._join(partials, shape, columns, dtype, [], None, False)
             recorded.pop()
-            launch._join(partials, shape, columns, x.dtype, state, due, False)
+            launch._join(partials, shape, columns, dtype, state, due, False)
         else:
-            names, xs = {name: name for name in columns.split(",")}, [x] * 50
+            names, xs = {name: name for name in FAMILIES[reducer].split(",")}, [x] * 50
             (rows,), tables = many.swept_rows(xs, [(names, 0.5, {})], None)
             recorded.clear()
             many.swept_rows(xs, [(names, 0.5, rows)], tables)
     finally:
-        launch._launcher = before
+        launch._launcher = weighted._launcher = before
     for kernel, arguments in recorded:
         ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
         yield kernel.fn.__name__, kernel, {**ordered, **arguments}
@@ -135,7 +147,7 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
     """The resources of the kernels of these reducers, dtypes and layouts, for these targets."""
     for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, targets):
         x, axes = layouts(dtype)[layout]
-        for name, kernel, arguments in launches(x, axes, FAMILIES[reducer]):
+        for name, kernel, arguments in launches(x, axes, reducer):
             found = resources(compiled(kernel, arguments, TARGETS[target]))
             of = {
                 "kernel": name,
@@ -149,9 +161,13 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
 
 def all_rows() -> Iterator[Row]:
     """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
+    alone = [layout for layout in LAYOUTS if layout != "many tensors"]  # without a mask and weights, which these do not have
     yield from rows(FAMILIES, COMMON, LAYOUTS, TARGETS)
+    yield from rows((*MASKED, *WEIGHTED), COMMON, alone, TARGETS)
     others = [dtype for dtype in DTYPES if dtype not in COMMON]
-    yield from rows(("Mean", "Summary", "Moments(order=4)"), others, ("everything", "last axis kept", "many tensors"), TARGETS)
+    most = ("Mean", "Summary", "Moments(order=4)")
+    yield from rows(most, others, ("everything", "last axis kept", "many tensors"), TARGETS)
+    yield from rows((*(f"{name}, masked" for name in most), *WEIGHTED), others, ("everything", "last axis kept"), TARGETS)
 
 
 def most(found: Iterable[Row]) -> list[Row]:

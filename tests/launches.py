@@ -129,15 +129,24 @@ def _at(x: Tensor, index: Any) -> Tensor:
     return torch.ops.aten.index.Tensor(x, [tensors.get(axis) for axis in range(x.ndim)]) if tensors else x
 
 
-def counted(update: Callable[..., dict[str, Tensor]], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Counted:
+def counted(
+    update: Callable[..., dict[str, Tensor]],
+    *shapes: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    second: torch.dtype | None = None,
+) -> Counted:
     """Return what the second of two updates costs, with observations of these shapes.
+
+    Args:
+        second: the dtype of all but the first, such as a mask.
 
     Raises:
         DataDependentOutputException, DynamicOutputShapeException: the update looks at numbers, for which the host would wait.
     """
     # What a reducer keeps of its constants was made before, and is no fake tensor.
     with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards():
-        xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        dtypes = [dtype, *(second or dtype for _ in shapes[1:])]
+        xs = [torch.empty(shape, dtype=kind, device="cuda") for shape, kind in zip(shapes, dtypes, strict=True)]
         state = update({}, *xs)
         with _Counter(max(x.numel() for x in xs)) as counter:
             update(state, *xs)
@@ -208,4 +217,5 @@ if __name__ == "__main__":
         from reducers.kernels import dispatch
 
         dispatch.SWEEPS.clear()
+        dispatch.WEIGHTED.clear()
     print(table())

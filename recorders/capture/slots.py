@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reducers import Reducer, State
 from reducers.core.statistic import Statistic, slots_of, update_slots
-from reducers.kernels.dispatch import Slots, new_table, written
+from reducers.kernels.waiting import Slots, new_table, written
 
 __all__ = ["PendingSlots", "new_slots"]
 

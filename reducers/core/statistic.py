@@ -17,10 +17,11 @@ from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothin
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
-from reducers.kernels.dispatch import Slots, device_slots, device_sweep, joinable, masked_moments
+from reducers.kernels.dispatch import device_sweep, masked_moments
 from reducers.kernels.masks import can_compact, compact, has_rows
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
+from reducers.kernels.waiting import Slots, device_slots, joinable
 from reducers.state import Result, State
 
 __all__ = ["Statistic", "lift_each", "slots_of", "update_slots"]
@@ -121,6 +122,9 @@ class Statistic(Reducer):
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
+        joined = device_sweep(x, axes, self.columns, self.threshold, state, mask)
+        if joined is not None:
+            return joined
         compacts = self.stackable_join and self.divisible and can_compact(x, mask, axes)
         swept = None if compacts and has_rows(mask) else masked_moments(x, mask, axes, self.columns)
         if swept is not None:

@@ -23,12 +23,13 @@ __all__ = [
     "dtype_of",
     "family",
     "fields",
-    "innermost_first",
     "kept_shape",
     "many_arguments",
     "output_of",
     "range_of",
     "sweep_arguments",
+    "swept_dtype",
+    "tile_constants",
 ]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -46,15 +47,15 @@ elements of |x| above a threshold; `peak` is the largest |x|. `nan` and `inf` co
 """
 
 
-Arguments = tuple[tuple[int, int, int], tuple[int, ...], dict[str, Any]]
+Arguments = tuple[tuple[int, int, int], tuple[int | None, ...], dict[str, Any]]
 """The grid of a launch, and the numbers and the constants that its kernel is given."""
 
 
-def sweep_arguments(x: Tensor, axes: Sequence[int], columns: str, threshold: float) -> Arguments:
-    """Return what the sweep is given for all tensors that have the shape, strides and dtype of `x`."""
-    tiles = plan(x, tuple(axes))
+def sweep_arguments(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None = None) -> Arguments:
+    """Return what the sweep is given for all tensors and masks that have the shapes, strides and dtype of these."""
+    tiles = plan(x, tuple(axes), mask)
     assert tiles is not None
-    return _arguments(tiles, x.dtype, columns, threshold, many=False)
+    return _arguments(tiles, swept_dtype(x, mask), columns, threshold, masked=mask is not None)
 
 
 def many_arguments(dtype: torch.dtype, parts: int, columns: str, threshold: float) -> Arguments:
@@ -63,28 +64,13 @@ def many_arguments(dtype: torch.dtype, parts: int, columns: str, threshold: floa
     return (parts, 1, 1), numbers, constants
 
 
-def _arguments(tiles: Plan, dtype: torch.dtype, columns: str, threshold: float, many: bool) -> Arguments:
+def _arguments(
+    tiles: Plan, dtype: torch.dtype, columns: str, threshold: float, masked: bool = False, many: bool = False
+) -> Arguments:
     order, extremes, counts, total = family(columns, dtype)
     integer = not dtype.is_floating_point
-    run_tiles = -(-tiles.run // tiles.rows)
-    all_tiles = run_tiles
-    for size in tiles.outer_sizes:  # math.prod cannot be traced with dynamic sizes
-        all_tiles = all_tiles * size
-    grid = (-(-tiles.kept // tiles.columns), tiles.parts, 1)
-    numbers = (
-        tiles.kept,
-        tiles.run,
-        tiles.run_stride,
-        run_tiles,
-        all_tiles,
-        tiles.tiles,
-        tiles.parts,
-        *innermost_first(tiles.kept_sizes, 3),
-        *innermost_first(tiles.kept_strides, 4),
-        *innermost_first(tiles.outer_sizes, 2),
-        *innermost_first(tiles.outer_strides, 3),
-        _bits(threshold, dtype),
-    )
+    others = tiles.other_arguments()
+    numbers = (*tiles.arguments(), _bits(threshold, dtype), *(others if masked else (None,) * len(others)))
     constants = {
         "ORDER": order,
         "EXTREMES": extremes,
@@ -95,6 +81,16 @@ def _arguments(tiles: Plan, dtype: torch.dtype, columns: str, threshold: float, 
         "LOWEST": range_of(dtype)[0],
         "HIGHEST": range_of(dtype)[1],
         "MANY": many,
+        "MASK": masked,
+        "INNER": tiles.inner_rows,
+        **tile_constants(tiles),
+    }
+    return tiles.grid, numbers, constants
+
+
+def tile_constants(tiles: Plan) -> dict[str, Any]:
+    """Return the constants of a launch that say what a tile is."""
+    return {
         "KEPT_DIMS": len(tiles.kept_sizes),
         "OUTER_DIMS": len(tiles.outer_sizes),
         "AXIS": tiles.axis,
@@ -103,7 +99,11 @@ def _arguments(tiles: Plan, dtype: torch.dtype, columns: str, threshold: float, 
         "WIDE": tiles.wide,
         "num_warps": max(1, min(WARPS, tiles.rows * tiles.columns // 128)),
     }
-    return grid, numbers, constants
+
+
+def swept_dtype(x: Tensor, mask: Tensor | None) -> torch.dtype:
+    """Return the dtype of the elements as they are reduced: under a mask integers are float64, as on a CPU."""
+    return x.dtype if mask is None or x.dtype.is_floating_point else torch.float64
 
 
 def kept_shape(x: Tensor, axes: Sequence[int]) -> list[int]:
@@ -161,8 +161,3 @@ def _bits(threshold: float, dtype: torch.dtype) -> int:
         threshold = nearest if nearest <= threshold else math.nextafter(nearest, 0.0)
     (bits,) = struct.unpack("q", struct.pack("d", threshold))
     return int(bits)
-
-
-def innermost_first(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return so many of the sizes, innermost first, and 1 for those that are missing."""
-    return (*reversed(sizes), *(1,) * length)[:length]

@@ -25,6 +25,7 @@ from reducers.kernels.triton.arguments import (
     output_of,
     range_of,
     sweep_arguments,
+    swept_dtype,
 )
 from reducers.kernels.triton.joining import join
 from reducers.kernels.triton.layout import MOST_PARTS, plan, power_of_two
@@ -34,7 +35,12 @@ __all__ = ["join_partials", "new_partials", "new_results", "sweep_into", "swept"
 
 
 def swept(
-    x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, state: Mapping[str, Tensor] | None = None
+    x: Tensor,
+    axes: tuple[int, ...],
+    columns: Mapping[str, str],
+    threshold: float = 0.0,
+    state: Mapping[str, Tensor] | None = None,
+    mask: Tensor | None = None,
 ) -> dict[str, Tensor] | None:
     """Return the statistics of `x` over `axes`, joined with those of a state: two launches, which read `x` once.
 
@@ -45,6 +51,7 @@ def swept(
         columns: the keys of the state, and which of `COLUMNS` each of them is.
         threshold: for `active`, at least 0.
         state: a state of the same keys, shapes and dtypes, which is earlier.
+        mask: bool, in the shape of `x`, of any strides: the elements that are observed. Integers are float64 then.
 
     Returns:
         counts int64; `sum` and `exact` int64 for integers; `min` and `max` in the dtype of `x`; all else float64, in the shape of
@@ -58,26 +65,26 @@ def swept(
     names = ",".join(columns.values())
     before = [] if not state else [state[key] for key in columns]
     if torch.compiler.is_compiling():
-        return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before), strict=True))
-    if plan(x, axes) is None:
+        return dict(zip(columns, swept_in_graph(x, axes, names, threshold, before, mask), strict=True))
+    if plan(x, axes, mask) is None:
         return None
-    partials = new_partials(x, axes, names)
-    shape = kept_shape(x, axes)
+    partials = new_partials(x, axes, names, mask)
+    shape, dtype = kept_shape(x, axes), swept_dtype(x, mask)
     if type(x) is Tensor:  # for which an operator would cost more than the launch
         with torch.cuda.device(x.device if x.is_cuda else -1):
-            _sweep(x, partials, axes, names, threshold, None, False)
-            results = _join(partials, shape, names, x.dtype, before, None, False)
+            _sweep(x, partials, axes, names, threshold, None, False, mask=mask)
+            results = _join(partials, shape, names, dtype, before, None, False)
     else:
-        sweep_into(x, partials, axes, names, threshold)
-        results = join_partials(partials, shape, names, x.dtype, before)
+        sweep_into(x, partials, axes, names, threshold, mask=mask)
+        results = join_partials(partials, shape, names, dtype, before)
     return dict(zip(columns, results, strict=True))
 
 
-def new_partials(x: Tensor, axes: Sequence[int], columns: str) -> Tensor:
+def new_partials(x: Tensor, axes: Sequence[int], columns: str, mask: Tensor | None = None) -> Tensor:
     """Return a table for the partial statistics of `x`: int64, of shape (fields, parts, kept positions)."""
-    tiles = plan(x, tuple(axes))
+    tiles = plan(x, tuple(axes), mask)
     assert tiles is not None
-    return torch.empty((fields(columns, x.dtype), tiles.parts, tiles.kept), dtype=torch.int64, device=x.device)
+    return torch.empty((fields(columns, swept_dtype(x, mask)), tiles.parts, tiles.kept), dtype=torch.int64, device=x.device)
 
 
 @triton_op("reducers::sweep", mutates_args={"partials"})
@@ -89,6 +96,7 @@ def sweep_into(
     threshold: float = 0.0,
     due: Optional[Tensor] = None,  # noqa: UP045
     slot: int = 0,
+    mask: Optional[Tensor] = None,  # noqa: UP045
 ) -> None:
     """Write the partial statistics of `x` into a table as `new_partials` returns it. One launch, and no allocation.
 
@@ -96,8 +104,9 @@ def sweep_into(
         columns: names of `COLUMNS`, with commas between them.
         due: an int32 on the device; if it is 0, nothing is read or written.
         slot: which of the tables, if there are several along a first axis.
+        mask: bool, in the shape of `x`: the elements that are observed.
     """
-    _sweep(x, partials, axes, columns, threshold, due, True, slot)
+    _sweep(x, partials, axes, columns, threshold, due, True, slot, mask)
 
 
 @triton_op("reducers::join", mutates_args={})
@@ -116,7 +125,7 @@ def join_partials(
     Args:
         shape: of the kept axes.
         columns: names of `COLUMNS`, with commas between them.
-        dtype: of the tensor that was swept.
+        dtype: of the tensor that was swept; float64 for integers under a mask.
         state: the earlier statistics in the order of `columns`, or none.
         due: an int32 on the device; if it is 0, the result is the state.
         first, last: of several tables along a first axis those that are joined, one after another; without a state, one of them.
@@ -125,13 +134,20 @@ def join_partials(
 
 
 @triton_op("reducers::swept", mutates_args={})
-def swept_in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, state: Sequence[Tensor]) -> List[Tensor]:  # noqa: UP006
+def swept_in_graph(
+    x: Tensor,
+    axes: Sequence[int],
+    columns: str,
+    threshold: float,
+    state: Sequence[Tensor],
+    mask: Optional[Tensor] = None,  # noqa: UP045
+) -> List[Tensor]:  # noqa: UP006
     """Return what `swept` does, in the order of `columns`: both launches as one node of a graph."""
-    if plan(x, tuple(axes)) is None:
+    if plan(x, tuple(axes), mask) is None:
         raise ArgumentError(f"shape {tuple(x.shape)} with strides {tuple(x.stride())} has too many axes that cannot be merged")
-    partials = new_partials(x, axes, columns)
-    _sweep(x, partials, axes, columns, threshold, None, True)
-    return _join(partials, kept_shape(x, axes), columns, x.dtype, state, None, True)
+    partials = new_partials(x, axes, columns, mask)
+    _sweep(x, partials, axes, columns, threshold, None, True, mask=mask)
+    return _join(partials, kept_shape(x, axes), columns, swept_dtype(x, mask), state, None, True)
 
 
 def _sweep(
@@ -143,15 +159,17 @@ def _sweep(
     due: Tensor | None,
     traced: bool,
     slot: int = 0,
+    mask: Tensor | None = None,
     addresses: Tensor | None = None,
     cuts: Tensor | None = None,
 ) -> None:
     if cuts is None:
-        grid, numbers, constants = sweep_arguments(x, axes, columns, threshold)
+        grid, numbers, constants = sweep_arguments(x, axes, columns, threshold, mask)
     else:
         grid, numbers, constants = many_arguments(x.dtype, partials.shape[1], columns, threshold)
+    chosen = None if mask is None else bytes_of(mask)
     _launcher(sweep, traced)[grid](
-        bytes_of(x), partials, due, *numbers, addresses, cuts, DUE=due is not None, slot=slot, **constants
+        bytes_of(x), partials, due, chosen, addresses, cuts, *numbers, DUE=due is not None, slot=slot, **constants
     )
 
 

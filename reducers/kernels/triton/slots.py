@@ -21,6 +21,8 @@ from reducers.kernels.triton.sweeping import sweep
 
 __all__ = ["Slots", "slots_for"]
 
+_UNUSED = (None,) * 4  # flag, mask, and the tables of many tensors
+
 
 class Slots:
     """How observations of one shape, strides and dtype are written into the slots of a table, and joined.
@@ -49,7 +51,7 @@ class Slots:
         """Write the partial statistics of an observation, which must be like `like`, into a slot: one launch, and no allocation."""
         if type(x) is Tensor:
             with torch.cuda.device(x.device if x.is_cuda else -1):
-                sweep[self._grid](bytes_of(x), table, None, *self._numbers, None, None, DUE=False, slot=slot, **self._constants)
+                sweep[self._grid](bytes_of(x), table, *_UNUSED, *self._numbers, DUE=False, slot=slot, **self._constants)
         else:
             x = x.as_strided(self.like.shape, self.like.stride())
             sweep_into(x, table, self.axes, self._names, self.threshold, None, slot)

@@ -20,7 +20,7 @@ from recorders import ForwardMonitor, Monitor, Recorder, load
 from recorders.capture.buffers import SMALL
 from recorders.capture.slots import ENOUGH, MOST, PendingSlots
 from reducers import EMA, Mean, Moments, Reducer, State, Statistic, Sum, Summary
-from reducers.kernels import dispatch
+from reducers.kernels import dispatch, waiting
 
 SIZE = SMALL // 4 + 3
 BY_COLUMNS: dict[tuple[str, ...], Statistic] = {
@@ -62,7 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     Copies.calls = {"written": 0, "joined": 0}
     failed: list[Exception] = []
     monkeypatch.setattr(dispatch, "_failed", failed)
-    monkeypatch.setitem(dispatch.SLOTS, "cpu", lambda: Copies)
+    monkeypatch.setitem(waiting.SLOTS, "cpu", lambda: Copies)
     return Copies.calls
 
 
@@ -125,7 +125,7 @@ def test_no_bit_depends_on_who_looks_when(what: list[str]) -> None:
             x = drawn(seed, SIZE + (act == "other shape"), 1)
             layer(x)
             with pytest.MonkeyPatch.context() as patch:
-                patch.delitem(dispatch.SLOTS, "cpu")
+                patch.delitem(waiting.SLOTS, "cpu")
                 same(x)
     assert monitor.samples == plain.samples
     laws.same_bits(monitor.state, plain.state)

@@ -23,7 +23,7 @@ import recorders.capture.slots
 from recorders import ForwardMonitor, Recorder
 from recorders.capture.slots import PendingSlots
 from reducers import Mean, Moments, State, Statistic, Summary
-from reducers.kernels import dispatch
+from reducers.kernels import dispatch, waiting
 from reducers.kernels.triton import layout
 from reducers.kernels.triton.slots import Slots
 
@@ -35,7 +35,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_MAX_PARTS", 2)
     monkeypatch.setattr(dispatch, "_failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
-    monkeypatch.setitem(dispatch.SLOTS, "cpu", dispatch._triton_slots)
+    monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)
     monkeypatch.setattr(recorders.capture.buffers, "SMALL", 8)
     monkeypatch.setattr(recorders.capture.slots, "MOST", 3)
 

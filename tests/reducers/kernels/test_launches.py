@@ -9,7 +9,20 @@ import torch
 from cases import CASES, Case
 from launches import counted
 
-from reducers import Moments, Norm, Quantile, Reducer, Statistic, Summary
+from reducers import (
+    Activity,
+    Extremes,
+    Masked,
+    Mean,
+    Moments,
+    Norm,
+    Quantile,
+    Reducer,
+    Statistic,
+    Summary,
+    WeightedMean,
+    WeightedMoments,
+)
 from reducers.kernels import dispatch
 
 with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (extra gpu-tests)")
@@ -50,9 +63,49 @@ def test_no_layout_and_no_dtype_takes_more(layout: str, dtype: torch.dtype) -> N
         assert (found.launches, found.temporaries, found.waits) == (2, 0, 0)
 
 
+IMAGES = (64, 32, 28, 28)
+SELECTIONS = {"elements": IMAGES, "samples": IMAGES[:1], "channels": (1, 32), "rows": (64, 32, 28, 1)}
+
+
+@with_triton
+@pytest.mark.parametrize("selected", SELECTIONS)
+@pytest.mark.parametrize("kind", [Mean, Moments, Summary, Norm, Extremes, Activity])
+def test_a_masked_update_is_two_launches_without_a_temporary(kind: type[Statistic], selected: str) -> None:
+    for pattern, dtype in (("... ->", torch.bfloat16), ("b c ... -> c", torch.float32), ("b c h w -> w c", torch.int32)):
+        reducer = kind(pattern)
+        found = counted(Masked(reducer).update, IMAGES, SELECTIONS[selected], dtype=dtype, second=torch.bool)
+        assert found.names == ["reducers.sweep.default", "reducers.join.default"]
+        assert (found.temporaries, found.waits) == (0, 0)
+        assert found.allocations <= len(reducer.columns) + 1
+
+
+@with_triton
+@pytest.mark.parametrize("selected", SELECTIONS)
+@pytest.mark.parametrize("kind", [WeightedMean, WeightedMoments])
+def test_a_weighted_update_is_two_launches_without_a_temporary(kind: type[WeightedMean], selected: str) -> None:
+    for pattern, weights in (("... ->", torch.bfloat16), ("b c ... -> c", torch.float64), ("b c h w -> w c", torch.bool)):
+        reducer = kind(pattern)
+        found = counted(reducer.update, IMAGES, SELECTIONS[selected], second=weights)
+        assert found.names == ["reducers.weigh.default", "reducers.join_weighted.default"]
+        assert (found.temporaries, found.waits) == (0, 0)
+        assert found.allocations <= len(reducer.columns) + 1
+
+
+@pytest.mark.parametrize(
+    "reducer", [Masked(Summary("b c -> c")), Masked(Norm()), WeightedMoments(), WeightedMean("b c -> c")], ids=str
+)
+def test_neither_masks_nor_weights_wait_for_the_device_without_triton(reducer: Reducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "SWEEPS", {})
+    monkeypatch.setattr(dispatch, "WEIGHTED", {})
+    found = counted(reducer.update, (SIZE, 3), (SIZE,), second=torch.bool)
+    assert found.waits == 0
+    assert found.launches > 10
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_update_waits_for_the_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "SWEEPS", {})
+    monkeypatch.setattr(dispatch, "WEIGHTED", {})
     shape, dtype = inputs(case)
     assert counted(case.reducer.update, shape, dtype=dtype).waits == 0
 

@@ -21,7 +21,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 from reducers import Max, Mean, Min, Moments, Norm, Sparsity, Statistic, Sum, Summary
 from reducers.core.patterns import arrange
 from reducers.core.statistic import slots_of, update_slots
-from reducers.kernels import dispatch
+from reducers.kernels import dispatch, waiting
 from reducers.kernels.triton import layout
 from reducers.kernels.triton.slots import Slots
 
@@ -36,7 +36,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_MAX_PARTS", 4)
     monkeypatch.setattr(dispatch, "_failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
-    monkeypatch.setitem(dispatch.SLOTS, "cpu", dispatch._triton_slots)
+    monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)
 
 
 def drawn(kind: str, seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
