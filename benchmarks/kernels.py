@@ -19,7 +19,7 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import launch
+from reducers.kernels.triton import binned, launch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -40,6 +40,8 @@ FAMILIES = {
     "Moments(order=4)": "count,mean,m2,m3,m4",
     "Summary": "count,mean,m2,min,max,zeros,nan,inf",
 }
+BINNED = {"Histogram(bins=64)": 65, "Histogram(bins=1000)": 1001, "Quantile": (5, (-126, 128)), "Quantile(low, high)": (3, (-3, 6))}
+"""The number of edges; or the mantissa bits, and the exponents of `low` and `high`."""
 
 
 LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31")
@@ -59,7 +61,7 @@ def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
     }
 
 
-def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """The kernels that are launched for this reduction, joined with a state: name, kernel, and each argument by name."""
     recorded: list[tuple[Any, dict[str, Any]]] = []
 
@@ -72,18 +74,41 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[t
             return lambda *args, **kwargs: recorded.append((self.kernel, dict(zip(names, args, strict=False), **kwargs)))
 
     before, launch._launcher = launch._launcher, Launcher  # type: ignore[assignment]
+    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     try:
-        partials = launch.new_partials(x, axes, columns)
-        due = torch.empty((), dtype=torch.int32, device="meta")
-        shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-        launch._sweep(x, partials, axes, columns, 0.5, due, False)
-        state = launch._join(partials, shape, columns, x.dtype, [], None, False)
-        recorded.pop()
-        launch._join(partials, shape, columns, x.dtype, state, due, False)
+        if reducer in BINNED:
+            bin_launches(x, axes, shape, BINNED[reducer], recorded)
+        else:
+            sweep_launches(x, axes, shape, FAMILIES[reducer], recorded)
     finally:
         launch._launcher = before
     for kernel, arguments in recorded:
         yield kernel.fn.__name__, kernel, arguments
+
+
+def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], columns: str, recorded: list[Any]) -> None:
+    partials = launch.new_partials(x, axes, columns)
+    due = torch.empty((), dtype=torch.int32, device="meta")
+    launch._sweep(x, partials, axes, columns, 0.5, due, False)
+    state = launch._join(partials, shape, columns, x.dtype, [], None, False)
+    recorded.pop()
+    launch._join(partials, shape, columns, x.dtype, state, due, False)
+
+
+def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: Any, recorded: list[Any]) -> None:
+    tiles = binned.plan(x, axes)
+    assert tiles is not None
+    if isinstance(of, int):
+        narrow = x.dtype.itemsize <= (4 if x.dtype.is_floating_point else 2)
+        bounds = torch.empty(of, dtype=torch.float32 if narrow else torch.float64, device="meta")
+        bits, first, bins = 0, 0, of + 2
+    else:
+        bounds, (bits, (first, end)) = None, of
+        bins = 2 * (end - first << bits) + 3
+    state = binned._start(x, shape, bins, bounds is None, first, [], False)
+    recorded.pop()
+    state = binned._start(x, shape, bins, bounds is None, first, state, False)
+    binned._count(x, tiles, state, bounds, bits, first, False)
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:
@@ -126,7 +151,7 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
     """The resources of the kernels of these reducers, dtypes and layouts, for these targets."""
     for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, targets):
         x, axes = layouts(dtype)[layout]
-        for name, kernel, arguments in launches(x, axes, FAMILIES[reducer]):
+        for name, kernel, arguments in launches(x, axes, reducer):
             found = resources(compiled(kernel, arguments, TARGETS[target]))
             of = {
                 "kernel": name,
@@ -140,9 +165,9 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
 
 def all_rows() -> Iterator[Row]:
     """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
-    yield from rows(FAMILIES, COMMON, LAYOUTS, TARGETS)
+    yield from rows((*FAMILIES, *BINNED), COMMON, LAYOUTS, TARGETS)
     others = [dtype for dtype in launch.DTYPES if dtype not in COMMON]
-    yield from rows(("Mean", "Summary", "Moments(order=4)"), others, ("everything", "last axis kept"), TARGETS)
+    yield from rows(("Mean", "Summary", "Moments(order=4)", *BINNED), others, ("everything", "last axis kept"), TARGETS)
 
 
 def most(found: Iterable[Row]) -> list[Row]:

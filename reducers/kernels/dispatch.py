@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from reducers.kernels.inductor import fused_moments
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_sweep", "eager_moments", "masked_moments", "traced_moments"]
+__all__ = ["device_bits", "device_edges", "device_sweep", "eager_moments", "has_device_bins", "masked_moments", "traced_moments"]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
@@ -77,14 +77,76 @@ def device_sweep(
         None if no kernel takes `x`, the device has none, or the state does not fit. If a kernel cannot be compiled, such as without
         a C compiler, there is one warning, and None from then on.
     """
-    find = SWEEPS.get(x.device.type)
-    if find is None or not columns or _failed or torch.compiler.is_compiling():
+    if not columns:
         return None
-    kernel = find()
+    kernel = _found(SWEEPS, x)
     if kernel is None or not _fits(x, axes, columns, state):
         return None
+    return _launched(kernel, x, axes, columns, threshold, state)
+
+
+@lru_cache(maxsize=1)
+def _triton_bins() -> tuple[Kernel, Kernel] | None:
+    """The counts of bins by Triton: by edges, and by the bits of numbers."""
     try:
-        return kernel(x, axes, columns, threshold, state)
+        from reducers.kernels.triton.binned import binned_by_bits, binned_by_edges
+    except ImportError:
+        return None
+    return binned_by_edges, binned_by_bits
+
+
+BINS: dict[str, Callable[[], tuple[Kernel, Kernel] | None]] = {"cuda": _triton_bins}  # by type of device
+
+
+def has_device_bins(x: Tensor) -> bool:
+    """Return whether a kernel counts the bins of tensors on the device of `x`."""
+    return _found(BINS, x) is not None
+
+
+def device_edges(x: Tensor, axes: tuple[int, ...], bounds: Tensor, state: State | None = None) -> State | None:
+    """Return the `counts` of the elements of `x` between bounds, added to those of a state, by a kernel that reads `x` once.
+
+    Args:
+        bounds: float32 or float64, on the device of `x`.
+        state: what was observed before, or nothing.
+
+    Returns:
+        what `reducers.kernels.triton.binned.binned_by_edges` returns; None in the same cases as `device_sweep`.
+    """
+    kernels = _found(BINS, x)
+    if kernels is None or not _counts_fit(x, axes, len(bounds) + 2, state):
+        return None
+    return _launched(kernels[0], x, axes, bounds, state)
+
+
+def device_bits(
+    x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[int, int], state: State | None = None
+) -> State | None:
+    """Return the `counts` of the elements of `x` by their leading bits, and `min` and `max`, joined with those of a state.
+
+    Returns:
+        what `reducers.kernels.triton.binned.binned_by_bits` returns; None in the same cases as `device_sweep`.
+    """
+    kernels = _found(BINS, x)
+    bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
+    if kernels is None or not _counts_fit(x, axes, bins, state, "min", "max"):
+        return None
+    return _launched(kernels[1], x, axes, bits, exponents, state)
+
+
+Found = TypeVar("Found")
+
+
+def _found(kernels: Mapping[str, Callable[[], Found | None]], x: Tensor) -> Found | None:
+    """Return the kernels for the device of `x`; None if there are none, one has failed, or a graph is being compiled."""
+    find = kernels.get(x.device.type)
+    return None if find is None or _failed or torch.compiler.is_compiling() else find()
+
+
+def _launched(kernel: Kernel, *args: Any) -> State | None:
+    """Return what a kernel returns; if it raises, warn, and return None from then on."""
+    try:
+        return kernel(*args)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -95,6 +157,22 @@ def device_sweep(
             RuntimeWarning,
         )
         return None
+
+
+def _counts_fit(x: Tensor, axes: tuple[int, ...], bins: int, state: State | None, *extremes: str) -> bool:
+    """Return whether the state has so many bins at the kept positions of `x`, and extremes of its dtype."""
+    if not state:
+        return True
+    if state.keys() != {"counts", *extremes}:
+        return False
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    counts = state["counts"]
+    return (
+        [*kept, bins] == list(counts.shape)
+        and counts.dtype is torch.int64
+        and all(list(state[key].shape) == kept and state[key].dtype is x.dtype for key in extremes)
+        and all(value.is_contiguous() for value in state.values())
+    )
 
 
 def _fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None) -> bool:
