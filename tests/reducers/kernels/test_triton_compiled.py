@@ -39,6 +39,11 @@ def test_every_family_compiles_without_spills(reducer: str, target: str) -> None
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept",), (target,)))
 
 
+@pytest.mark.parametrize("reducer", kernels.BINNED)
+def test_counts_of_bins_compile_without_spills(reducer: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("everything", "channels kept"), ("sm_90", "gfx942")))
+
+
 @pytest.mark.parametrize("dtype", launch.DTYPES, ids=str)
 def test_every_dtype_compiles_without_spills(dtype: torch.dtype) -> None:
     assert_no_spills(kernels.rows(("Summary",), (dtype,), ("everything",), ("sm_90",)))
