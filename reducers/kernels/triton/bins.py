@@ -227,13 +227,12 @@ def count(
             bin = _by_edges(value, bounds, edges, there, STEPS)
             bin = tl.where(value != value, bins - 1, bin)
         else:
-            there = there & (tl.abs(value) < float("inf"))
             word = _ordered(value)
             bin = _by_bits(word, shift, zero, middle)
             if INTEGER:
                 word = raw.to(WORD)
-            low = tl.minimum(low, tl.min(tl.where(there, word, LAST), AXIS))
-            high = tl.maximum(high, tl.max(tl.where(there, word, -LAST - 1), AXIS))
+            else:
+                there = there & (tl.abs(value) < float("inf"))
         if BINS > 0:
             own_bins += tl.histogram(tl.ravel(first_bin + tl.where(there, bin, bins)), COLUMNS * BINS)
         else:
@@ -253,6 +252,9 @@ def count(
             bin = tl.where(is_least, -1, bin)
             one = tl.full(bin.shape, 1, tl.int64)
             tl.atomic_add(tl.expand_dims(target, AXIS) + bin, one, mask=bin >= 0, sem="relaxed")
+        if not EDGES:
+            low = tl.minimum(low, tl.min(tl.where(there, word, LAST), AXIS))
+            high = tl.maximum(high, tl.max(tl.where(there, word, -LAST - 1), AXIS))
 
     if BINS > 0:
         entry = tl.arange(0, COLUMNS * BINS)
