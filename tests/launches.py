@@ -171,4 +171,5 @@ if __name__ == "__main__":
 
         dispatch.SWEEPS.clear()
         dispatch.BINS.clear()
+        dispatch.BEST.clear()
     print(table())

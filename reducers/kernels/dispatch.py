@@ -15,7 +15,7 @@ from reducers.kernels.inductor import fused_moments
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_bits", "device_edges", "device_sweep", "eager_moments", "has_device_bins", "masked_moments", "traced_moments"]
+__all__ = ["device_best", "device_bits", "device_edges", "device_sweep", "eager_moments", "has_device_bins", "masked_moments", "traced_moments"]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
@@ -132,6 +132,49 @@ def device_bits(
     if kernels is None or not _counts_fit(x, axes, bins, state, "min", "max"):
         return None
     return _launched(kernels[1], x, axes, bits, exponents, state)
+
+
+@lru_cache(maxsize=1)
+def _triton_best() -> Kernel | None:
+    """The choice of the best elements by Triton."""
+    try:
+        from reducers.kernels.triton.chosen import best_elements
+    except ImportError:
+        return None
+    return best_elements
+
+
+BEST: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_best}  # by type of device
+
+
+def device_best(
+    x: Tensor, arranged: Callable[[Tensor], tuple[Tensor, tuple[int, ...]]], k: int, largest: bool, ids: Tensor | None, state: State
+) -> State | None:
+    """Return the slots of the k best elements of `x` and of a state, by a kernel that reads `x` once, and sorts nothing.
+
+    Args:
+        arranged: returns a view of a tensor, and which of its axes are reduced.
+        ids: int64, one for each sample.
+        state: what was observed before, or nothing.
+
+    Returns:
+        what `reducers.kernels.triton.chosen.best_elements` returns; None in the same cases as `device_sweep`.
+    """
+    kernel = _found(BEST, x)
+    if kernel is None:
+        return None
+    x = x.contiguous()
+    view, axes = arranged(x)
+    kept = [size for axis, size in enumerate(view.shape) if axis not in axes]
+    dtype = torch.uint8 if x.dtype is torch.bool else x.dtype
+    if state and not (
+        "payload" not in state
+        and state["value"].dtype is dtype
+        and list(state["value"].shape) == [*kept, k]
+        and all(value.is_contiguous() for value in state.values())
+    ):
+        return None
+    return _launched(kernel, x, view, axes, k, largest, ids, state)
 
 
 Found = TypeVar("Found")

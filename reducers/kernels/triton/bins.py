@@ -12,19 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from reducers.kernels.triton.words import as_ordered
+
 __all__ = ["count", "start"]
-
-
-@triton.jit
-def _ordered(number):
-    """Return the integer of the bits of a float32 or float64, flipped so that the order of integers is that of numbers."""
-    if number.dtype == tl.float64:
-        word = number.to(tl.int64, bitcast=True)
-        word = word ^ ((word >> 63) & 0x7FFFFFFFFFFFFFFF)
-    else:
-        word = number.to(tl.int32, bitcast=True)
-        word = word ^ ((word >> 31) & 0x7FFFFFFF)
-    return word
 
 
 @triton.jit
@@ -46,9 +36,9 @@ def _word(raw, INTEGER: tl.constexpr, DOUBLE: tl.constexpr):
     if INTEGER:
         word = raw.to(tl.int64)
     elif DOUBLE:
-        word = _ordered(raw.to(tl.float64))
+        word = as_ordered(raw.to(tl.float64))
     else:
-        word = _ordered(raw.to(tl.float32)).to(tl.int64)
+        word = as_ordered(raw.to(tl.float32)).to(tl.int64)
     return word
 
 
@@ -227,7 +217,7 @@ def count(
             bin = _by_edges(value, bounds, edges, there, STEPS)
             bin = tl.where(value != value, bins - 1, bin)
         else:
-            word = _ordered(value)
+            word = as_ordered(value)
             bin = _by_bits(word, shift, zero, middle)
             if INTEGER:
                 word = raw.to(WORD)

@@ -77,6 +77,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton is missing."""
     monkeypatch.setattr(dispatch, "SWEEPS", {})
     monkeypatch.setattr(dispatch, "BINS", {})
+    monkeypatch.setattr(dispatch, "BEST", {})
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
