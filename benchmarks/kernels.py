@@ -19,7 +19,7 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import binned, launch
+from reducers.kernels.triton import binned, chosen, launch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -42,6 +42,7 @@ FAMILIES = {
 }
 BINNED = {"Histogram(bins=64)": 65, "Histogram(bins=1000)": 1001, "Quantile": (5, (-126, 128)), "Quantile(low, high)": (3, (-3, 6))}
 """The number of edges; or the mantissa bits, and the exponents of `low` and `high`."""
+BEST = {"TopK(k=10)": 10, "TopK(k=32)": 32}
 
 
 LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31")
@@ -78,6 +79,8 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
     try:
         if reducer in BINNED:
             bin_launches(x, axes, shape, BINNED[reducer], recorded)
+        elif reducer in BEST:
+            best_launches(x, axes, shape, BEST[reducer])
         else:
             sweep_launches(x, axes, shape, FAMILIES[reducer], recorded)
     finally:
@@ -109,6 +112,15 @@ def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: A
     recorded.pop()
     state = binned._start(x, shape, bins, bounds is None, first, state, False)
     binned._count(x, tiles, state, bounds, bits, first, False)
+
+
+def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: int) -> None:
+    tiles = chosen.plan(x, axes)
+    assert tiles is not None
+    table = chosen._choose(x, tiles, k, True, False)
+    state = [torch.empty((*shape, k), dtype=dtype, device="meta") for dtype in (x.dtype, *(torch.int64,) * 3)]
+    seen, ids = torch.empty((), dtype=torch.int64, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
+    chosen._rank(x, table, shape, k, True, ids, [launch._bytes(state[0]), *state[1:], seen], False)
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:
@@ -165,9 +177,9 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
 
 def all_rows() -> Iterator[Row]:
     """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
-    yield from rows((*FAMILIES, *BINNED), COMMON, LAYOUTS, TARGETS)
+    yield from rows((*FAMILIES, *BINNED, *BEST), COMMON, LAYOUTS, TARGETS)
     others = [dtype for dtype in launch.DTYPES if dtype not in COMMON]
-    yield from rows(("Mean", "Summary", "Moments(order=4)", *BINNED), others, ("everything", "last axis kept"), TARGETS)
+    yield from rows(("Mean", "Summary", "Moments(order=4)", *BINNED, *BEST), others, ("everything", "last axis kept"), TARGETS)
 
 
 def most(found: Iterable[Row]) -> list[Row]:

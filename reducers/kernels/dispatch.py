@@ -15,7 +15,16 @@ from reducers.kernels.inductor import fused_moments
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_best", "device_bits", "device_edges", "device_sweep", "eager_moments", "has_device_bins", "masked_moments", "traced_moments"]
+__all__ = [
+    "device_best",
+    "device_bits",
+    "device_edges",
+    "device_sweep",
+    "eager_moments",
+    "has_device_bins",
+    "masked_moments",
+    "traced_moments",
+]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 

@@ -22,7 +22,9 @@ _OWN_BINS = 512  # that a program counts in by itself: more leave too few regist
 _MIN_TILE = 128  # elements; a smaller tile has fewer than threads count together
 
 
-def binned_by_edges(x: Tensor, axes: tuple[int, ...], bounds: Tensor, state: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+def binned_by_edges(
+    x: Tensor, axes: tuple[int, ...], bounds: Tensor, state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
     """Return how many elements of `x` lie between bounds, added to the counts of a state: two launches, which read `x` once.
 
     What is allocated is the result. Nothing waits for the device, and the work depends on shapes and strides only, so that a CUDA
@@ -144,9 +146,7 @@ def _start(
     return results
 
 
-def _count(
-    x: Tensor, tiles: Plan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int, traced: bool
-) -> None:
+def _count(x: Tensor, tiles: Plan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int, traced: bool) -> None:
     bins = results[0].shape[-1]
     double = _is_double(x, first) if bounds is None else bounds.dtype is torch.float64
     run_tiles = -(-tiles.run // tiles.rows)

@@ -1,10 +1,10 @@
 """How often elements fall into bins, counted straight into the new state: one launch prepares it, and one reads the elements.
 
-Counts are integers that are added atomically, and extremes are integers in the order of the numbers, so no order of programs changes
-a bit. If the bins of a tile are few, each program counts in bins of its own, in registers, and adds them to the state at its end.
-If they are many, a copy for each program would be bigger than most tensors: programs then add each element to the state, and only
-what falls into the same bin most often (zeros, and the first and the last bin of a tile, such as of constants and bounded numbers)
-is counted before. So no address is added to by all programs at once.
+Counts are integers that are added atomically, and extremes are integers in the order of the numbers, so the order of programs
+changes no bit. If the bins of a tile are few, each program counts in bins of its own, in registers, and adds them to the state at
+its end. If they are many, a copy for each program would be bigger than most tensors: programs then add each element to the state.
+Only what shares a bin most often is counted before: zeros, and the first and the last bin of a tile, as constants and bounded
+numbers have. Otherwise all programs would wait for one address.
 """
 
 from __future__ import annotations
@@ -100,6 +100,14 @@ def _by_bits(word, shift, zero, middle):
     word = word >> shift
     word = word - tl.minimum(tl.maximum(word, -zero), zero - 1)
     return (tl.minimum(tl.maximum(word, -middle), middle) + middle).to(tl.int32)
+
+
+@triton.jit
+def _extremes(word, there, low, high, LAST: tl.constexpr, AXIS: tl.constexpr):
+    """Return the least and the greatest so far. Called where the fewest registers are in use, so that none is spilled."""
+    low = tl.minimum(low, tl.min(tl.where(there, word, LAST), AXIS))
+    high = tl.maximum(high, tl.max(tl.where(there, word, -LAST - 1), AXIS))
+    return low, high
 
 
 # Whether these are 1, or multiples of 16, makes no other kernel.
@@ -225,7 +233,11 @@ def count(
                 there = there & (tl.abs(value) < float("inf"))
         if BINS > 0:
             own_bins += tl.histogram(tl.ravel(first_bin + tl.where(there, bin, bins)), COLUMNS * BINS)
+            if not EDGES:
+                low, high = _extremes(word, there, low, high, LAST, AXIS)
         else:
+            if not EDGES:
+                low, high = _extremes(word, there, low, high, LAST, AXIS)
             bin = tl.where(there, bin, -1)
             if not EDGES:
                 at_zero += tl.sum((bin == middle).to(tl.int32), AXIS)
@@ -242,9 +254,6 @@ def count(
             bin = tl.where(is_least, -1, bin)
             one = tl.full(bin.shape, 1, tl.int64)
             tl.atomic_add(tl.expand_dims(target, AXIS) + bin, one, mask=bin >= 0, sem="relaxed")
-        if not EDGES:
-            low = tl.minimum(low, tl.min(tl.where(there, word, LAST), AXIS))
-            high = tl.maximum(high, tl.max(tl.where(there, word, -LAST - 1), AXIS))
 
     if BINS > 0:
         entry = tl.arange(0, COLUMNS * BINS)

@@ -49,7 +49,7 @@ def _best(words, codes, best, best_codes, k, AXIS: tl.constexpr):
     if tl.max(tl.max(ahead.to(tl.int32), 1), 0) > 0:
         chosen = tl.full(best.shape, WORST, tl.int64)
         chosen_codes = tl.full(best.shape, LAST, tl.int64)
-        for turn in range(0, k):
+        for turn in range(k):
             top = tl.maximum(tl.max(words, AXIS), tl.max(best, 1))
             here = tl.min(tl.where(words == tl.expand_dims(top, AXIS), codes, LAST), AXIS)
             before = tl.min(tl.where(best == top[:, None], best_codes, LAST), 1)
@@ -205,8 +205,8 @@ def rank(
     if STATE:
         seen += tl.load(seen_old)
         old = there & (tl.load(step_old + here * k + slot, mask=there, other=-1) >= 0)
-        words = _word(tl.load(value_old + here * k + slot, mask=old, other=0), INTEGER, LARGEST)
-        best = tl.where(old, words, WORST)[None, :]
+        before = _word(tl.load(value_old + here * k + slot, mask=old, other=0), INTEGER, LARGEST)
+        best = tl.where(old, before, WORST)[None, :]
         best_codes = tl.where(old, slot.to(tl.int64), LAST)[None, :]
     chosen = parts.to(tl.int64) * k
     for begin in range(0, parts * k, BLOCK):
