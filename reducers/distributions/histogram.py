@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 from typing import ClassVar
 
@@ -178,7 +178,7 @@ def _make_bounds(histogram: Histogram, device: torch.device, narrow: bool) -> Te
     return _bounds(histogram._edges(device), narrow).to(device, non_blocking=True)
 
 
-@lru_cache(maxsize=None)  # what a CUDA graph reads must stay
+@cache  # what a CUDA graph reads must stay
 def _kept_bounds(histogram: Histogram, device: torch.device, narrow: bool) -> Tensor:
     """Return the same tensor for every observation, so that no update copies to the device."""
     with torch.inference_mode(False):

@@ -9,7 +9,7 @@ import torch
 from cases import CASES, Case
 from launches import counted
 
-from reducers import Histogram, Moments, Norm, Quantile, Reducer, Statistic, Summary
+from reducers import BottomK, Histogram, Moments, Norm, Quantile, Reducer, Statistic, Summary, TopK
 from reducers.kernels import dispatch
 
 with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (extra gpu-tests)")
@@ -70,6 +70,17 @@ def test_no_layout_and_no_dtype_takes_more_to_count_bins(layout: str, dtype: tor
     for reducer in (Histogram(pattern, bins=64, low=-4.0, high=4.0), Histogram(pattern, edges=(0.0, 1.0, 5.0)), few):
         found = counted(reducer.update, shape, dtype=dtype)
         assert (found.launches, found.temporaries, found.waits) == (2, 0, 0)
+
+
+@with_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_best_are_chosen_in_two_launches_without_a_temporary(layout: str, dtype: torch.dtype) -> None:
+    pattern, shape = LAYOUTS[layout]
+    for reducer in (TopK(pattern, k=10), BottomK(pattern, k=1)):
+        found = counted(reducer.update, shape, dtype=dtype)
+        assert found.names == ["reducers.chosen.default", "reducers.ranked.default"]
+        assert (found.temporaries, found.waits, found.allocations) == (0, 0, 6)
 
 
 @pytest.fixture
