@@ -172,7 +172,7 @@ def device_best(
     kernel = _found(BEST, x)
     if kernel is None:
         return None
-    x = x.contiguous()
+    x, ids = x.contiguous(), None if ids is None else ids.contiguous()
     view, axes = arranged(x)
     kept = [size for axis, size in enumerate(view.shape) if axis not in axes]
     dtype = torch.uint8 if x.dtype is torch.bool else x.dtype
