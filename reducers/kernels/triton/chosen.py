@@ -20,7 +20,7 @@ MAX_K = 32
 """For more, a tile would be read over too often, and PyTorch's own selection is faster."""
 
 _WARPS = 8
-_BLOCK = 1024  # elements that are ranked together
+_BLOCK = 1024  # elements that are ranked together; a block of fewer than threads compiles badly
 
 
 def best_elements(
@@ -151,7 +151,7 @@ def _rank(
         LARGEST=largest,
         STATE=len(state) > 0,
         IDS=ids is not None,
-        BLOCK=power_of_two(parts * k, _BLOCK),
+        BLOCK=_BLOCK,
         num_warps=4,
     )
     return results
