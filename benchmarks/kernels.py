@@ -19,8 +19,8 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import launch, many, weighted
-from reducers.kernels.triton.arguments import DTYPES, swept_dtype
+from reducers.kernels.triton import binned, chosen, launch, many, weighted
+from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -41,6 +41,9 @@ FAMILIES = {
     "Moments(order=4)": "count,mean,m2,m3,m4",
     "Summary": "count,mean,m2,min,max,zeros,nan,inf",
 }
+BINNED = {"Histogram(bins=64)": 65, "Histogram(bins=1000)": 1001, "Quantile": (5, (-126, 128)), "Quantile(low, high)": (3, (-3, 6))}
+"""The number of edges; or the mantissa bits, and the exponents of `low` and `high`."""
+BEST = {"TopK(k=10)": 10, "TopK(k=32)": 32}
 
 
 MASKED = {f"{name}, masked": name for name in FAMILIES}
@@ -80,21 +83,18 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
 
     before = launch._launcher
     launch._launcher = weighted._launcher = Launcher  # type: ignore[assignment]
+    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     try:
         if reducer in WEIGHTED:
             first = weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer])
             recorded.clear()
             weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer], first)
+        elif reducer in BINNED:
+            bin_launches(x, axes, shape, BINNED[reducer], recorded)
+        elif reducer in BEST:
+            best_launches(x, axes, shape, BEST[reducer])
         elif axes:
-            mask = torch.empty((*x.shape[:-1], 1), dtype=torch.bool, device="meta").expand(x.shape) if reducer in MASKED else None
-            columns, dtype = FAMILIES[MASKED.get(reducer, reducer)], swept_dtype(x, mask)
-            partials = launch.new_partials(x, axes, columns, mask)
-            due = torch.empty((), dtype=torch.int32, device="meta")
-            shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-            launch._sweep(x, partials, axes, columns, 0.5, due, False, mask=mask)
-            state = launch._join(partials, shape, columns, dtype, [], None, False)
-            recorded.pop()
-            launch._join(partials, shape, columns, dtype, state, due, False)
+            sweep_launches(x, axes, shape, reducer, recorded)
         else:
             names, xs = {name: name for name in FAMILIES[reducer].split(",")}, [x] * 50
             (rows,), tables = many.swept_rows(xs, [(names, 0.5, {})], None)
@@ -105,6 +105,42 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
     for kernel, arguments in recorded:
         ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
         yield kernel.fn.__name__, kernel, {**ordered, **arguments}
+
+
+def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], reducer: str, recorded: list[Any]) -> None:
+    mask = torch.empty((*x.shape[:-1], 1), dtype=torch.bool, device="meta").expand(x.shape) if reducer in MASKED else None
+    columns, dtype = FAMILIES[MASKED.get(reducer, reducer)], swept_dtype(x, mask)
+    partials = launch.new_partials(x, axes, columns, mask)
+    due = torch.empty((), dtype=torch.int32, device="meta")
+    launch._sweep(x, partials, axes, columns, 0.5, due, False, mask=mask)
+    state = launch._join(partials, shape, columns, dtype, [], None, False)
+    recorded.pop()
+    launch._join(partials, shape, columns, dtype, state, due, False)
+
+
+def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: Any, recorded: list[Any]) -> None:
+    tiles = binned.plan(x, axes)
+    assert tiles is not None
+    if isinstance(of, int):
+        narrow = x.dtype.itemsize <= (4 if x.dtype.is_floating_point else 2)
+        bounds = torch.empty(of, dtype=torch.float32 if narrow else torch.float64, device="meta")
+        bits, first, bins = 0, 0, of + 2
+    else:
+        bounds, (bits, (first, end)) = None, of
+        bins = 2 * (end - first << bits) + 3
+    state = binned._start(x, shape, bins, bounds is None, first, [], False)
+    recorded.pop()
+    state = binned._start(x, shape, bins, bounds is None, first, state, False)
+    binned._count(x, tiles, state, bounds, bits, first, False)
+
+
+def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: int) -> None:
+    tiles = chosen.plan(x, axes)
+    assert tiles is not None
+    table = chosen._choose(x, tiles, k, True, False)
+    state = [torch.empty((*shape, k), dtype=dtype, device="meta") for dtype in (x.dtype, *(torch.int64,) * 3)]
+    seen, ids = torch.empty((), dtype=torch.int64, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
+    chosen._rank(x, table, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen], False)
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:
@@ -161,13 +197,14 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
 
 def all_rows() -> Iterator[Row]:
     """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
-    alone = [layout for layout in LAYOUTS if layout != "many tensors"]  # without a mask and weights, which these do not have
+    own = (*MASKED, *WEIGHTED, *BINNED, *BEST)  # which take no many tensors at once
     yield from rows(FAMILIES, COMMON, LAYOUTS, TARGETS)
-    yield from rows((*MASKED, *WEIGHTED), COMMON, alone, TARGETS)
+    yield from rows(own, COMMON, LAYOUTS[:-1], TARGETS)
     others = [dtype for dtype in DTYPES if dtype not in COMMON]
     most = ("Mean", "Summary", "Moments(order=4)")
-    yield from rows(most, others, ("everything", "last axis kept", "many tensors"), TARGETS)
-    yield from rows((*(f"{name}, masked" for name in most), *WEIGHTED), others, ("everything", "last axis kept"), TARGETS)
+    few = ("everything", "last axis kept")
+    yield from rows(most, others, (*few, "many tensors"), TARGETS)
+    yield from rows((*(f"{name}, masked" for name in most), *WEIGHTED, *BINNED, *BEST), others, few, TARGETS)
 
 
 def most(found: Iterable[Row]) -> list[Row]:

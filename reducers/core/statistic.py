@@ -93,8 +93,12 @@ class Statistic(Reducer):
         if x.numel() == 0:
             return state
         state = to_device(state, x.device)
-        swept = device_sweep(x, axes, self.columns, self.threshold, state)
+        swept = self.swept(x, axes, state)
         return self.merge(state, self.observe(x, axes)) if swept is None else swept
+
+    def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
+        """Return the state joined with that of an observation, by a kernel that does both; None if there is none."""
+        return device_sweep(x, axes, self.columns, self.threshold, state)
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if not self.batchable or xs.numel() == 0:

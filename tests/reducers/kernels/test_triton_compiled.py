@@ -45,6 +45,16 @@ def test_masks_and_weights_compile_without_spills(reducer: str, target: str) -> 
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("everything", "last axis kept"), (target,)))
 
 
+@pytest.mark.parametrize("reducer", kernels.BINNED)
+def test_counts_of_bins_compile_without_spills(reducer: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("everything", "channels kept"), ("sm_90", "gfx942")))
+
+
+@pytest.mark.parametrize("reducer", kernels.BEST)
+def test_choices_of_the_best_compile_without_spills(reducer: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept", "channels kept"), ("sm_90", "gfx942")))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_compiles_without_spills(dtype: torch.dtype) -> None:
     assert_no_spills(kernels.rows(("Summary",), (dtype,), ("everything",), ("sm_90",)))
