@@ -237,6 +237,11 @@ class MonitorState(NamedTuple):
         _count(counts, states, 1)
         return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged).moved(states, pending)
 
+    def joined(self, states: Mapping[str, State], counts: Mapping[str, int]) -> MonitorState:
+        """Returns this with new states, into which so many observations more were merged, by leaf."""
+        total = {**self.counts, **{path: self.counts.get(path, 0) + count for path, count in counts.items()}}
+        return self._replace(states=dict(states), counts=total)
+
     def moved(self, paths: Collection[str], pending: Pending | None) -> MonitorState:
         """Returns this with `pending`, of which the states include nothing, as the only buffer of these leaves."""
         kept = {key: other for key, other in self.pending.items() if not any(path in paths for path in other.paths)}

@@ -26,8 +26,10 @@ from torch import Tensor
 
 from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_effectful, no_modes, outside_modes
 from recorders.capture import packing
+from recorders.capture.accumulators import owner_of
+from recorders.capture.handles import emit_accumulations
 from recorders.capture.layouts import as_text, as_text_of_all, from_text
-from recorders.capture.operands import local_part
+from recorders.capture.operands import is_spread, local_part
 from reducers import Reducer, State
 
 __all__ = [
@@ -79,8 +81,8 @@ def new_twin_key(twin: Any) -> str:
 
 
 def find_receiver(receiver: Tensor) -> Any:
-    """Returns the receiver of this number, or None if it was freed: a graph may outlive the monitor."""
-    return _receivers.get(int(receiver))
+    """Returns the receiver of this number or handle, or None if it was freed: a graph may outlive the monitor."""
+    return owner_of(receiver) if receiver.ndim else _receivers.get(int(receiver))
 
 
 def find_twin(key: str) -> Any:
@@ -127,13 +129,15 @@ def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tens
     twin = find_twin(key)
     if twin is not None:
         reducer = None if twin.given else twin.reducer  # what is given is no part of the graph
-        outside_modes(_emit_leaves, receiver, reducer, paths, tensors, stream)
+        outside_modes(_emit_leaves, receiver, twin, reducer, paths, tensors, stream)
 
 
-def _emit_leaves(receiver: Tensor, reducer: Reducer | None, paths: list[str], tensors: list[Tensor], stream: str) -> None:
+def _emit_leaves(receiver: Tensor, twin: Any, reducer: Reducer | None, paths: list[str], tensors: list[Tensor], stream: str) -> None:
     with NoAutocast(), torch.no_grad():
         told = as_text(dict(zip(paths, tensors, strict=True)))
         leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}
+        if receiver.ndim and not any(map(is_spread, tensors)) and emit_accumulations(receiver, twin, reducer, leaves, told):
+            return
         lifts = None
         if reducer is not None and reducer.liftable:
             # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.

@@ -46,7 +46,7 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
     with buffer.lock:
         if any(isinstance(waiting, StackRow) for waiting in buffer.stored.pending.values()):
             buffer.flush()  # which changes nothing: rows are in the states, or will be, as they are
-        stored = buffer.read()
+        stored = buffer.collect() if progress and buffer.accumulators else buffer.read()  # a file has no accumulators
         states, samples = dict(stored.states), stored.samples
         told: Progress | None = as_monitor(_progress, monitor) if progress else None
     report_failures(monitor)
@@ -105,7 +105,7 @@ def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
     with LOCK:
         for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:
-                monitor.buffer.replace({}, more=0)
+                monitor.buffer.clear()
                 monitor.buffer.stored = state
                 monitor.buffer.keep_places(part.placement)
                 monitor.gate.eligible = dict[object, int](told.eligible.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from reducers.kernels.inductor import fused_moments
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_sweep", "eager_moments", "masked_moments", "traced_moments"]
+__all__ = ["device_accumulation", "device_sweep", "eager_moments", "masked_moments", "traced_moments"]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
@@ -61,6 +61,16 @@ def _triton_sweep() -> Kernel | None:
 
 SWEEPS: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_sweep}  # by type of device
 _failed: list[Exception] = []
+
+
+def device_accumulation(device: str) -> Any:
+    """Return the room of what accumulates statistics in place on this type of device, inside CUDA graphs; None if there is none."""
+    find = SWEEPS.get(device)
+    if find is None or _failed or find() is None:
+        return None
+    from reducers.kernels.triton import accumulating
+
+    return accumulating
 
 
 def device_sweep(

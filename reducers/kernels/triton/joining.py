@@ -112,7 +112,8 @@ def join(
             share = weight / tl.maximum(both, 1.0)
             other = before / tl.maximum(both, 1.0)
             old_mean = tl.load(mean_old + column, mask=inside, other=0)
-            delta = mean - old_mean
+            # Not from the mean of nothing, which is 0: the square of a huge distance, times no weight, would be NaN.
+            delta = tl.where((before > 0) & (weight > 0), mean - old_mean, 0.0)
             if ORDER > 1:
                 old_m2 = tl.load(m2_old + column, mask=inside, other=0)
             if ORDER > 2:
@@ -127,7 +128,8 @@ def join(
                 m3 = old_m3 + m3 + delta * lean
             if ORDER > 1:
                 m2 = old_m2 + m2 + delta * delta * (share * before)
-            mean = old_mean + delta * share
+            mean = tl.where(before > 0, old_mean, mean) + delta * share
+            tl.debug_barrier()  # the state may be written in place, and no thread may do so before all have read
         tl.store(mean_out + column, mean, mask=inside)
         if ORDER > 1:
             tl.store(m2_out + column, m2, mask=inside)
