@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from recorders._torch import NoInference, no_modes
-from reducers import State, Statistic
+from reducers import State
 from reducers.kernels.dispatch import device_accumulation
 
 __all__ = ["Accumulators", "Observed", "owner_of"]
 
-_owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by the address of a handle
+_owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by the address of a handle, and by one that it holds
 
 
 class Observed(NamedTuple):
@@ -61,7 +61,7 @@ class Accumulators:
         due: whether to record.
 
     Attributes:
-        handle: what graphs get. The memory lives as long as the handle: a graph that saved it for its backward may outlive the monitor.
+        handle: what graphs get. The memory lives as long as it does: a graph that saved it for a backward may outlive the monitor.
     """
 
     def __init__(self, device: torch.device, owner: Any, due: bool) -> None:
@@ -69,9 +69,9 @@ class Accumulators:
         self._memory: dict[int, _Memory] = {}
         with NoInference(False), no_modes(), torch.no_grad():
             self.handle, self._missed = self._kernels.new_handle(device)
-        self.handle.memory = self._memory, self._missed  # type: ignore[attr-defined]
+        self.handle.memory = self._memory, self._missed
         self._owner, self._due = weakref.ref(owner), True
-        _owners[self.handle.data_ptr()] = owner
+        _owners[self.handle.data_ptr()] = _owners[self._missed.data_ptr()] = owner
         self.show(due)
 
     def show(self, due: bool) -> None:
@@ -110,10 +110,11 @@ class Accumulators:
             counts[memory.path] = counts.get(memory.path, 0) + count
         return counts
 
-    def found(self, reducer: Statistic, states: Mapping[str, State], *, take: bool) -> tuple[dict[str, State], dict[str, int]]:
-        """Returns the states with all observations that were accumulated, and how many these are by leaf. Waits for the device.
+    def found(self, columns: Mapping[str, str], take: bool) -> list[tuple[str, State, int]]:
+        """Returns what was accumulated: the path of the leaf, the state, and of how many observations. Waits for the device.
 
         Args:
+            columns: those of the reducer.
             take: whether the accumulators are emptied. What was in them is found again until `forget` is called.
         """
         parts: list[tuple[_Memory, Tensor]] = []
@@ -123,19 +124,17 @@ class Accumulators:
             if take:
                 memory.taken.append(copy)
                 self._kernels.clear(memory.words, memory.columns, memory.dtype)
-        missed, *numbers = _numbers([self._missed, *(words for _, words in parts)])
+        missed, *counts = _numbers([self._missed, *(words for _, words in parts)])
         if take and missed:
             self._missed.zero_()
             owner = self._owner()
             if owner is not None:
                 owner.miss(missed)
-        states, counts = dict(states), dict[str, int]()
-        for (memory, words), count in zip(parts, numbers, strict=True):
-            if count:
-                state = self._kernels.statistics(words, reducer.columns, memory.shape, memory.dtype)
-                states[memory.path] = reducer.merge(states.get(memory.path, {}), state)
-                counts[memory.path] = counts.get(memory.path, 0) + count
-        return states, counts
+        return [
+            (memory.path, self._kernels.statistics(words, columns, memory.shape, memory.dtype), count)
+            for (memory, words), count in zip(parts, counts, strict=True)
+            if count
+        ]
 
     def forget(self) -> None:
         """Drops what was taken, which is in the states now."""
@@ -151,8 +150,12 @@ class Accumulators:
 
 
 def owner_of(handle: Tensor) -> Any:
-    """Returns the owner of a handle, without looking at the device; None if it was freed, or this is a copy of the handle."""
-    return _owners.get(handle.data_ptr())
+    """Returns the owner of a handle; None if it was freed.
+
+    A CUDA graph, or hooks on saved tensors, may hand over a copy. Then this looks at the device, and waits for it.
+    """
+    owner = _owners.get(handle.data_ptr())
+    return _owners.get(int(handle[1])) if owner is None else owner
 
 
 def _numbers(words: Sequence[Tensor]) -> list[int]:

@@ -238,9 +238,9 @@ class MonitorState(NamedTuple):
         return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged).moved(states, pending)
 
     def joined(self, states: Mapping[str, State], counts: Mapping[str, int]) -> MonitorState:
-        """Returns this with new states, into which so many observations more were merged, by leaf."""
+        """Returns this with new states of these leaves, into which so many observations more were merged."""
         total = {**self.counts, **{path: self.counts.get(path, 0) + count for path, count in counts.items()}}
-        return self._replace(states=dict(states), counts=total)
+        return self._replace(states={**self.states, **states}, counts=total)
 
     def moved(self, paths: Collection[str], pending: Pending | None) -> MonitorState:
         """Returns this with `pending`, of which the states include nothing, as the only buffer of these leaves."""

@@ -132,7 +132,9 @@ def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tens
         outside_modes(_emit_leaves, receiver, twin, reducer, paths, tensors, stream)
 
 
-def _emit_leaves(receiver: Tensor, twin: Any, reducer: Reducer | None, paths: list[str], tensors: list[Tensor], stream: str) -> None:
+def _emit_leaves(
+    receiver: Tensor, twin: Any, reducer: Reducer | None, paths: list[str], tensors: list[Tensor], stream: str
+) -> None:
     with NoAutocast(), torch.no_grad():
         told = as_text(dict(zip(paths, tensors, strict=True)))
         leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}

@@ -1,10 +1,13 @@
 """Handles: how compiled graphs on a GPU add observations to accumulators, within CUDA graphs.
 
-A CUDA graph replays kernels and runs no Python. So an observation is an operator that launches two of them: one reads the tensor once,
-the other joins what was found to accumulators, in place. The graph gets a handle, a tensor on the device with the addresses of the
-accumulators, and only reads it. So autograd finds nothing changed if two forwards come before their backwards; blocks that share a
-graph pass handles of their own; and a CUDA graph, which copies its inputs before a replay, copies addresses. The first number of a
-handle says whether the monitor records in this step, so that one graph serves all steps.
+A CUDA graph replays kernels and runs no Python. So an observation is an operator that launches two of them: one reads the tensor
+once, the other joins what was found to accumulators, in place. The graph gets a handle, a tensor on the device with addresses, and
+only reads it. So autograd finds nothing changed if two forwards come before their backwards; blocks that share a graph pass handles
+of their own; and a CUDA graph, which copies its inputs before a replay, copies addresses. The first number of a handle says whether
+the monitor records in this step, so that one graph serves all steps.
+
+A forward that a checkpoint around the graph runs again must not count twice. Only Python can tell, so graphs that are traced within
+such a checkpoint call it, and end CUDA graphs there.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from recorders._torch import make_effectful, outside_modes
+from recorders._torch import make_effectful, may_run_again, outside_modes
 from recorders.capture.accumulators import Observed, owner_of
 from reducers import Reducer, Statistic
 from reducers.core.inputs import observation
@@ -51,7 +54,7 @@ def hand_out(twin: Any, kind: str, index: int | None) -> bool:
 
     Blocks share a graph only if all of them have handles when the compiler checks its guards.
     """
-    if not can_accumulate(twin, kind):
+    if not can_accumulate(twin, kind) or (may_run_again() and not twin.records_recomputed):
         return False
     device = torch.device(kind) if index is None else torch.device(kind, index)
     for holder in list(holders):
@@ -110,9 +113,7 @@ def _add(handle: Tensor, observed: Observed, x: Tensor) -> None:
 
 # Not tagged `cudagraph_unsafe`: CUDA graphs contain it. Its effect keeps it from being removed, or run again in a backward.
 _library: Any = torch.library.Library("torch_recorders", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(
-    "accumulate(Tensor handle, int slot, str path, str columns, int[] axes, float threshold, str told, Tensor x) -> ()"
-)
+_library.define("accumulate(Tensor handle, int slot, str path, str columns, int[] axes, float threshold, str told, Tensor x) -> ()")
 _library.impl("accumulate", _accumulate, "CompositeExplicitAutograd")
 _library._register_fake("accumulate", lambda *_: None)
 make_effectful(torch.ops.torch_recorders.accumulate.default)

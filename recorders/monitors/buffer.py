@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -160,11 +159,12 @@ class Buffer:
 
     def _with_accumulated(self, stored: MonitorState, *, take: bool) -> MonitorState:
         for accumulators in self.accumulators.values():
-            try:
-                states, counts = as_monitor(partial(accumulators.found, self.reducer, stored.states, take=take))
-                stored = stored.joined(self._checked(states), counts)
-            except Exception as error:
-                self.failed.append((error, "what compiled graphs accumulated"))
+            for path, state, count in as_monitor(accumulators.found, getattr(self.reducer, "columns", {}), take):
+                try:
+                    merged = as_monitor(self.reducer.merge, stored.states.get(path, {}), state)
+                    stored = stored.joined(self._checked({path: merged}), {path: count})
+                except Exception as error:
+                    self.failed.append((error, state))
         return stored
 
     @property
@@ -172,7 +172,7 @@ class Buffer:
         """The number of observations of the leaf that has most. Waits for devices on which graphs accumulate."""
         stored = self.stored
         for accumulators in self.accumulators.values():
-            stored = stored.joined(stored.states, accumulators.counts())
+            stored = stored.joined({}, accumulators.counts())
         return stored.samples
 
     def read(self) -> MonitorState:

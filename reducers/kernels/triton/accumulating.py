@@ -3,10 +3,10 @@
 Accumulators are found by a handle: a tensor of addresses on the device. A program that passes the handle on only ever reads it, so
 neither autograd nor a compiler has to know what the addresses stand for.
 
-- The handle is int64: whether to record at all (1 or 0), the address of a count of observations that found no accumulators, and then,
-  for each slot, the address of its accumulators, or 0.
-- Accumulators are int64: the number of observations, the number of kept positions, and a table of statistics like that of `sweep` for
-  a single part, which ends with the total; floats as the bits of a float64.
+- The handle is int64: whether to record at all (1 or 0), the address of a count of observations that found no accumulators, and
+  then, for each slot, the address of its accumulators, or 0.
+- Accumulators are int64: the number of observations, the number of kept positions, and a table of statistics like that of `sweep`
+  for a single part, which ends with the total; floats as the bits of a float64.
 """
 
 from __future__ import annotations
@@ -150,7 +150,12 @@ def takes(x: Tensor, axes: tuple[int, ...]) -> bool:
 
 def is_captured() -> bool:
     """Return whether a CUDA graph is being captured on the current stream."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return _uses_cuda() and torch.cuda.is_current_stream_capturing()
+
+
+def _uses_cuda() -> bool:
+    """Return whether CUDA is in use; where it is not, tensors on it are no real ones."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def new_handle(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -213,8 +218,8 @@ def statistics(words: Tensor, columns: Mapping[str, str], shape: Sequence[int], 
     for key, name in columns.items():
         row = table[place.get(name, base + 3 * counts)]
         kind = launch._dtype_of(name, dtype)
-        number = row if kind is torch.int64 or not (name not in ("min", "max") or dtype.is_floating_point) else row.view(torch.float64)
-        state[key] = number.to(kind, copy=True).reshape(list(shape))
+        integer = kind is torch.int64 or (name in ("min", "max") and not dtype.is_floating_point)
+        state[key] = (row if integer else row.view(torch.float64)).to(kind, copy=True).reshape(list(shape))
     return state
 
 
@@ -273,10 +278,10 @@ _library._register_fake("join_in_place", lambda *_: None)
 
 
 def _partials(x: Tensor, axes: tuple[int, ...], columns: str) -> Tensor:
-    """Return a table for partial statistics: of the graph that is being captured, or one that all observations of a stream share."""
+    """Return a table for partial statistics: of the graph that is being captured, or that of all observations of a stream."""
     if is_captured():
         return new_partials(x, axes, columns)
-    stream = torch.cuda.current_stream(x.device).cuda_stream if torch.cuda.is_initialized() and x.is_cuda else 0
+    stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda and _uses_cuda() else 0
     tiles = plan(x, axes)
     assert tiles is not None
     order, extremes, counts, total = launch._family(columns, x.dtype)
