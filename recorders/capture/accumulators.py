@@ -88,7 +88,7 @@ class Accumulators:
         """Launches the kernels, and makes accumulators for the first observation like this one.
 
         Returns:
-            whether they take the observation; if not, nothing was launched.
+            whether they take the observation; if not, it has another form than those before, and nothing was launched.
         """
         shape = tuple(size for axis, size in enumerate(x.shape) if axis not in observed.axes)
         kind = (observed.path, observed.columns, shape, x.dtype)
@@ -97,7 +97,7 @@ class Accumulators:
             words = self._kernels.new_accumulators(x, observed.axes, observed.columns)
             memory = self._memory[observed.slot] = _Memory(*kind, words, [])
             self._kernels.point(self.handle, observed.slot, words)
-        if memory[:4] != kind or x.numel() == 0:
+        if memory[:4] != kind:
             return False
         self._kernels.accumulate(x, observed.axes, observed.columns, observed.threshold, self.handle, observed.slot)
         return True

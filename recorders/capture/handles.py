@@ -27,12 +27,17 @@ from reducers.core.patterns import arrange
 from reducers.errors import warn_user
 from reducers.kernels.dispatch import device_accumulation
 
-__all__ = ["can_accumulate", "emit_accumulations", "hand_out", "handle_name", "holders"]
+__all__ = ["add_holder", "can_accumulate", "emit_accumulations", "hand_out", "handle_name"]
 
-holders: WeakSet[Any] = WeakSet()
-"""Receivers to which `hand_out` gives handles: it calls `hold(device)`, which does nothing if they have one, or need none."""
-
+_holders: WeakSet[Any] = WeakSet()
+_waiting: dict[torch.device, bool] = {}  # whether there are holders that were not asked for this device
 _slots: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()  # of the handles of a twin, by leaf, shape and dtype
+
+
+def add_holder(receiver: Any) -> None:
+    """Adds a receiver to which `hand_out` gives handles, by `receiver.hold(device)`; that does nothing if none is needed."""
+    _holders.add(receiver)
+    _waiting.clear()
 
 
 def can_accumulate(monitor: Any, device: str) -> bool:
@@ -57,8 +62,10 @@ def hand_out(twin: Any, kind: str, index: int | None) -> bool:
     if not can_accumulate(twin, kind) or (may_run_again() and not twin.records_recomputed):
         return False
     device = torch.device(kind) if index is None else torch.device(kind, index)
-    for holder in list(holders):
-        holder.hold(device)
+    if _waiting.get(device, True):
+        _waiting[device] = False
+        for holder in list(_holders):
+            holder.hold(device)
     return True
 
 

@@ -112,11 +112,10 @@ class Buffer:
             states = self._checked({path: self._merged_copy(stored.states.get(path, {}), one) for path, one in lifted.items()})
             self.stored = stored.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
 
-    def add_state(self, path: str, lifted: State) -> None:
-        """Adds one observation that a compiled graph handed over without accumulating it."""
+    def add_empty(self, path: str) -> None:
+        """Adds one observation without elements."""
         with self.lock:
-            stored = self.flush()
-            self.stored = stored.after(self._checked({path: self.reducer.merge(stored.states.get(path, {}), lifted)}), None)
+            self.stored = self.stored.joined({}, {path: 1})
 
     def _add_pending(self, key: tuple[str, ...], tensors: list[Tensor]) -> bool:
         """Adds an observation to the pending ones with this key, if they accept it; returns whether they did."""

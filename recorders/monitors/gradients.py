@@ -71,8 +71,8 @@ class GradientMonitor(Monitor):
 
     def _trace_watch(self, receiver: Tensor, module: nn.Module, value: Any) -> None:
         found = [(path, tensor) for path, tensor in leaves(value) if tensor.requires_grad]
-        target = receiver_in_graph(self, receiver, [tensor for _, tensor in found])
-        if tracing() or target is None:  # a graph in which nothing is recorded has no hooks on tensors
+        target = None if tracing() else receiver_in_graph(self, receiver, [tensor for _, tensor in found])
+        if target is None:  # a graph in which nothing is recorded has no hooks on tensors
             return
         self._see()
         if any(tensor.is_leaf for _, tensor in found):

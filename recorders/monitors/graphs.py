@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recorders.capture.accumulators import Accumulators, Observed
 from recorders.capture.compiled import emit_call, emit_leaves, find_twin, new_receiver
 from recorders.capture.given import keep, number_of
-from recorders.capture.handles import can_accumulate, hand_out, handle_name, holders
+from recorders.capture.handles import add_holder, can_accumulate, hand_out, handle_name
 from recorders.capture.layouts import Told, from_text, in_use
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
@@ -23,7 +23,7 @@ from recorders.schedule.stopwatch import Timer, entrance
 
 __all__ = ["GraphReceiver", "in_due_step", "is_due_in_graph", "receiver_in_graph", "trace", "wanted_in_graph"]
 
-UNREADY = "replayed by a CUDA graph before the monitor had memory for it"
+UNREADY = "no memory for it on the device when a CUDA graph ran"
 
 
 class Traced(Recording, Protocol):
@@ -106,7 +106,7 @@ class GraphReceiver:
         self._monitor = weakref.ref(monitor)
         self.tensor = new_receiver(self)
         self._accumulators: dict[torch.device, Accumulators] = {}
-        holders.add(self)
+        add_holder(self)
 
     @property
     def monitor(self) -> Any:
@@ -157,8 +157,11 @@ class GraphReceiver:
             if monitor.buffer.places or in_use():
                 note_places(monitor, {observed.path: from_text(observed.told)[observed.path]})
             monitor.buffer.accumulators = self._accumulators
-        if not accumulators.add(observed, x) and monitor.gate.on and monitor.gate.active:
-            monitor.buffer.add_state(observed.path, monitor.reducer.observe(x, observed.axes) if x.numel() else {})
+        if x.numel() == 0:
+            if monitor.gate.on and monitor.gate.active:
+                monitor.buffer.add_empty(observed.path)
+        elif not accumulators.add(observed, x):
+            self.miss(1)
 
     @entrance
     def receive(self, layout: str, packs: list[Tensor], stream: str, told: Mapping[str, Told]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ def new_accumulators(x: Tensor, axes: Sequence[int], columns: str) -> Tensor:
         columns: names of `COLUMNS`, with commas between them.
     """
     kept = _kept(x, axes)
-    words = torch.empty(_FIRST + _fields(columns, x.dtype) * kept, dtype=torch.int64, device=x.device)
+    words = _new(_FIRST + _fields(columns, x.dtype) * kept, x.device)
     words[1:2].fill_(kept)
     clear(words, columns, x.dtype)
     return words
@@ -289,8 +290,25 @@ def _partials(x: Tensor, axes: tuple[int, ...], columns: str) -> Tensor:
     size = shape[0] * shape[1] * shape[2]
     shared = _scratch.get((x.device, stream))
     if shared is None or shared.numel() < size or type(shared) is not type(x):
-        shared = _scratch[x.device, stream] = torch.empty(power_of_two(size, size), dtype=torch.int64, device=x.device)
+        shared = _scratch[x.device, stream] = _new(power_of_two(size, size), x.device)
     return shared[:size].view(shape)
+
+
+def _new(size: int, device: torch.device) -> Tensor:
+    """Return memory that stays, allocated by another thread.
+
+    While the compiler warms up for a CUDA graph, all that this thread allocates is memory of the graph, which reuses it.
+    """
+
+    def allocate() -> Tensor:
+        with torch.cuda.stream(stream):
+            return torch.empty(size, dtype=torch.int64, device=device)
+
+    if device.type != "cuda" or not _uses_cuda():
+        return torch.empty(size, dtype=torch.int64, device=device)
+    stream = torch.cuda.current_stream(device)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(allocate).result()
 
 
 def _fields(columns: str, dtype: torch.dtype) -> int:
