@@ -100,7 +100,7 @@ def as_eager(recorder: Recorder, net: nn.Module, xs: list[Tensor]) -> None:
     near(results, recorder.compute())
 
 
-def test_forwards_and_gradients_have_the_numbers_of_eager_mode_by_one_operator_a_leaf() -> None:
+def test_forwards_and_gradients_have_the_numbers_of_eager_mode() -> None:
     net, xs, graphs = mlp(), batches(2), Graphs()
     recorder = Recorder(
         out=ForwardMonitor(Summary()), inp=ForwardInputMonitor(Mean()), back=BackwardMonitor(Moments("b c -> c", order=4))
