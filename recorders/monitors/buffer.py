@@ -199,8 +199,12 @@ class Buffer:
             kept = {path: without_values(state) for path, state in self.collect().states.items()} if keepshape else {}
             self._shapes = {**self._shapes, **kept} if keepshape else {}
             self.stored, self.places, self.copies = EMPTY, {}, {}
-            for accumulators in self.accumulators.values():
-                accumulators.clear()
+            self.empty_accumulators()
+
+    def empty_accumulators(self) -> None:
+        """Deletes what graphs accumulated on devices, without waiting for these."""
+        for accumulators in self.accumulators.values():
+            accumulators.clear()
 
     def replace(self, states: Mapping[str, State], more: int) -> None:
         """Binds `states`, to which others were merged that `more` observations made."""

@@ -153,10 +153,9 @@ class GraphReceiver:
 
     def _accumulate(self, monitor: Any, observed: Observed, x: Tensor) -> None:
         accumulators = self._accumulators[x.device]
-        if not accumulators.known(observed):
-            if monitor.buffer.places or in_use():
-                note_places(monitor, {observed.path: from_text(observed.told)[observed.path]})
-            monitor.buffer.accumulators = self._accumulators
+        if not accumulators.known(observed) and (monitor.buffer.places or in_use()):
+            note_places(monitor, {observed.path: from_text(observed.told)[observed.path]})
+        monitor.buffer.accumulators = self._accumulators
         if x.numel() == 0:
             if monitor.gate.on and monitor.gate.active:
                 monitor.buffer.add_empty(observed.path)

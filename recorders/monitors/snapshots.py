@@ -105,7 +105,8 @@ def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
     with LOCK:
         for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:
-                monitor.buffer.clear()
+                monitor.buffer.replace({}, more=0)
+                monitor.buffer.empty_accumulators()
                 monitor.buffer.stored = state
                 monitor.buffer.keep_places(part.placement)
                 monitor.gate.eligible = dict[object, int](told.eligible.items())
