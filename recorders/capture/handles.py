@@ -69,7 +69,7 @@ def hand_out(twin: Any, kind: str, index: int | None) -> bool:
     return True
 
 
-def emit_accumulations(handle: Tensor, twin: Any, reducer: Reducer | None, leaves: Mapping[str, Tensor], told: str) -> bool:
+def emit_accumulations(handle: Tensor | None, twin: Any, reducer: Reducer | None, leaves: Mapping[str, Tensor], told: str) -> bool:
     """Called while AOT traces: adds an operator for each leaf; returns whether kernels take all of them, or nothing was added."""
     found = [_observed(twin, reducer, path, leaf, told) for path, leaf in leaves.items()]
     if not all(found):

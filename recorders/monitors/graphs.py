@@ -21,7 +21,7 @@ from recorders.monitors.record import Recording, is_due, store, store_lifts, wit
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer, entrance
 
-__all__ = ["GraphReceiver", "in_due_step", "is_due_in_graph", "receiver_in_graph", "trace", "wanted_in_graph"]
+__all__ = ["GraphReceiver", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
 
 UNREADY = "no memory for it on the device when a CUDA graph ran"
 
@@ -52,17 +52,17 @@ def in_due_step(twin: Traced) -> bool:
     return not twin.gate.chooses_steps or twin._clock is None or twin._clock.busy
 
 
-def receiver_in_graph(twin: Traced, receiver: Tensor, tensors: list[Tensor]) -> Tensor | None:
-    """Called while a graph is traced: by what it identifies the receiver of these tensors; None if it need not record them.
+def handle_in_graph(twin: Traced, receiver: Tensor, tensors: list[Tensor]) -> Tensor | None:
+    """Called while a graph is traced: the handle of the receiver on the device of all these tensors; None if there is none.
 
-    On a GPU that is a handle, with which a graph need not know whether the step is due; see `recorders/capture/handles.py`.
+    With a handle the graph need not know whether the step is due; see `recorders/capture/handles.py`.
     """
     if tensors and all(tensor.device == tensors[0].device for tensor in tensors):
         kind, index = tensors[0].device.type, tensors[0].device.index
         if _handed_out(twin.twin_key, kind, index):
             handle: Tensor = getattr(receiver, handle_name(kind, index))
             return handle
-    return receiver if in_due_step(twin) else None
+    return None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -75,11 +75,11 @@ def trace(twin: Traced, receiver: Tensor, operands: tuple[Any, ...], path: str =
     """Adds one observation to the graph that is being traced, for the monitor of `receiver`, if its step may be due."""
     found = list(leaves(twin._default(*operands), path)) if twin.bare else []
     tensors = [tensor for _, tensor in found]
-    target = receiver_in_graph(twin, receiver, tensors)
-    if target is None:
+    handle = handle_in_graph(twin, receiver, tensors)
+    if handle is None and not in_due_step(twin):
         return
     if found:
-        emit_leaves(target, twin.twin_key, [leaf for leaf, _ in found], tensors, path)
+        emit_leaves(receiver, twin.twin_key, [leaf for leaf, _ in found], tensors, path, handle)
     else:
         emit_call(receiver, operands, path)
 

@@ -122,8 +122,8 @@ def test_the_operator_may_be_in_a_cuda_graph_and_its_inputs_are_on_the_device() 
     train(graphs.compile(net), batches(1))
     forward, _ = graphs.found
     placeholders = [node for node in forward.graph.nodes if node.op == "placeholder"]
-    numbers = [node for node in placeholders if node.meta["val"].dtype is torch.int64]
-    # Handles, which a monitor on a GPU has there. The number of a receiver, which is on the CPU, has no axis.
+    numbers = [node for node in placeholders if node.meta["val"].dtype is torch.int64 and node.users]
+    # Handles, which a monitor on a GPU has there. The number of a receiver, which is on the CPU, has no axis, and no use.
     assert [tuple(node.meta["val"].shape) for node in numbers] == [(2 + accumulating.SLOTS,)] * 4
     for node in graphs.observations:
         handle, x = node.args[2], node.args[-1]
@@ -137,6 +137,8 @@ def test_two_forwards_may_come_before_their_backwards() -> None:
     monitor = BackwardMonitor(Sum("b c -> c"), net.get_submodule("0"))
     compiled = Graphs().compile(net)
     outputs = compiled(first), compiled(second)
+    for active in (False, True):  # written into the handles, which autograd saved
+        monitor.gate.turn(active=active)
     for output, factor in zip(outputs, (1.0, 10.0), strict=True):
         (output * factor).sum().backward()
     assert monitor.samples == 2
@@ -330,6 +332,16 @@ def test_what_needs_python_calls_it() -> None:
         compiled(x)
     assert "torch_recorders.accumulate.default" not in graphs.operators
     assert list(recorder.iter_samples()) == [0, 1, 2, 2, 2]
+
+
+def test_what_kernels_do_not_take_is_handed_over_by_the_number_that_ends_cuda_graphs() -> None:
+    net, graphs = nn.Tanh(), Graphs()
+    monitor = ForwardMonitor(Mean("a b c -> c"), net)
+    with pytest.warns(UserWarning, match="does not fit"):
+        graphs.compile(net)(torch.ones(2, 3))
+    assert graphs.operators == ["torch_recorders.receive_leaves.default"]
+    assert graphs.observations[0].args[2].meta["val"].ndim == 0
+    assert monitor.samples == 0
 
 
 def test_the_copy_of_a_handle_that_a_cuda_graph_makes_finds_its_monitor() -> None:
