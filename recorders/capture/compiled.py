@@ -272,8 +272,8 @@ _library: Any = torch.library.Library("torch_recorders", "DEF")  # type: ignore[
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lambda *_: None) -> None:
-    # A CUDA graph replays kernels and would skip the operator, so CUDA graphs must end before it. They do, because the receiver is on
-    # the CPU: the compiler finds no tag behind an effect (torch 2.13).
+    # A CUDA graph replays kernels and would skip the operator, so CUDA graphs must end before it. They do, because the receiver is
+    # on the CPU: the compiler finds no tag behind an effect (torch 2.13).
     _library.define(schema, tags=(torch.Tag.cudagraph_unsafe,))
     name = schema.partition("(")[0]
     _library.impl(name, run, "CompositeExplicitAutograd")
