@@ -334,7 +334,7 @@ def test_what_needs_python_calls_it() -> None:
     assert list(recorder.iter_samples()) == [0, 1, 2, 2, 2]
 
 
-def test_what_kernels_do_not_take_is_handed_over_by_the_number_that_ends_cuda_graphs() -> None:
+def test_what_kernels_do_not_take_is_handed_over_by_the_number_on_the_cpu() -> None:
     net, graphs = nn.Tanh(), Graphs()
     monitor = ForwardMonitor(Mean("a b c -> c"), net)
     with pytest.warns(UserWarning, match="does not fit"):
