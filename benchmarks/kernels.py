@@ -19,7 +19,7 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import binned, chosen, launch, many, weighted
+from reducers.kernels.triton import accumulating, binned, chosen, launch, many, weighted
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
@@ -116,6 +116,8 @@ def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], red
     state = launch._join(partials, shape, columns, dtype, [], None, False)
     recorded.pop()
     launch._join(partials, shape, columns, dtype, state, due, False)
+    if mask is None:
+        accumulating._join_in_place(torch.empty(16, dtype=torch.int64, device="meta"), partials, columns, dtype, 0)
 
 
 def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: Any, recorded: list[Any]) -> None:

@@ -1,8 +1,7 @@
 """MonitorState: the states of a monitor, how many observations made them, and buffers of observations not reduced yet.
 
 Reducing the output of a small layer costs more than the layer itself. So small observations are copied into a buffer, and those of
-one shape are reduced together when the buffer is full or somebody reads. By the laws of reducers the result is the same. What big
-observations on a GPU wait in is in `slots.py`.
+one shape are reduced together when the buffer is full or somebody reads. By the laws of reducers the result is the same.
 """
 
 from __future__ import annotations
@@ -243,6 +242,11 @@ class MonitorState(NamedTuple):
         counts = dict(self.counts)
         _count(counts, states, 1)
         return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged).moved(states, pending)
+
+    def joined(self, states: Mapping[str, State], counts: Mapping[str, int]) -> MonitorState:
+        """Returns this with new states of these leaves, into which so many observations more were merged."""
+        total = {**self.counts, **{path: self.counts.get(path, 0) + count for path, count in counts.items()}}
+        return self._replace(states={**self.states, **states}, counts=total)
 
     def moved(self, paths: Collection[str], pending: Pending | None) -> MonitorState:
         """Returns this with `pending`, of which the states include nothing, as the only buffer of these leaves."""

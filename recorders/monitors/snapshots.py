@@ -46,6 +46,8 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
     with buffer.lock:
         if any(waiting.exact for waiting in buffer.stored.pending.values()):
             buffer.flush(exact_only=True)  # which changes no later result
+        if progress and buffer.accumulators:
+            buffer.collect(exact_only=True)  # a file has no accumulators
         stored = buffer.read()
         states, samples = dict(stored.states), stored.samples
         told: Progress | None = as_monitor(_progress, monitor) if progress else None
@@ -106,6 +108,7 @@ def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
         for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:
                 monitor.buffer.replace({}, more=0)
+                monitor.buffer.empty_accumulators()
                 monitor.buffer.stored = state
                 monitor.buffer.keep_places(part.placement)
                 monitor.gate.eligible = dict[object, int](told.eligible.items())

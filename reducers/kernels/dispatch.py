@@ -16,6 +16,7 @@ from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
 __all__ = [
+    "device_accumulation",
     "device_sweep",
     "device_sweep_rows",
     "device_weighted",
@@ -129,6 +130,16 @@ def give_up(error: Exception) -> None:
 def given_up() -> bool:
     """Return whether a kernel of a GPU has failed."""
     return bool(_failed)
+
+
+def device_accumulation(device: str) -> Any:
+    """Return the room of what accumulates statistics in place on this type of device, inside CUDA graphs; None if there is none."""
+    find = SWEEPS.get(device)
+    if find is None or _failed or find() is None:
+        return None
+    from reducers.kernels.triton import accumulating
+
+    return accumulating
 
 
 def device_sweep(

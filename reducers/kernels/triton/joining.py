@@ -186,6 +186,8 @@ def join(
             words = tl.load(place + (FIELDS - 1) * field, mask=there, other=0)
             total += tl.sum(words, 0) if COUNTED else tl.sum(as_number(words), 0)
 
+    if STATE:
+        tl.debug_barrier()  # the state may be written in place, and no thread may do so before all have read
     if WITH_COUNT:
         tl.store(count_out + column, count, mask=inside)
     if WITH_MEAN:

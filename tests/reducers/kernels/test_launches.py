@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from reducers import (
     WeightedMean,
     WeightedMoments,
 )
+from reducers.core.patterns import arrange
 from reducers.kernels import counting, dispatch
 
 with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (extra gpu-tests)")
@@ -125,6 +127,31 @@ def test_the_best_are_chosen_in_two_launches_without_a_temporary(layout: str, dt
         found = counted(reducer.update, shape, dtype=dtype)
         assert found.names == ["reducers.chosen.default", "reducers.ranked.default"]
         assert (found.temporaries, found.waits, found.allocations) == (0, 0, 6)
+
+
+@with_triton
+@pytest.mark.parametrize("case", IN_ONE_SWEEP, ids=str)
+def test_accumulating_in_place_is_two_launches_and_allocates_nothing(case: Case) -> None:
+    """What a graph on a GPU calls for each observation: the memory is there after the first."""
+    from reducers.kernels.triton import accumulating
+
+    shape, dtype = inputs(case)
+    reducer: Any = case.reducer
+    columns = ",".join(reducer.columns.values())
+    memory: dict[str, Any] = {}
+
+    def update(state: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
+        arranged, axes = arrange(x, reducer.pattern)
+        if not memory:
+            memory["handle"] = torch.zeros(16, dtype=torch.int64, device="cuda")  # addresses are no part of what is counted
+        accumulating.accumulate(arranged, axes, columns, reducer.threshold, memory["handle"], 0)
+        return state
+
+    accumulating._scratch.clear()
+    found = counted(update, shape, dtype=dtype)
+    accumulating._scratch.clear()  # of fake tensors
+    assert found.names == ["reducers.sweep.default", "reducers.join_in_place.default"]
+    assert (found.temporaries, found.waits, found.allocations) == (0, 0, 0)
 
 
 @pytest.fixture
