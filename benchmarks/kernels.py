@@ -19,7 +19,8 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import launch
+from reducers.kernels.triton import accumulating, binned, chosen, launch, many, weighted
+from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -40,15 +41,20 @@ FAMILIES = {
     "Moments(order=4)": "count,mean,m2,m3,m4",
     "Summary": "count,mean,m2,min,max,zeros,nan,inf",
 }
+BINNED = {"Histogram(bins=64)": 65, "Histogram(bins=1000)": 1001, "Quantile": (5, (-126, 128)), "Quantile(low, high)": (3, (-3, 6))}
+"""The number of edges; or the mantissa bits, and the exponents of `low` and `high`."""
+BEST = {"TopK(k=10)": 10, "TopK(k=32)": 32}
 
 
-LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31")
+MASKED = {f"{name}, masked": name for name in FAMILIES}
+WEIGHTED = {"WeightedMean": ("weight", "sum"), "WeightedMoments": ("weight", "squares", "mean", "m2")}
+LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31", "many tensors")
 COMMON = (torch.float32, torch.bfloat16)
 Row = dict[str, Any]
 
 
 def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
-    """Tensors on the meta device, which take no memory, and the axes to reduce."""
+    """Tensors on the meta device, which take no memory, and the axes to reduce; no axes: many such tensors at once."""
     x = torch.empty(64, 256, 56, 56, dtype=dtype, device="meta")
     return {
         "everything": (x, (0, 1, 2, 3)),
@@ -56,11 +62,15 @@ def layouts(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
         "channels kept": (x, (0, 2, 3)),
         "not contiguous": (x[:, ::2, 1:, 3:].permute(3, 1, 2, 0), (0, 2)),
         "beyond 2**31": (torch.empty(1 << 20, 4097, dtype=dtype, device="meta"), (0, 1)),
+        "many tensors": (x, ()),
     }
 
 
-def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The kernels that are launched for this reduction, joined with a state: name, kernel, and each argument by name."""
+def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """The kernels that are launched for this reduction, joined with a state: name, kernel, and each argument by name.
+
+    A mask is of the tokens, the positions of all axes but the last. Weights have the dtype of `x`, and lie as it does.
+    """
     recorded: list[tuple[Any, dict[str, Any]]] = []
 
     class Launcher:
@@ -71,19 +81,68 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], columns: str) -> Iterator[t
             names = self.kernel.arg_names
             return lambda *args, **kwargs: recorded.append((self.kernel, dict(zip(names, args, strict=False), **kwargs)))
 
-    before, launch._launcher = launch._launcher, Launcher  # type: ignore[assignment]
+    before = launch._launcher
+    launch._launcher = weighted._launcher = Launcher  # type: ignore[assignment]
+    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     try:
-        partials = launch.new_partials(x, axes, columns)
-        due = torch.empty((), dtype=torch.int32, device="meta")
-        shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-        launch._sweep(x, partials, axes, columns, 0.5, due, False)
-        state = launch._join(partials, shape, columns, x.dtype, [], None, False)
-        recorded.pop()
-        launch._join(partials, shape, columns, x.dtype, state, due, False)
+        if reducer in WEIGHTED:
+            first = weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer])
+            recorded.clear()
+            weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer], first)
+        elif reducer in BINNED:
+            bin_launches(x, axes, shape, BINNED[reducer], recorded)
+        elif reducer in BEST:
+            best_launches(x, axes, shape, BEST[reducer])
+        elif axes:
+            sweep_launches(x, axes, shape, reducer, recorded)
+        else:
+            names, xs = {name: name for name in FAMILIES[reducer].split(",")}, [x] * 50
+            (rows,), tables = many.swept_rows(xs, [(names, 0.5, {})], None)
+            recorded.clear()
+            many.swept_rows(xs, [(names, 0.5, rows)], tables)
     finally:
-        launch._launcher = before
+        launch._launcher = weighted._launcher = before
     for kernel, arguments in recorded:
-        yield kernel.fn.__name__, kernel, arguments
+        ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
+        yield kernel.fn.__name__, kernel, {**ordered, **arguments}
+
+
+def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], reducer: str, recorded: list[Any]) -> None:
+    mask = torch.empty((*x.shape[:-1], 1), dtype=torch.bool, device="meta").expand(x.shape) if reducer in MASKED else None
+    columns, dtype = FAMILIES[MASKED.get(reducer, reducer)], swept_dtype(x, mask)
+    partials = launch.new_partials(x, axes, columns, mask)
+    due = torch.empty((), dtype=torch.int32, device="meta")
+    launch._sweep(x, partials, axes, columns, 0.5, due, False, mask=mask)
+    state = launch._join(partials, shape, columns, dtype, [], None, False)
+    recorded.pop()
+    launch._join(partials, shape, columns, dtype, state, due, False)
+    if mask is None:
+        accumulating._join_in_place(torch.empty(16, dtype=torch.int64, device="meta"), partials, columns, dtype, 0)
+
+
+def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: Any, recorded: list[Any]) -> None:
+    tiles = binned.plan(x, axes)
+    assert tiles is not None
+    if isinstance(of, int):
+        narrow = x.dtype.itemsize <= (4 if x.dtype.is_floating_point else 2)
+        bounds = torch.empty(of, dtype=torch.float32 if narrow else torch.float64, device="meta")
+        bits, first, bins = 0, 0, of + 2
+    else:
+        bounds, (bits, (first, end)) = None, of
+        bins = 2 * (end - first << bits) + 3
+    state = binned._start(x, shape, bins, bounds is None, first, [], False)
+    recorded.pop()
+    state = binned._start(x, shape, bins, bounds is None, first, state, False)
+    binned._count(x, tiles, state, bounds, bits, first, False)
+
+
+def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: int) -> None:
+    tiles = chosen.plan(x, axes)
+    assert tiles is not None
+    table = chosen._choose(x, tiles, k, True, False)
+    state = [torch.empty((*shape, k), dtype=dtype, device="meta") for dtype in (x.dtype, *(torch.int64,) * 3)]
+    seen, ids = torch.empty((), dtype=torch.int64, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
+    chosen._rank(x, table, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen], False)
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:
@@ -126,7 +185,7 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
     """The resources of the kernels of these reducers, dtypes and layouts, for these targets."""
     for reducer, dtype, layout, target in itertools.product(reducers, dtypes, where, targets):
         x, axes = layouts(dtype)[layout]
-        for name, kernel, arguments in launches(x, axes, FAMILIES[reducer]):
+        for name, kernel, arguments in launches(x, axes, reducer):
             found = resources(compiled(kernel, arguments, TARGETS[target]))
             of = {
                 "kernel": name,
@@ -140,9 +199,14 @@ def rows(reducers: Iterable[str], dtypes: Iterable[torch.dtype], where: Iterable
 
 def all_rows() -> Iterator[Row]:
     """Every reducer and layout in the dtypes that networks have; every other dtype for the kernels that do most."""
+    own = (*MASKED, *WEIGHTED, *BINNED, *BEST)  # which take no many tensors at once
     yield from rows(FAMILIES, COMMON, LAYOUTS, TARGETS)
-    others = [dtype for dtype in launch.DTYPES if dtype not in COMMON]
-    yield from rows(("Mean", "Summary", "Moments(order=4)"), others, ("everything", "last axis kept"), TARGETS)
+    yield from rows(own, COMMON, LAYOUTS[:-1], TARGETS)
+    others = [dtype for dtype in DTYPES if dtype not in COMMON]
+    most = ("Mean", "Summary", "Moments(order=4)")
+    few = ("everything", "last axis kept")
+    yield from rows(most, others, (*few, "many tensors"), TARGETS)
+    yield from rows((*(f"{name}, masked" for name in most), *WEIGHTED, *BINNED, *BEST), others, few, TARGETS)
 
 
 def most(found: Iterable[Row]) -> list[Row]:

@@ -51,6 +51,7 @@ __all__ = [
     "is_fake",
     "is_plain_moment",
     "make_effectful",
+    "may_run_again",
     "never_trace",
     "no_modes",
     "outside_modes",
@@ -196,6 +197,11 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
 def make_effectful(operator: Any) -> None:
     """Keep `operator`, which returns nothing, in compiled graphs, in its order: a graph drops what has no effect."""
     _register_effectful_op(operator, _EffectType.ORDERED)
+
+
+def may_run_again() -> bool:
+    """Whether a checkpoint may run this forward again, or does so: hooks keep what it saves, or a backward is under way."""
+    return graph_task() != -1 or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def run_uncompiled(code: CodeType) -> None:

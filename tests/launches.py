@@ -7,19 +7,24 @@ of all reducers; `--plain` shows them without the kernels by Triton.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Counted", "counted"]
+from reducers.distributions import histogram
+
+__all__ = ["Counted", "counted", "recorded"]
 
 ALLOCATES = {"aten.empty.memory_format", "aten.empty_strided.default", "aten.new_empty.default", "aten.empty_like.default"}
 FREE = {"aten.detach.default", "aten.lift_fresh.default", "aten.alias.default", "aten.is_pinned.default", "prim.device.default"}
@@ -41,6 +46,7 @@ class Counted:
         temporaries: tensors of at least as many elements as the observation that were made.
         waits: calls for which the host waits for the device.
         allocations: tensors whose memory was asked for.
+        largest: the number of elements of the largest of these.
         names: the operators that were launched, in order.
     """
 
@@ -48,6 +54,7 @@ class Counted:
     temporaries: int = 0
     waits: int = 0
     allocations: int = 0
+    largest: int = 0
     names: list[str] = field(default_factory=list)
 
 
@@ -74,6 +81,7 @@ class _Counter(TorchDispatchMode):
             return
         new = [value for value in there if id(value) not in given]
         self.counted.allocations += len(new)
+        self.counted.largest = max([self.counted.largest, *(value.numel() for value in new)])
         self.counted.temporaries += sum(value.numel() >= self.elements for value in new)
         if name not in ALLOCATES:
             self.counted.launches += 1
@@ -124,19 +132,67 @@ def _at(x: Tensor, index: Any) -> Tensor:
     return torch.ops.aten.index.Tensor(x, [tensors.get(axis) for axis in range(x.ndim)]) if tensors else x
 
 
-def counted(update: Callable[..., dict[str, Tensor]], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Counted:
+def counted(
+    update: Callable[..., dict[str, Tensor]],
+    *shapes: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    second: torch.dtype | None = None,
+) -> Counted:
     """Return what the second of two updates costs, with observations of these shapes.
+
+    Args:
+        second: the dtype of all but the first, such as a mask.
 
     Raises:
         DataDependentOutputException, DynamicOutputShapeException: the update looks at numbers, for which the host would wait.
     """
-    # What a reducer keeps of its constants was made before, and is no fake tensor.
-    with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards():
-        xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+    # What a reducer keeps of its constants was made before, and is no fake tensor; of edges, the first of the two updates makes it.
+    kept = patch.object(histogram, "_make_bounds", lru_cache(histogram._make_bounds))
+    with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards(), kept:
+        dtypes = [dtype, *(second or dtype for _ in shapes[1:])]
+        xs = [torch.empty(shape, dtype=kind, device="cuda") for shape, kind in zip(shapes, dtypes, strict=True)]
         state = update({}, *xs)
         with _Counter(max(x.numel() for x in xs)) as counter:
             update(state, *xs)
     return counter.counted
+
+
+def recorded(reducer: Any, calls: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Counted]:
+    """Return what each of several calls of a layer costs, with a `ForwardMonitor` on it; its outputs have these shapes.
+
+    A monitor leaves fake tensors out, and works outside of modes, such as the one that counts. Here it does neither.
+    """
+    from recorders import ForwardMonitor
+
+    layer = torch.nn.Identity()
+    monitor = ForwardMonitor(reducer, layer)
+    changes: dict[str, Any] = {
+        "recorders.monitors.record.Tensor": FakeTensor,
+        "recorders.monitors.record.why_no_numbers": lambda tensors: "",
+        "recorders.monitors.buffer.is_plain_moment": lambda x: True,
+        "recorders.capture.hooks.outside_modes": _called,
+        "recorders.capture.context.outside_modes": _called,
+        "recorders.capture.operands.Tensor": FakeTensor,
+        "recorders.capture.buffers.Tensor": FakeTensor,
+        "recorders.capture.slots.Tensor": FakeTensor,
+    }
+    found = []
+    with contextlib.ExitStack() as stack:
+        for name, value in changes.items():
+            stack.enter_context(patch(name, value))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_WithoutGuards())
+        xs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        for _ in range(calls):
+            with _Counter(max(x.numel() for x in xs)) as counter:
+                layer(xs[0] if len(xs) == 1 else xs)
+            found.append(counter.counted)
+    assert (monitor.samples, monitor.last_error) == (calls, None)
+    return found
+
+
+def _called(call: Callable[..., Any], *args: Any) -> Any:
+    return call(*args)
 
 
 def table() -> str:
@@ -162,7 +218,10 @@ def table() -> str:
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
     if "--plain" in sys.argv:
-        from reducers.kernels import dispatch
+        from reducers.kernels import counting, dispatch
 
         dispatch.SWEEPS.clear()
+        dispatch.WEIGHTED.clear()
+        counting.BINS.clear()
+        counting.BEST.clear()
     print(table())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from recorders._torch import inside_transform
 from recorders.capture.buffers import Pending
 from recorders.capture.context import as_monitor
+from recorders.capture.lifts import Lifts
 from recorders.capture.operands import tracing
 from recorders.capture.stacks import Moment, Rows, StackRow, StateStack, kinds
-from reducers import Reducer, State, StateMismatchError
-from reducers.combinators.stacked import int_tensor, lift_stacked
+from reducers import Reducer, StateMismatchError
 
 __all__ = ["LOCK", "PlannedRows", "StepBatch", "Targets", "common"]
 
@@ -89,7 +89,8 @@ class StepBatch:
         self._changing: set[Any] = set()  # groups with updates
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._left = StateStack.left
-        self.usable = not torch.compiler.is_compiling() and not tracing() and not inside_transform()
+        self.usable = not torch.compiler.is_compiling() and not tracing()
+        self.usable = self.usable and not inside_transform() and not _captured()
 
     def accepts(self, x: Tensor) -> bool:
         """Whether a tensor may be reduced together with others: a plain strided tensor with elements, not on the meta device."""
@@ -177,6 +178,11 @@ class StepBatch:
             torch._foreach_neg_(befores)
 
 
+def _captured() -> bool:
+    """Whether a CUDA graph is captured. Its replays would copy and read the addresses of now; one tensor alone may be in it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:
     """Prepares observations of one reducer, dtype and device, to become valid when `moment` is recorded.
 
@@ -194,9 +200,9 @@ def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] 
                 targets.setdefault(row.stack, {})[position] = row.index
             else:
                 unplaced.append(position)
-        lifted, prepared, unfit = _reduce(reducer, [operands[0] for _, _, _, operands, _, _ in group], targets, moment)
+        lifts, prepared, unfit = _reduce(reducer, [operands[0] for _, _, _, operands, _, _ in group], targets, moment)
         if unplaced or unfit:
-            prepared.append(_new_stack(group, sorted([*unplaced, *unfit]), lifted))
+            prepared.append(_new_stack(group, sorted([*unplaced, *unfit]), lifts))
     except Exception:
         return None
     for stack, rows in prepared:
@@ -222,53 +228,36 @@ def _prepare_planned(planned: PlannedRows, tensors: Sequence[Tensor], moment: Mo
 
 def _reduce(
     reducer: Reducer, xs: Sequence[Tensor], targets: Targets, moment: Moment
-) -> tuple[State, list[tuple[StateStack, Rows]], list[int]]:
+) -> tuple[Lifts, list[tuple[StateStack, Rows]], list[int]]:
     """Reduces tensors of one dtype and device to rows, and merges these with the rows of the stacks that have some for them.
 
     Returns the lifts, the new rows of each stack, and the positions that need a new stack.
     """
-    lifted = lift_stacked(reducer, xs)
+    lifts = Lifts(reducer, xs)
     prepared: list[tuple[StateStack, Rows]] = []
     unfit: list[int] = []
     for stack, indices in targets.items():
         rows = stack.rows(moment)
-        if len(targets) > MANY or kinds(rows[0]) != kinds(lifted):  # they also differ if the rows were never recorded
+        if len(targets) > MANY or kinds(rows[0]) != lifts.kinds:  # they also differ if the rows were never recorded
             unfit += indices
         else:
-            prepared.append((stack, _merge_rows(reducer, rows, lifted, indices)))
-    return lifted, prepared, unfit
+            prepared.append((stack, lifts.merged(stack, rows, indices)))
+    return lifts, prepared, unfit
 
 
-def _merge_rows(reducer: Reducer, rows: Rows, lifted: State, indices: Mapping[int, int]) -> Rows:
-    """Returns the rows merged with the lifts; `indices` maps the position of a lift to its row."""
-    stacked, counts = rows
-    if len(next(iter(lifted.values()))) == len(counts) and [*indices] == [*indices.values()] == [*range(len(counts))]:
-        return reducer.merge(stacked, lifted), [count + 1 for count in counts]
-    device = next(iter(stacked.values())).device
-    sources, targets = int_tensor([*indices], device), int_tensor([*indices.values()], device)
-    merged = reducer.merge(
-        {key: value[targets] for key, value in stacked.items()}, {key: value[sources] for key, value in lifted.items()}
-    )
-    new_counts = list(counts)
-    for index in indices.values():
-        new_counts[index] += 1
-    return {key: value.index_copy(0, targets, merged[key]) for key, value in stacked.items()}, new_counts
-
-
-def _new_stack(group: list[_Seen], positions: list[int], lifted: State) -> tuple[StateStack, Rows]:
+def _new_stack(group: list[_Seen], positions: list[int], lifts: Lifts) -> tuple[StateStack, Rows]:
     """Returns a new stack for the leaves at these positions, and its first rows. The stack is empty until these are recorded."""
-    stack, device = StateStack(), next(iter(lifted.values())).device
+    stack = StateStack()
     first, _, _, operands, *_ = group[positions[0]]
     wanted = {key: value.shape for key, value in first.buffer.common.update({}, operands[0].detach()).items()}
-    if wanted != {key: value.shape[1:] for key, value in lifted.items()}:
+    if wanted != {key: shape for key, (shape, _, _) in lifts.kinds.items()}:
         raise StateMismatchError(f"{first.buffer.common!r} lifts the rows of a matrix to other shapes than each row by itself")
+    rows = lifts.first(stack, positions)
+    device = next(iter(rows[0].values())).device
     StateStack.left += 1
     for index, position in enumerate(positions):
         monitor, _, path, *_ = group[position]
         held = monitor.buffer.flush()
         base = {key: value.to(device) for key, value in held.states.get(path, {}).items()}
         monitor.buffer.stored = held.moved((path,), StackRow(path, stack, index, base))
-    if len(positions) < len(group):
-        sources = int_tensor(positions, device)
-        lifted = {key: value[sources] for key, value in lifted.items()}
-    return stack, (lifted, [1] * len(positions))
+    return stack, rows

@@ -1,4 +1,4 @@
-"""MonitorState: the states of a monitor, how many observations made them, and buffers of small observations not reduced yet.
+"""MonitorState: the states of a monitor, how many observations made them, and buffers of observations not reduced yet.
 
 Reducing the output of a small layer costs more than the layer itself. So small observations are copied into a buffer, and those of
 one shape are reduced together when the buffer is full or somebody reads. By the laws of reducers the result is the same.
@@ -34,22 +34,22 @@ class Pending(Protocol):
     @property
     def key(self) -> tuple[str, ...]:
         """The key by which `MonitorState` finds it."""
-        ...
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of the leaves."""
-        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether no bit of the states depends on when the observations are reduced."""
 
     @property
     def count(self) -> int:
         """The number of observations in it."""
-        ...
 
     @property
     def capacity(self) -> int:
         """The number of observations at which it is flushed."""
-        ...
 
     def add(self, x: Tensor) -> bool | None:
         """Adds an observation of one tensor; returns whether the buffer is full then, or None if it does not accept the tensor."""
@@ -59,11 +59,9 @@ class Pending(Protocol):
 
     def next_buffer(self) -> Pending:
         """Returns the buffer for the next observations: this one, unless it is full."""
-        ...
 
     def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         """Returns new states of the leaves: `states` with the observations from `start` to `stop`."""
-        ...
 
     def observation(self, position: int) -> Any:
         """Returns one observation, for messages."""
@@ -96,6 +94,7 @@ class PendingBuffer:
         "paths",
         "size",
     )
+    exact = False
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor], size: int) -> None:
         first = tensors[0]
@@ -239,6 +238,11 @@ class MonitorState(NamedTuple):
             return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged)
         return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged).moved(states, pending)
 
+    def joined(self, states: Mapping[str, State], counts: Mapping[str, int]) -> MonitorState:
+        """Returns this with new states of these leaves, into which so many observations more were merged."""
+        total = {**self.counts, **{path: self.counts.get(path, 0) + count for path, count in counts.items()}}
+        return self._replace(states={**self.states, **states}, counts=total)
+
     def moved(self, paths: Collection[str], pending: Pending | None) -> MonitorState:
         """Returns this with `pending`, of which the states include nothing, as the only buffer of these leaves."""
         kept = {key: other for key, other in self.pending.items() if not any(path in paths for path in other.paths)}
@@ -271,14 +275,17 @@ def _roomy(pending: PendingBuffer) -> PendingBuffer | None:
     return pending if pending.capacity > 1 else None
 
 
-def flush(stored: MonitorState, reducer: Reducer) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
-    """Reduces all pending observations; returns the new state, and the observations that failed, each with its error."""
+def flush(stored: MonitorState, reducer: Reducer, exact_only: bool = False) -> tuple[MonitorState, list[tuple[Exception, Any]]]:
+    """Reduces all pending observations, or only those in exact buffers; returns the new state, and what failed with its errors."""
     states, counts = dict(stored.states), dict(stored.counts)
     failed: list[tuple[Exception, Any]] = []
     buffers: dict[tuple[str, ...], Pending] = {}
     reduced: dict[tuple[str, ...], int] = {}
     for key, pending in stored.pending.items():
         start, count = stored.reduced.get(key, 0), pending.count
+        if exact_only and not pending.exact:
+            buffers[key], reduced[key] = pending, start
+            continue
         try:
             if count != start:
                 states.update(pending.merged(reducer, states, start, count))

@@ -27,8 +27,9 @@ from torch import Tensor
 from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_effectful, no_modes, outside_modes
 from recorders.capture import packing
 from recorders.capture.gathering import NEXT, Lift, gather, hand_over, hand_over_at_end, packed
+from recorders.capture.handles import emit_accumulations
 from recorders.capture.layouts import as_text, as_text_of_all, from_text
-from recorders.capture.operands import local_part
+from recorders.capture.operands import is_spread, local_part
 from reducers import Reducer, State
 
 __all__ = [
@@ -119,23 +120,31 @@ torch.fx.has_side_effect(_emit_parts)
 torch.compiler.allow_in_graph(_emit_parts)  # type: ignore[no-untyped-call]
 
 
-def emit_leaves(receiver: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str) -> None:
+def emit_leaves(
+    receiver: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None = None
+) -> None:
     """A node of the user's graph: lifts these leaves, and calls the operator that takes all of them at once.
 
     Dynamo does not look inside. AOT traces this function in plain Python, so a reducer that cannot be traced does not break the
     graph: it gets the tensors themselves when the graph runs.
+
+    Args:
+        handle: that of the receiver, if the graph may accumulate the leaves; see `handles.py`.
     """
     twin = find_twin(key)
     if twin is not None:
-        outside_modes(_emit_leaves, receiver, twin, paths, tensors, stream)
+        outside_modes(_emit_leaves, receiver, twin, paths, tensors, stream, handle)
     hand_over_at_end(emit_leaves)
 
 
-def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Tensor], stream: str) -> None:
+def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
     reducer: Reducer | None = None if twin.given else twin.reducer  # what is given is no part of the graph
     with NoAutocast(), torch.no_grad():
         told = as_text(dict(zip(paths, tensors, strict=True)))
         leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}
+        plain = handle is not None and not any(map(is_spread, tensors))
+        if plain and emit_accumulations(handle, twin, reducer, leaves, told):
+            return
         lifts = None
         if reducer is not None and reducer.liftable:
             # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.
@@ -255,7 +264,8 @@ _library: Any = torch.library.Library("torch_recorders", "DEF")  # type: ignore[
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lambda *_: None) -> None:
-    # A CUDA graph replays kernels and would skip the operator, so CUDA graphs must end before it.
+    # A CUDA graph replays kernels and would skip the operator, so CUDA graphs must end before it. They do, because the receiver is
+    # on the CPU: the compiler finds no tag behind an effect (torch 2.13).
     _library.define(schema, tags=(torch.Tag.cudagraph_unsafe,))
     name = schema.partition("(")[0]
     _library.impl(name, run, "CompositeExplicitAutograd")

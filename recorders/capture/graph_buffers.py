@@ -109,6 +109,7 @@ class GraphRow:
     """A `Pending`: what one monitor has in a `GraphBuffer`."""
 
     __slots__ = ("buffer", "index", "key", "layout", "paths")
+    exact = False
 
     def __init__(self, buffer: GraphBuffer, index: int) -> None:
         self.buffer, self.index, self.layout = buffer, index, buffer.layouts[index]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from reducers import Reducer, State
+from reducers.combinators.rows import RowSweep
 
 __all__ = ["Moment", "Rows", "StackRow", "StateStack", "kinds", "restack"]
 
@@ -34,12 +35,14 @@ class StateStack:
     """Rows of states that are joined together, with the number of observations in each row.
 
     Attributes:
+        sweep: writes the rows of the next step on a GPU.
         left: how often monitors have left any stack. If it changes, rows that were looked up before may be out of use.
     """
 
     left: ClassVar[int] = 0
 
     def __init__(self) -> None:
+        self.sweep = RowSweep()
         self._before: Rows = {}, ()
         self._after: tuple[Moment, Rows] = Moment(), ({}, ())
 
@@ -74,6 +77,7 @@ class StackRow:
     """
 
     __slots__ = ("base", "index", "key", "paths", "stack")
+    exact = True
     capacity = 2  # more than 1, so that it stays when it is flushed
 
     def __init__(self, path: str, stack: StateStack, index: int, base: State) -> None:

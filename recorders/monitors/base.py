@@ -159,13 +159,13 @@ class Monitor(Recorded, Past, ABC):
                 self.hooks.handles = self._attach(target)
             except RuntimeError as error:  # modules of torch.jit.script take no hooks
                 raise TargetError(f"{self.describe(target)}: {error}; leave it out with exclude={type(target).__name__}") from error
-        self.gate.on = True
+        self.gate.turn(on=True)
         return self
 
     def deregister(self) -> Monitor:
         """Takes the hooks off; what was recorded stays. Returns the monitor. Hooks that compiled graphs know are suspended."""
         self._restore_hooks()
-        self.gate.on = False
+        self.gate.turn(on=False)
         self.hooks.take_off(suspend=self.compiled)
         return self
 
@@ -198,7 +198,7 @@ class Monitor(Recorded, Past, ABC):
 
     def switch(self, active: bool, error: Exception | None) -> None:
         """Starts or stops recording, as the clock says; `error` is the exception that `steps` raised."""
-        self.gate.active = active
+        self.gate.turn(active=active)
         if error is not None:
             self._fail(error, None, ())
 
@@ -245,14 +245,14 @@ class Monitor(Recorded, Past, ABC):
 
     def flush(self) -> MonitorState:
         """Reduces the pending observations, and returns what is stored."""
-        stored = self.buffer.flush()
+        stored = self.buffer.collect()
         report_failures(self)
         return stored
 
     @property
     def samples(self) -> int:
         """The number of observations that were recorded: calls that passed the gate and the filter."""
-        return self.buffer.stored.samples
+        return self.buffer.samples
 
     @property
     def states(self) -> dict[str, State]:

@@ -9,10 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from recorders._torch import is_plain_moment
+from recorders.capture.accumulators import Accumulators
 from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
 from recorders.capture.compiled import unpacked
 from recorders.capture.context import as_monitor
 from recorders.capture.graph_buffers import GraphRow
+from recorders.capture.slots import new_slots
 from recorders.errors import OperandError
 from recorders.recordings.placement import Placement
 from recorders.schedule.stopwatch import exclude, now
@@ -38,6 +40,7 @@ class Buffer:
         flush_seconds: seconds that reducing pending observations has taken.
         shared: whether the tensors are those of the net, of which all ranks have copies or parts.
         places: which part of a tensor that ranks share the states of a leaf are of, by leaf.
+        accumulators: what graphs on a GPU accumulate there, by device; it is no part of `stored` until somebody looks.
         copies: the placements of tensors of which ranks hold copies, if a file or a pickle told them; for a process without a rank.
     """
 
@@ -52,6 +55,7 @@ class Buffer:
         self.lock = threading.RLock()
         self.places: dict[str, Placement] = {}
         self.copies: dict[str, Placement] = {}
+        self.accumulators: Mapping[Any, Accumulators] = {}
         self._shapes: dict[str, State] = {}  # kept by `clear`, by leaf
 
     def fuse(self) -> None:
@@ -76,7 +80,8 @@ class Buffer:
                 return
             stored = self.flush()
             states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
-            self.stored = stored.after(states, new_buffer(paths, tensors) if alone else None)
+            waiting = new_buffer(paths, tensors) or new_slots(self.engine, paths, tensors) if alone else None
+            self.stored = stored.after(states, waiting)
 
     def place(self, places: Mapping[str, Placement | None]) -> None:
         """Notes which part of a DTensor the next observation of each leaf is of; None is a plain tensor.
@@ -125,6 +130,11 @@ class Buffer:
             stored = self.flush()
             self.stored = stored.moved(row.paths, row)
 
+    def add_empty(self, path: str) -> None:
+        """Adds one observation without elements."""
+        with self.lock:
+            self.stored = self.stored.joined({}, {path: 1})
+
     def _add_pending(self, key: tuple[str, ...], tensors: list[Tensor]) -> bool:
         """Adds an observation to the pending ones with this key, if they accept it; returns whether they did."""
         pending = self.stored.pending.get(key)
@@ -144,21 +154,49 @@ class Buffer:
         """Merges a copy of `lifted`, because the graph reuses its memory."""
         return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
 
-    def flush(self) -> MonitorState:
-        """Reduces all pending observations, and returns what is stored then."""
+    def flush(self, exact_only: bool = False) -> MonitorState:
+        """Reduces all pending observations, or only those for which no bit depends on when; returns what is stored then."""
         if self.stored.has_pending:
             with self.lock:
                 started = now()
-                self.stored, failed = as_monitor(flush, self.stored, self.engine)
+                self.stored, failed = as_monitor(flush, self.stored, self.engine, exact_only)
                 self.failed += failed
                 self.flush_seconds += exclude(started)
         return self.stored
+
+    def collect(self, exact_only: bool = False) -> MonitorState:
+        """The same, with what graphs accumulated on devices, for which this waits."""
+        with self.lock:
+            stored = self.flush(exact_only)
+            if self.accumulators:
+                self.stored = stored = self._with_accumulated(stored, take=True)
+                for accumulators in self.accumulators.values():
+                    accumulators.forget()
+            return stored
+
+    def _with_accumulated(self, stored: MonitorState, *, take: bool) -> MonitorState:
+        for accumulators in self.accumulators.values():
+            for path, state, count in as_monitor(accumulators.found, getattr(self.reducer, "columns", {}), take):
+                try:
+                    merged = as_monitor(self.reducer.merge, stored.states.get(path, {}), state)
+                    stored = stored.joined(self._checked({path: merged}), {path: count})
+                except Exception as error:
+                    self.failed.append((error, state))
+        return stored
+
+    @property
+    def samples(self) -> int:
+        """The number of observations of the leaf that has most. Waits for devices on which graphs accumulate."""
+        stored = self.stored
+        for accumulators in self.accumulators.values():
+            stored = stored.joined({}, accumulators.counts())
+        return stored.samples
 
     def read(self) -> MonitorState:
         """What is stored, with pending observations reduced, but aside: they stay pending, so reading changes no later result."""
         with self.lock:
             if not self.stored.has_pending:
-                return self.stored
+                return self._with_accumulated(self.stored, take=False)
             started = now()
             state: MonitorState
             state, failed = as_monitor(flush, self.stored, self.engine)
@@ -166,7 +204,7 @@ class Buffer:
                 self.stored = state
                 self.failed += failed
             self.flush_seconds += exclude(started)
-            return state
+            return self._with_accumulated(state, take=False)
 
     def next_failure(self) -> tuple[Exception, Any] | None:
         """Removes the first of `failed` and returns it; None if there is none. Several threads may do so at once."""
@@ -176,9 +214,15 @@ class Buffer:
     def clear(self, keepshape: bool = False) -> None:
         """Deletes everything; if `keepshape`, later states must have the shapes of those that are deleted."""
         with self.lock:
-            kept = {path: without_values(state) for path, state in self.flush().states.items()} if keepshape else {}
+            kept = {path: without_values(state) for path, state in self.collect().states.items()} if keepshape else {}
             self._shapes = {**self._shapes, **kept} if keepshape else {}
             self.stored, self.places, self.copies = EMPTY, {}, {}
+            self.empty_accumulators()
+
+    def empty_accumulators(self) -> None:
+        """Deletes what graphs accumulated on devices, without waiting for these."""
+        for accumulators in self.accumulators.values():
+            accumulators.clear()
 
     def replace(self, states: Mapping[str, State], more: int) -> None:
         """Binds `states`, to which others were merged that `more` observations made."""

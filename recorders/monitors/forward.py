@@ -130,7 +130,7 @@ class CallMonitor(Monitor):
     def deregister(self) -> Monitor:
         """Takes the monitor off its module; pushed values are still recorded. Returns the monitor."""
         super().deregister()
-        self.gate.on = True
+        self.gate.turn(on=True)
         return self
 
     def push(self, *values: Any) -> None:

@@ -31,6 +31,7 @@ class Gate:
         active: whether the present step is one of those that the monitor chooses; the clock sets it.
         chooses_steps: whether the clock switches the monitor on and off.
         eligible: how many calls passed all gates but `every`, less one, by stream.
+        shown: is called with whether the monitor records when that changes: graphs on a GPU are told on the device.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -42,8 +43,16 @@ class Gate:
         self.every_step: int = options["every_step"]
         self.every: int = options["every"]
         self.on = self.active = True
+        self.shown: Callable[[bool], None] | None = None
         self.chooses_steps = self.steps is not None or self.every_step != 1
         self.eligible: dict[object, int] = {}
+
+    def turn(self, *, on: bool | None = None, active: bool | None = None) -> None:
+        """Sets `on` or `active`."""
+        self.on = self.on if on is None else on
+        self.active = self.active if active is None else active
+        if self.shown is not None:
+            self.shown(self.on and self.active)
 
     @property
     def only_steps(self) -> bool:

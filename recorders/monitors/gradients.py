@@ -17,7 +17,7 @@ from recorders.capture.given import Block, block_of, keep, remember, under
 from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
-from recorders.monitors.graphs import in_due_step, is_due_in_graph, wanted_in_graph
+from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.origins import first_sight, origin_of
 from recorders.monitors.record import add_alone
@@ -70,17 +70,18 @@ class GradientMonitor(Monitor):
         return self._seen or (isinstance(self._twin, GradientMonitor) and self._twin._seen)
 
     def _trace_watch(self, receiver: Tensor, module: nn.Module, value: Any) -> None:
-        if tracing() or not in_due_step(self):  # a graph in which nothing is recorded has no hooks on tensors
+        found = [(path, tensor) for path, tensor in leaves(value) if tensor.requires_grad]
+        handle = None if tracing() else handle_in_graph(self, receiver, [tensor for _, tensor in found])
+        if tracing() or (handle is None and not in_due_step(self)):  # a graph in which nothing is recorded has no hooks on tensors
             return
         self._see()
-        found = [(path, tensor) for path, tensor in leaves(value) if tensor.requires_grad]
         if any(tensor.is_leaf for _, tensor in found):
             _watch_uncompiled(receiver, module, value)
         elif torch.is_grad_enabled() and wanted_in_graph(self, module):
             for path, tensor in found:
                 origin = origin_of(tensor, receiver)
                 if origin == "made here":
-                    _hook_in_graph(tensor, receiver, self.twin_key, path)
+                    _hook_in_graph(tensor, receiver, self.twin_key, path, handle)
                 elif origin == "given" or (origin == "given within" and self.bare and not self.given):
                     _hook_given(tensor, receiver, path, _kept(self, tensor, receiver))
                 elif origin == "given within":  # the hook is outside of the checkpoint, and what it would need inside
@@ -295,7 +296,7 @@ def _monitor_of(receiver: Tensor) -> Any:
     return None if found is None else found.monitor
 
 
-def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str) -> None:
+def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str, handle: Tensor | None) -> None:
     """Registers a hook on a tensor of the user's graph: a node of it, which runs when AOT traces the graph and its backward.
 
     If Dynamo traced the hook, compiling would take several times as long. And objects that were changed in the graph before the
@@ -310,7 +311,7 @@ def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str) -> Non
         if seen:
             outside_modes(emit_call, receiver, (gradient.detach(), *seen), path)
         else:
-            emit_leaves(receiver, key, [path], [gradient], path)
+            emit_leaves(receiver, key, [path], [gradient], path, handle)
 
     _hook(tensor, arrive)
 

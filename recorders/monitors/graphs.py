@@ -6,20 +6,26 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from recorders.capture.compiled import emit_call, emit_leaves, new_receiver
+from recorders.capture.accumulators import Accumulators, Observed
+from recorders.capture.compiled import emit_call, emit_leaves, find_twin, new_receiver
 from recorders.capture.given import keep, number_of
 from recorders.capture.graph_buffers import parts
-from recorders.capture.layouts import Told
+from recorders.capture.handles import add_holder, can_accumulate, hand_out, handle_name
+from recorders.capture.layouts import Told, from_text, in_use
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
 from recorders.monitors.graph_rows import add_together
+from recorders.monitors.places import note_places
 from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer, entrance, timed_together
 
-__all__ = ["GraphReceiver", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
+__all__ = ["GraphReceiver", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
+
+UNREADY = "no memory for it on the device when a CUDA graph ran"
 
 
 class Traced(Recording, Protocol):
@@ -39,8 +45,8 @@ class Traced(Recording, Protocol):
 
 
 def wanted_in_graph(twin: Traced, module: nn.Module | None) -> bool:
-    """Whether the graph that is being traced records calls of `module`; what else the gate asks is asked when the graph runs."""
-    return twin.gate.records_in(twin._training(module)) and in_due_step(twin) and not tracing()
+    """Whether the graph that is being traced may record calls of `module`; what else the gate asks is asked when the graph runs."""
+    return twin.gate.records_in(twin._training(module)) and not tracing()
 
 
 def in_due_step(twin: Traced) -> bool:
@@ -48,14 +54,36 @@ def in_due_step(twin: Traced) -> bool:
     return not twin.gate.chooses_steps or twin._clock is None or twin._clock.busy
 
 
+def handle_in_graph(twin: Traced, receiver: Tensor, tensors: list[Tensor]) -> Tensor | None:
+    """Called while a graph is traced: the handle of the receiver on the device of all these tensors; None if there is none.
+
+    With a handle the graph need not know whether the step is due; see `recorders/capture/handles.py`.
+    """
+    if tensors and all(tensor.device == tensors[0].device for tensor in tensors):
+        kind, index = tensors[0].device.type, tensors[0].device.index
+        if _handed_out(twin.twin_key, kind, index):
+            handle: Tensor = getattr(receiver, handle_name(kind, index))
+            return handle
+    return None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _handed_out(key: str, kind: str, index: int | None) -> bool:
+    twin = find_twin(key)
+    return twin is not None and hand_out(twin, kind, index)
+
+
 def trace(twin: Traced, receiver: Tensor, operands: tuple[Any, ...], path: str = "") -> None:
-    """Adds one observation to the graph that is being traced, for the monitor of `receiver`."""
-    if twin.bare:
-        found = list(leaves(twin._default(*operands), path))
-        if found:
-            emit_leaves(receiver, twin.twin_key, [leaf for leaf, _ in found], [tensor for _, tensor in found], path)
-            return
-    emit_call(receiver, operands, path)
+    """Adds one observation to the graph that is being traced, for the monitor of `receiver`, if its step may be due."""
+    found = list(leaves(twin._default(*operands), path)) if twin.bare else []
+    tensors = [tensor for _, tensor in found]
+    handle = handle_in_graph(twin, receiver, tensors)
+    if handle is None and not in_due_step(twin):
+        return
+    if found:
+        emit_leaves(receiver, twin.twin_key, [leaf for leaf, _ in found], tensors, path, handle)
+    else:
+        emit_call(receiver, operands, path)
 
 
 def is_due_in_graph(monitor: Traced, stream: str) -> bool:
@@ -79,6 +107,8 @@ class GraphReceiver:
     def __init__(self, monitor: Traced) -> None:
         self._monitor = weakref.ref(monitor)
         self.tensor = new_receiver(self)
+        self._accumulators: dict[torch.device, Accumulators] = {}
+        add_holder(self)
 
     @property
     def monitor(self) -> Any:
@@ -90,6 +120,49 @@ class GraphReceiver:
         """That of the monitor."""
         monitor = self._monitor()
         return None if monitor is None else monitor.timer
+
+    def hold(self, device: torch.device) -> None:
+        """Gets a handle for the device, unless there is one; see `hand_out`."""
+        monitor = self._monitor()
+        if monitor is None or device in self._accumulators or not can_accumulate(monitor, device.type):
+            return
+        gate = monitor.gate
+        found = self._accumulators[device] = Accumulators(device, self, gate.on and gate.active)
+        setattr(self.tensor, handle_name(device.type, device.index), found.handle)
+        gate.shown = self._show
+
+    def _show(self, due: bool) -> None:
+        for accumulators in self._accumulators.values():
+            accumulators.show(due)
+
+    def miss(self, count: int) -> None:
+        """Counts observations of CUDA graphs that found no accumulators of their size."""
+        monitor = self._monitor()
+        if monitor is not None:
+            monitor.counts[UNREADY] = monitor.counts.get(UNREADY, 0) + count
+
+    @entrance
+    def accumulate(self, observed: Observed, x: Tensor) -> None:
+        """Records an observation in place, on the device. A CUDA graph that replays it does not call this."""
+        monitor = self._monitor()
+        if monitor is None:
+            return
+        if recomputing() and not monitor.records_recomputed:
+            monitor._skip("recomputed by checkpointing")
+            return
+        monitor.compiled = True
+        work(monitor, None, (x,), self._accumulate, monitor, observed, x)
+
+    def _accumulate(self, monitor: Any, observed: Observed, x: Tensor) -> None:
+        accumulators = self._accumulators[x.device]
+        if not accumulators.known(observed) and (monitor.buffer.places or in_use()):
+            note_places(monitor, {observed.path: from_text(observed.told)[observed.path]})
+        monitor.buffer.accumulators = self._accumulators
+        if x.numel() == 0:
+            if monitor.gate.on and monitor.gate.active:
+                monitor.buffer.add_empty(observed.path)
+        elif not accumulators.add(observed, x):
+            self.miss(1)
 
     @entrance
     def receive(self, layout: str, packs: list[Tensor], stream: str, told: Mapping[str, Told]) -> None:

@@ -45,8 +45,10 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
     """
     buffer = monitor.buffer
     with buffer.lock:
-        if any(isinstance(waiting, StackRow) for waiting in buffer.stored.pending.values()):
-            buffer.flush()  # which changes nothing: rows are in the states, or will be, as they are
+        if any(waiting.exact for waiting in buffer.stored.pending.values()):
+            buffer.flush(exact_only=True)  # which changes no later result
+        if progress and buffer.accumulators:
+            buffer.collect(exact_only=True)  # a file has no accumulators
         stored = buffer.read()
         states, samples = dict(stored.states), stored.samples
         told: Progress | None = as_monitor(_progress, monitor) if progress else None
@@ -107,6 +109,7 @@ def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
         for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:
                 monitor.buffer.replace({}, more=0)
+                monitor.buffer.empty_accumulators()
                 monitor.buffer.stored = state
                 monitor.buffer.keep_places(part.placement)
                 monitor.gate.eligible = dict[object, int](told.eligible.items())

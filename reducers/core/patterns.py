@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reducers.errors import PatternError
 
-__all__ = ["CHANNELS", "arrange", "arrange_all", "kept_axes", "rows", "sides", "validate", "validate_features"]
+__all__ = ["CHANNELS", "arrange", "arrange_all", "kept_axes", "moves_nothing", "rows", "sides", "validate", "validate_features"]
 
 CHANNELS = "channels"
 """Stands for the pattern that keeps the channels of a layer; who knows the layer puts it in place by `with_channels`."""
@@ -151,6 +151,12 @@ def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
         PatternError: the pattern does not match the shape of `x`.
     """
     return _arrange(x, pattern, 0)
+
+
+def moves_nothing(pattern: str, ndim: int) -> bool:
+    """Return whether `arrange` returns a view of a tensor with so many axes, or raises; patterns with parentheses may copy."""
+    layout = _layout(pattern, ndim)
+    return isinstance(layout, str) or layout.rearrange is None
 
 
 def arrange_all(xs: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation
-from reducers.core.patterns import arrange, arrange_all, kept_axes, sides, validate
+from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothing, sides, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
@@ -21,9 +21,10 @@ from reducers.kernels.dispatch import device_sweep, masked_moments
 from reducers.kernels.masks import can_compact, compact, has_rows
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
+from reducers.kernels.waiting import Slots, device_slots, joinable
 from reducers.state import Result, State
 
-__all__ = ["Statistic", "lift_each"]
+__all__ = ["Statistic", "lift_each", "slots_of", "update_slots"]
 
 _MIN_STACK = 4  # fewer states are joined as fast one by one
 
@@ -92,13 +93,20 @@ class Statistic(Reducer):
         if x.numel() == 0:
             return state
         state = to_device(state, x.device)
-        swept = device_sweep(x, axes, self.columns, self.threshold, state)
+        swept = self.swept(x, axes, state)
         return self.merge(state, self.observe(x, axes)) if swept is None else swept
+
+    def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
+        """Return the state joined with that of an observation, by a kernel that does both; None if there is none."""
+        return device_sweep(x, axes, self.columns, self.threshold, state)
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if not self.batchable or xs.numel() == 0:
             return super().update_all(state, xs)
         x, axes = arrange_all(xs.detach(), self.pattern)
+        swept = device_sweep(x, axes, self.columns, self.threshold, to_device(state, x.device))
+        if swept is not None:
+            return swept
         small = xs[0].numel() < BIG  # stay in float64, as a single small update does, so that grouping changes at most rounding
         return self.merge(to_device(state, x.device), Statistic.observe(self, x, axes) if small else self.observe(x, axes))
 
@@ -118,6 +126,9 @@ class Statistic(Reducer):
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
+        joined = device_sweep(x, axes, self.columns, self.threshold, state, mask)
+        if joined is not None:
+            return joined
         compacts = self.stackable_join and self.divisible and can_compact(x, mask, axes)
         swept = None if compacts and has_rows(mask) else masked_moments(x, mask, axes, self.columns)
         if swept is not None:
@@ -159,6 +170,24 @@ class Statistic(Reducer):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         return copy_aliased(self.read(state), state)
+
+
+def slots_of(statistic: Statistic, x: Tensor) -> Slots | None:
+    """Return how observations like `x` wait on their device as partial statistics; None if they cannot."""
+    own = type(statistic).update is Statistic.update
+    if not own or x.is_neg() or x.numel() == 0 or not moves_nothing(statistic.pattern, x.ndim):
+        return None
+    x, axes = arrange(x.detach(), statistic.pattern)
+    return device_slots(x, axes, statistic.columns, statistic.threshold)
+
+
+def update_slots(statistic: Statistic, state: State, slots: Slots, table: Tensor, first: int, last: int) -> State:
+    """Return the state after the observations in some slots of a table, in order; its bits are those of one `update` for each."""
+    state = to_device(state, table.device)
+    while first < last and not joinable(slots, state):
+        state = statistic.merge(state, slots.join(table, {}, first, first + 1))
+        first += 1
+    return slots.join(table, state, first, last) if first < last else state
 
 
 def lift_each(statistic: Statistic, xs: Tensor) -> State:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from reducers.core.reducer import Reduction, check_size
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import bin_counts
+from reducers.kernels.counting import device_edges, has_device_bins
 from reducers.kernels.precision import comparable, finite, real
 from reducers.state import Result, State
 
@@ -104,14 +106,22 @@ class Histogram(Statistic):
     def batchable(self) -> bool:
         return True
 
+    def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
+        if not has_device_bins(x):
+            return None
+        make = _kept_bounds if type(x) is Tensor else _make_bounds  # of a fake tensor, no bounds may be kept
+        return device_edges(x, axes, make(self, x.device, _is_narrow(x)), state)
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Histogram")
+        counted = self.swept(x, axes, {})
+        if counted is not None:
+            return counted
         mask = finite(x)[1]
         if mask is not None:  # NaN goes into the bin of inf, and is subtracted below
             is_nan = x.isnan()
             x = torch.where(is_nan, torch.inf, x)
-        narrow = x.dtype.itemsize <= 4 if x.is_floating_point() else x.dtype.itemsize <= 2
-        bounds = _bounds(self._edges(x.device), narrow or x.device.type == "mps").to(x.device, non_blocking=True)
+        bounds = _make_bounds(self, x.device, _is_narrow(x))
         computable = self.edges is None and _is_index_computable(*self._range, torch.finfo(bounds.dtype).eps)
         counts = bin_counts(x, axes, bounds.shape[0] + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, computable))
         nan = torch.zeros_like(counts[..., 0]) if mask is None else is_nan.sum(dim=axes)
@@ -156,6 +166,23 @@ def _is_finite_number(value: float | None) -> bool:
 def _is_index_computable(low: float, high: float, step: float, eps: float) -> bool:
     """Return whether bins are so much wider than rounding errors that an index computed by division is off by at most one."""
     return step > 16 * eps * max(abs(low), abs(high))
+
+
+def _is_narrow(x: Tensor) -> bool:
+    """Return whether float32 holds all elements of `x`, or its device lacks float64."""
+    return x.dtype.itemsize <= (4 if x.is_floating_point() else 2) or x.device.type == "mps"
+
+
+def _make_bounds(histogram: Histogram, device: torch.device, narrow: bool) -> Tensor:
+    """Return the edges that elements are compared with, on their device."""
+    return _bounds(histogram._edges(device), narrow).to(device, non_blocking=True)
+
+
+@cache  # what a CUDA graph reads must stay
+def _kept_bounds(histogram: Histogram, device: torch.device, narrow: bool) -> Tensor:
+    """Return the same tensor for every observation, so that no update copies to the device."""
+    with torch.inference_mode(False):
+        return _make_bounds(histogram, device, narrow)
 
 
 def _bounds(edges: Tensor, narrow: bool) -> Tensor:

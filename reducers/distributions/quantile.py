@@ -16,6 +16,7 @@ from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import bin_counts, pattern_counts
 from reducers.kernels.chunks import CHUNK
+from reducers.kernels.counting import device_bits
 from reducers.kernels.cpu import is_sweepable, min_max
 from reducers.kernels.precision import comparable, count_of, extremes, finite, infinite_to_nan, real
 from reducers.state import State
@@ -100,8 +101,14 @@ class Quantile(Statistic):
     def batchable(self) -> bool:
         return True
 
+    def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
+        return device_bits(x, axes, self.bits, self._exponents, state)
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Quantile")
+        counted = device_bits(x, axes, self.bits, self._exponents)
+        if counted is not None:
+            return counted
         filled, mask = finite(x)
         low, high = extremes(x, axes, mask)
         counts = bin_counts(filled, axes, 2 * self._buckets_per_sign + 3, self._bucket)

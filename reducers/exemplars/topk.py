@@ -15,6 +15,7 @@ from reducers.core.states import require_state, to_device
 from reducers.exemplars.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
+from reducers.kernels.counting import device_best
 from reducers.kernels.precision import comparable, infinite_to_nan, nan_capable
 from reducers.state import Result, State
 
@@ -37,6 +38,11 @@ class _ExtremeElements(Reducer):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, ids, payload = sample_inputs(self, xs)
+        if payload is None and x.numel() and "(" not in self.pattern:  # without which the arranged tensor is a view
+            state = to_device(state, x.device)
+            chosen = device_best(x, lambda whole: arrange(whole, self.pattern), self.k, self.largest, ids, state)
+            if chosen is not None:
+                return chosen
         rows, to_positions = self._rows(x)
         if x.numel() == 0:
             return state

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,23 @@ from reducers.kernels.inductor import fused_moments
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
-__all__ = ["device_sweep", "eager_moments", "masked_moments", "traced_moments"]
+__all__ = [
+    "device_accumulation",
+    "device_sweep",
+    "device_sweep_rows",
+    "device_weighted",
+    "eager_moments",
+    "fits",
+    "found",
+    "give_up",
+    "given_up",
+    "masked_moments",
+    "row_dtypes",
+    "traced_moments",
+    "tried",
+]
 
+Found = TypeVar("Found")
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
 EAGER: dict[str, Kernel] = {"cpu": sweep}  # by type of device
@@ -42,8 +57,8 @@ def masked_moments(x: Tensor, mask: Tensor, axes: tuple[int, ...], columns: Mapp
     """
     if not columns or not _MASKED.issuperset(columns.values()):
         return None
-    found = masked_sweep(x, mask, axes)
-    return None if found is None else {key: found[column] for key, column in columns.items()}
+    swept = masked_sweep(x, mask, axes)
+    return None if swept is None else {key: swept[column] for key, column in columns.items()}
 
 
 _MASKED = frozenset(("count", "mean", "m2", "sum", "squares", "peak", "min", "max", "zeros", "nan", "inf"))
@@ -59,57 +74,157 @@ def _triton_sweep() -> Kernel | None:
     return swept
 
 
+@lru_cache(maxsize=1)
+def _triton_rows() -> Any:
+    """The room of the sweep of many tensors at once; None if Triton is missing."""
+    try:
+        from reducers.kernels.triton import many
+    except ImportError:
+        return None
+    return many
+
+
+@lru_cache(maxsize=1)
+def _triton_weighted() -> Kernel | None:
+    """The same of weighted sums."""
+    try:
+        from reducers.kernels.triton.weighted import weighted_swept
+    except ImportError:
+        return None
+    return weighted_swept
+
+
 SWEEPS: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_sweep}  # by type of device
+ROWS: dict[str, Callable[[], Any]] = {"cuda": _triton_rows}
+WEIGHTED: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_weighted}
 _failed: list[Exception] = []
 
 
+def found(kernels: Mapping[str, Callable[[], Found | None]], device: torch.device) -> Found | None:
+    """Return the kernels for a device; None if there are none, one has failed, or a graph is being compiled."""
+    find = kernels.get(device.type)
+    return None if find is None or _failed or torch.compiler.is_compiling() else find()
+
+
+def tried(kernel: Callable[..., Found | None], *arguments: object) -> Found | None:
+    """Return what a kernel returns; None, with a warning, if it cannot be compiled."""
+    try:
+        return kernel(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        give_up(error)
+        return None
+
+
+def give_up(error: Exception) -> None:
+    """Take no kernel of a GPU any more, with one warning."""
+    _failed.append(error)
+    reason = str(error).strip().splitlines()[:1]
+    warn_user(
+        f"statistics on the GPU are computed without Triton, which takes longer: {type(error).__name__}: {''.join(reason)}",
+        RuntimeWarning,
+    )
+
+
+def given_up() -> bool:
+    """Return whether a kernel of a GPU has failed."""
+    return bool(_failed)
+
+
+def device_accumulation(device: str) -> Any:
+    """Return the room of what accumulates statistics in place on this type of device, inside CUDA graphs; None if there is none."""
+    find = SWEEPS.get(device)
+    if find is None or _failed or find() is None:
+        return None
+    from reducers.kernels.triton import accumulating
+
+    return accumulating
+
+
 def device_sweep(
-    x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, state: State | None = None
+    x: Tensor,
+    axes: tuple[int, ...],
+    columns: Mapping[str, str],
+    threshold: float = 0.0,
+    state: State | None = None,
+    mask: Tensor | None = None,
 ) -> State | None:
     """Return the statistics of `x` over `axes`, joined with those of a state, by a kernel that reads `x` once.
 
     Args:
-        columns: the keys of the state, and which statistic each is: one of `reducers.kernels.triton.launch.COLUMNS`.
+        columns: the keys of the state, and which statistic each is: one of `reducers.kernels.triton.arguments.COLUMNS`.
         threshold: the magnitude above which an element is active.
         state: what was observed before, with the same keys.
+        mask: bool, in the shape of `x`: which elements are observed; integers become float64 then.
 
     Returns:
         None if no kernel takes `x`, the device has none, or the state does not fit. If a kernel cannot be compiled, such as without
         a C compiler, there is one warning, and None from then on.
     """
-    find = SWEEPS.get(x.device.type)
-    if find is None or not columns or _failed or torch.compiler.is_compiling():
+    kernel = found(SWEEPS, x.device) if columns else None
+    dtype = x.dtype if mask is None or x.is_floating_point() else torch.float64
+    if kernel is None or not fits(x, axes, columns, state, dtype):
         return None
-    kernel = find()
-    if kernel is None or not _fits(x, axes, columns, state):
-        return None
-    try:
-        return kernel(x, axes, columns, threshold, state)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        _failed.append(error)
-        reason = str(error).strip().splitlines()[:1]
-        warn_user(
-            f"statistics on the GPU are computed without Triton, which takes longer: {type(error).__name__}: {''.join(reason)}",
-            RuntimeWarning,
-        )
-        return None
+    return tried(kernel, x.resolve_neg(), axes, columns, threshold, state, *(() if mask is None else (mask,)))
 
 
-def _fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None) -> bool:
-    """Return whether the state is one of this reducer, for observations of this shape and dtype."""
+def device_weighted(
+    x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State | None = None
+) -> State | None:
+    """Return weighted sums of `x` over `axes`, joined with those of a state, by a kernel that reads `x` and its weights once.
+
+    Args:
+        weights: in the shape of `x`.
+        columns: the keys of the state, as `reducers.kernels.triton.weighted.weighted_swept` takes them.
+        state: what was observed before, with the same keys.
+
+    Returns:
+        None in the same cases as `device_sweep`.
+    """
+    kernel = found(WEIGHTED, x.device)
+    if kernel is None or not fits(x, axes, dict.fromkeys(columns, "sum"), state, torch.float64):
+        return None
+    return tried(kernel, x.resolve_neg(), weights.resolve_neg(), axes, columns, state)
+
+
+def device_sweep_rows(
+    xs: Sequence[Tensor | None], families: Sequence[tuple[Mapping[str, str], float, State]], tables: Any
+) -> tuple[list[State], Any] | None:
+    """Return the statistics of many tensors over all their elements, as rows, by a kernel that reads all of them in one launch.
+
+    Args:
+        xs: for each row a tensor, or None if the row stays as it is; of one dtype, on one device, at least one of them.
+        families: the columns and the threshold of each statistic, as for `device_sweep`, and its rows until now; {} if none.
+        tables: what an earlier call returned for these rows, or None.
+
+    Returns:
+        for each statistic its rows now, and the tables for the next call. None in the same cases as `device_sweep`.
+    """
+    room = found(ROWS, next(x for x in xs if x is not None).device)
+    return None if room is None else tried(room.swept_rows, xs, families, tables)
+
+
+def row_dtypes(x: Tensor, columns: Mapping[str, str]) -> dict[str, torch.dtype] | None:
+    """Return the dtypes of the rows of a statistic, by key; None if `device_sweep_rows` does not take it, or tensors like `x`."""
+    room = found(ROWS, x.device) if columns else None
+    dtypes: dict[str, torch.dtype] | None = None if room is None else room.row_dtypes(columns, x.dtype)
+    return dtypes
+
+
+def fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None, dtype: torch.dtype) -> bool:
+    """Return whether the state is one of this reducer, for observations of this shape and of the dtype they are reduced in."""
     if not state:
         return True
     if len(state) != len(columns) or not all(key in state for key in columns):
         return False
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    integer = not x.dtype.is_floating_point
+    integer = not dtype.is_floating_point
     for key, column in columns.items():
         value = state[key]
         own = column in ("min", "max")
         counted = column in ("count", "zeros", "nan", "inf", "active") or (integer and column in ("sum", "exact"))
-        wanted = x.dtype if own else torch.int64 if counted else torch.float64
+        wanted = dtype if own else torch.int64 if counted else torch.float64
         if list(value.shape) != kept or value.dtype is not wanted or not value.is_contiguous():
             return False
     return True

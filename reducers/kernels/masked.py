@@ -7,10 +7,12 @@ the centre lies between the extremes, they change neither. The replacement works
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
-from reducers.kernels.chunks import PIECE, paired_pieces
+from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.cpu import (
     MIN_REMAINDER,
     centred_sums,
@@ -21,6 +23,8 @@ from reducers.kernels.cpu import (
 )
 
 __all__ = ["masked_sweep"]
+
+PIECE = 1 << 17  # elements: a piece and the four buffers of its size have room in the cache
 
 
 def masked_sweep(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Tensor] | None:
@@ -40,15 +44,15 @@ def masked_sweep(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Te
     start = fill(*parts[0], torch.zeros(kept))
     runs = strided_runs(start, axes)
     # In float64: the mean of equal elements equals them, and no mean is beyond the extremes.
-    total = start.sum(dim=axes, dtype=torch.float64)
-    counts = [_count(part, axes) for _, part in parts]
-    count, seen = sum(counts[1:], counts[0]), counts[0] > 0
-    if not bool(count.all()):
-        return None
-    middle = (total / counts[0].clamp(min=1)).float()
+    total, there = start.sum(dim=axes, dtype=torch.float64), fill.count(axes)
+    middle, seen = (total / there.clamp(min=1)).float(), there > 0
+    counts: list[Tensor] = []
     for second_sweep in (False, True):
         centre = middle.reshape(kept)
-        first, second, extra = centred_sums((fill(*part, centre) for part in parts), axes, runs, centre, True)
+        first, second, extra = centred_sums(_filled(fill, parts, centre, axes, counts), axes, runs, centre, True)
+        count = torch.stack(counts[: len(parts)]).sum(0)
+        if not bool(count.all()):
+            return None
         low, high = extra["min"], extra["max"]
         if bool((~seen & ((low == middle) | (high == middle))).any()):
             return None  # the centre was guessed, and is an extreme itself
@@ -73,6 +77,7 @@ class _Fill:
     """Pieces in float32 with other elements where a mask is False; each call overwrites what the call before returned."""
 
     def __init__(self) -> None:
+        self._negative: Tensor | None = None
         self._selected: Tensor | None = None
         self._filled: Tensor | None = None
 
@@ -80,11 +85,25 @@ class _Fill:
         bits, other = part.float().view(torch.int32), fill.view(torch.int32)
         selected = self._selected = reuse_buffer(self._selected, part, torch.int32)
         filled = self._filled = reuse_buffer(self._filled, part, torch.int32)
-        selected.copy_(mask).neg_()  # all bits of those that are selected
+        negative = self._negative = reuse_buffer(self._negative, part, torch.int8)
+        selected.copy_(torch.neg(mask.view(torch.int8), out=negative))  # all bits of those that are selected
         torch.bitwise_xor(bits, other, out=filled)
         return filled.bitwise_and_(selected).bitwise_xor_(other).view(torch.float32)
 
+    def count(self, axes: tuple[int, ...]) -> Tensor:
+        """Return the number of elements of the last call that are selected: int64.
 
-def _count(mask: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The number of selected elements. As float32, which counts a piece exactly, they are added several times as fast."""
-    return mask.view(torch.uint8).float().sum(dim=axes).long()
+        They are added as int32, in which a piece has room: as bools or int64 it takes ten times as long.
+        """
+        assert self._selected is not None
+        return -self._selected.sum(dim=axes, dtype=torch.int32).long()
+
+
+def _filled(
+    fill: _Fill, parts: Sequence[tuple[Tensor, Tensor]], centre: Tensor, axes: tuple[int, ...], counts: list[Tensor]
+) -> Iterator[Tensor]:
+    """Yield the pieces, filled, and append how many elements of each are selected to `counts`."""
+    for part in parts:
+        piece = fill(*part, centre)
+        counts.append(fill.count(axes))
+        yield piece

@@ -16,6 +16,7 @@ from reducers.core.patterns import arrange, kept_axes, validate
 from reducers.core.reducer import Reducer, Reduction
 from reducers.core.states import check_states, require_state, to_device
 from reducers.kernels.chunks import paired_pieces
+from reducers.kernels.dispatch import device_weighted
 from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
 from reducers.kernels.weighted import weighted_sum, weighted_sweep
 from reducers.state import Result, State
@@ -27,6 +28,9 @@ __all__ = ["WeightedMean", "WeightedMoments"]
 @dataclass(frozen=True)
 class _Weighted(Reducer):
     pattern: str = "... ->"
+
+    columns: ClassVar[tuple[str, ...]]
+    """The keys of the state, in the order of the GPU kernel."""
 
     def __post_init__(self) -> None:
         validate(self.pattern)
@@ -48,13 +52,16 @@ class _Weighted(Reducer):
         if x.numel() == 0:
             return state
         (swept, axes), (given, _) = arrange(x, self.pattern), arrange(weights.expand(x.shape), self.pattern)
+        state = to_device(state, x.device)
+        joined = device_weighted(swept, given, axes, self.columns, state)
+        if joined is not None:
+            return joined
         fast = self.sweep(swept, given, axes)
         if fast is not None:
-            return self.merge(to_device(state, x.device), fast)
+            return self.merge(state, fast)
         weights = real(weights)
         weights = torch.where(torch.isfinite(weights), weights, 0.0).expand(x.shape)
         x, (weights, _) = swept, arrange(weights, self.pattern)
-        state = to_device(state, x.device)
         for part, part_weights in paired_pieces(x, weights, axes):
             piece = nan_capable(part)
             finite = torch.isfinite(piece)
@@ -103,6 +110,7 @@ class WeightedMean(_Weighted):
     """
 
     reductions: ClassVar[Mapping[str, Reduction]] = {"weight": "sum", "sum": "sum"}
+    columns: ClassVar[tuple[str, ...]] = ("weight", "sum")
 
     def sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
         return weighted_sum(x, weights, axes)
@@ -148,6 +156,8 @@ class WeightedMoments(_Weighted):
     >>> {name: value.item() for name, value in result.items() if name != "std"}
     {'weight': 4.0, 'mean': 2.0, 'var': 3.0}
     """
+
+    columns: ClassVar[tuple[str, ...]] = ("weight", "squares", "mean", "m2")
 
     correction: float = 1
 

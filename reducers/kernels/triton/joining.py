@@ -11,11 +11,9 @@ __all__ = ["join"]
 
 
 @triton.jit
-def _merged_sum(out, old, new, column, inside, STATE: tl.constexpr):
-    """Write the sum of a new number and the old one, if there is a state."""
-    if STATE:
-        new += tl.load(old + column, mask=inside, other=0).to(new.dtype)
-    tl.store(out + column, new, mask=inside)
+def _before(old, column, inside, KIND: tl.constexpr, THERE: tl.constexpr):
+    """Return the numbers of a state; zeros if there is none."""
+    return tl.load(old + column, mask=inside, other=0).to(KIND) if THERE else tl.zeros(column.shape, KIND)
 
 
 @triton.jit
@@ -26,7 +24,7 @@ def _narrowed(value, out, INTEGER: tl.constexpr):
     return value.to(out.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts", "first", "last"])
 def join(
     partials,
     due,
@@ -54,6 +52,7 @@ def join(
     total_old,
     kept,
     parts,
+    cuts,
     ORDER: tl.constexpr,
     EXTREMES: tl.constexpr,
     COUNTS: tl.constexpr,
@@ -67,67 +66,131 @@ def join(
     HIGHEST: tl.constexpr,
     STATE: tl.constexpr,
     DUE: tl.constexpr,
+    MANY: tl.constexpr,
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    first=0,
+    last=1,
 ):
     """Write the statistics of all parts, joined with those of a state, for the columns of block `program_id(0)`.
 
-    Where `due` is 0 the statistics are those of the state: what the parts hold is from an earlier observation then.
+    The parts are those of the observations in the slots of a table from `first` to `last`, which are joined one after another. So
+    the bits are those of one launch for each of them. Without a state there is one slot. If `due` is 0 the statistics are those of
+    the state: what the parts hold is from an earlier observation then.
+
+    Of many tensors, each a column, the parts of one are neighbours: `cuts` has, behind what `sweep` reads, the first part of each
+    column, then how many there are. A column without parts keeps its state.
     """
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < kept
     part = tl.arange(0, PARTS)
-    there = (part < parts)[:, None] & inside[None, :]
+    if MANY:
+        field = parts.to(tl.int64)
+        cuts += 3 * field
+        there = (part[:, None] < tl.load(cuts + kept + column, mask=inside, other=0)[None, :]) & inside[None, :]
+        start = partials + tl.load(cuts + column, mask=inside, other=0)[None, :] + part[:, None]
+    else:
+        there = (part < parts)[:, None] & inside[None, :]
+        start = partials + part[:, None].to(tl.int64) * kept + column[None, :]
+        field = parts.to(tl.int64) * kept
     if DUE:
         there = there & (tl.load(due) != 0)
-    place = partials + part[:, None].to(tl.int64) * kept + column[None, :]
-    field = parts.to(tl.int64) * kept
-    counts = tl.load(place, mask=there, other=0)
-    count = tl.sum(counts, 0)
-    if WITH_MEAN:
-        weights = counts.to(tl.float64)
-        weight = count.to(tl.float64)
-        means = as_number(tl.load(place + field, mask=there, other=0))
-        # About the mean of one part, so that equal numbers have exactly themselves as the mean.
-        one = tl.max(tl.where(counts > 0, means, float("-inf")), 0)
-        one = tl.where(count > 0, one, 0.0)
-        shifts = tl.where(counts > 0, means - one[None, :], 0.0)
-        shift = tl.sum(weights * shifts, 0) / tl.maximum(weight, 1.0)
-        mean = one + shift
-        shifts = tl.where(counts > 0, shifts - shift[None, :], 0.0)
-        if ORDER > 1:
-            seconds = as_number(tl.load(place + 2 * field, mask=there, other=0))
-            squares = shifts * shifts
-            m2 = tl.sum(seconds + weights * squares, 0)
-        if ORDER > 2:
-            thirds = as_number(tl.load(place + 3 * field, mask=there, other=0))
-            m3 = tl.sum(thirds + shifts * (3 * seconds + weights * squares), 0)
-        if ORDER > 3:
-            fourths = as_number(tl.load(place + 4 * field, mask=there, other=0))
-            m4 = tl.sum(fourths + shifts * (4 * thirds + shifts * (6 * seconds + weights * squares)), 0)
-        if STATE:
-            # Chan, Golub and LeVeque 1983, eqs. 1.5a and 1.5b; Pebay 2008 for the third and fourth power.
-            before = tl.load(count_old + column, mask=inside, other=0).to(tl.float64)
-            both = before + weight
-            share = weight / tl.maximum(both, 1.0)
-            other = before / tl.maximum(both, 1.0)
-            old_mean = tl.load(mean_old + column, mask=inside, other=0)
-            delta = mean - old_mean
+    COUNTED: tl.constexpr = TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact"))
+    ADDED: tl.constexpr = TOTAL != "" and TOTAL != "peak"
+    FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + ADDED
+    KIND: tl.constexpr = tl.int64 if INTEGER else tl.float64
+    count = _before(count_old, column, inside, tl.int64, STATE and WITH_COUNT)
+    mean = _before(mean_old, column, inside, tl.float64, STATE and WITH_MEAN)
+    m2 = _before(m2_old, column, inside, tl.float64, STATE and WITH_MEAN and ORDER > 1)
+    m3 = _before(m3_old, column, inside, tl.float64, STATE and WITH_MEAN and ORDER > 2)
+    m4 = _before(m4_old, column, inside, tl.float64, STATE and WITH_MEAN and ORDER > 3)
+    low = _before(min_old, column, inside, KIND, STATE and WITH_MIN)
+    high = _before(max_old, column, inside, KIND, STATE and WITH_MAX)
+    zeros = _before(zeros_old, column, inside, tl.int64, STATE and COUNTS)
+    infinite = _before(inf_old, column, inside, tl.int64, STATE and COUNTS)
+    missing = _before(nan_old, column, inside, tl.int64, STATE and COUNTS)
+    total = _before(total_old, column, inside, tl.int64 if COUNTED else tl.float64, STATE and TOTAL != "")
+
+    for slot in range(first, last):
+        place = start + slot * (FIELDS * field)
+        counts = tl.load(place, mask=there, other=0)
+        number = tl.sum(counts, 0)
+        if WITH_MEAN:
+            weights = counts.to(tl.float64)
+            weight = number.to(tl.float64)
+            means = as_number(tl.load(place + field, mask=there, other=0))
+            # About the mean of one part, so that equal numbers have exactly themselves as the mean.
+            one = tl.max(tl.where(counts > 0, means, float("-inf")), 0)
+            one = tl.where(number > 0, one, 0.0)
+            shifts = tl.where(counts > 0, means - one[None, :], 0.0)
+            shift = tl.sum(weights * shifts, 0) / tl.maximum(weight, 1.0)
+            new_mean = one + shift
+            shifts = tl.where(counts > 0, shifts - shift[None, :], 0.0)
             if ORDER > 1:
-                old_m2 = tl.load(m2_old + column, mask=inside, other=0)
+                seconds = as_number(tl.load(place + 2 * field, mask=there, other=0))
+                squares = shifts * shifts
+                new_m2 = tl.sum(seconds + weights * squares, 0)
             if ORDER > 2:
-                old_m3 = tl.load(m3_old + column, mask=inside, other=0)
-                product = both * share * other
+                thirds = as_number(tl.load(place + 3 * field, mask=there, other=0))
+                new_m3 = tl.sum(thirds + shifts * (3 * seconds + weights * squares), 0)
             if ORDER > 3:
-                old_m4 = tl.load(m4_old + column, mask=inside, other=0)
-                spread = 6 * (other * other * m2 + share * share * old_m2) + delta * delta * product * (1 - 3 * share * other)
-                m4 = old_m4 + m4 + delta * (4 * (other * m3 - share * old_m3) + delta * spread)
-            if ORDER > 2:
-                lean = 3 * (other * m2 - share * old_m2) + delta * delta * product * (other - share)
-                m3 = old_m3 + m3 + delta * lean
-            if ORDER > 1:
-                m2 = old_m2 + m2 + delta * delta * (share * before)
-            mean = old_mean + delta * share
+                fourths = as_number(tl.load(place + 4 * field, mask=there, other=0))
+                new_m4 = tl.sum(fourths + shifts * (4 * thirds + shifts * (6 * seconds + weights * squares)), 0)
+            if STATE:
+                # Chan, Golub and LeVeque 1983, eqs. 1.5a and 1.5b; Pebay 2008 for the third and fourth power.
+                before = count.to(tl.float64)
+                both = before + weight
+                share = weight / tl.maximum(both, 1.0)
+                other = before / tl.maximum(both, 1.0)
+                # Not from the mean of nothing, which is 0: the square of a huge distance, times no weight, would be NaN.
+                delta = tl.where((before > 0) & (weight > 0), new_mean - mean, 0.0)
+                if ORDER > 2:
+                    product = both * share * other
+                if ORDER > 3:
+                    spread = 6 * (other * other * new_m2 + share * share * m2) + delta * delta * product * (1 - 3 * share * other)
+                    m4 = m4 + new_m4 + delta * (4 * (other * new_m3 - share * m3) + delta * spread)
+                if ORDER > 2:
+                    lean = 3 * (other * new_m2 - share * m2) + delta * delta * product * (other - share)
+                    m3 = m3 + new_m3 + delta * lean
+                if ORDER > 1:
+                    m2 = m2 + new_m2 + delta * delta * (share * before)
+                mean = tl.where(before > 0, mean, new_mean) + delta * share
+            else:
+                mean = new_mean
+                if ORDER > 1:
+                    m2 = new_m2
+                if ORDER > 2:
+                    m3 = new_m3
+                if ORDER > 3:
+                    m4 = new_m4
+        count += number
+        if EXTREMES:
+            lows = tl.load(place + (1 + ORDER) * field, mask=there, other=HIGHEST)
+            highs = tl.load(place + (2 + ORDER) * field, mask=there, other=LOWEST)
+            if not INTEGER:
+                lows = tl.where(there, as_number(lows), float("inf"))
+                highs = tl.where(there, as_number(highs), float("-inf"))
+            new_low = tl.min(lows, 0)
+            new_high = tl.max(highs, 0)
+            low = tl.minimum(low, new_low) if STATE else new_low
+            high = tl.maximum(high, new_high) if STATE else new_high
+            if TOTAL == "peak":
+                peak = tl.where(number > 0, tl.maximum(-(new_low.to(tl.float64)), new_high.to(tl.float64)), 0.0)
+                total = tl.maximum(total, peak)
+        if COUNTS:
+            base = 1 + ORDER + 2 * EXTREMES
+            zeros += tl.sum(tl.load(place + base * field, mask=there, other=0), 0)
+            infinite += tl.sum(tl.load(place + (base + 1) * field, mask=there, other=0), 0)
+            missing += tl.sum(tl.load(place + (base + 2) * field, mask=there, other=0), 0)
+        if ADDED:
+            words = tl.load(place + (FIELDS - 1) * field, mask=there, other=0)
+            total += tl.sum(words, 0) if COUNTED else tl.sum(as_number(words), 0)
+
+    if STATE:
+        tl.debug_barrier()  # the state may be written in place, and no thread may do so before all have read
+    if WITH_COUNT:
+        tl.store(count_out + column, count, mask=inside)
+    if WITH_MEAN:
         tl.store(mean_out + column, mean, mask=inside)
         if ORDER > 1:
             tl.store(m2_out + column, m2, mask=inside)
@@ -135,37 +198,13 @@ def join(
             tl.store(m3_out + column, m3, mask=inside)
         if ORDER > 3:
             tl.store(m4_out + column, m4, mask=inside)
-    if WITH_COUNT:
-        _merged_sum(count_out, count_old, count, column, inside, STATE)
-    if EXTREMES:
-        lows = tl.load(place + (1 + ORDER) * field, mask=there, other=HIGHEST)
-        highs = tl.load(place + (2 + ORDER) * field, mask=there, other=LOWEST)
-        if not INTEGER:
-            lows = tl.where(there, as_number(lows), float("inf"))
-            highs = tl.where(there, as_number(highs), float("-inf"))
-        low = tl.min(lows, 0)
-        high = tl.max(highs, 0)
-        if WITH_MIN:
-            if STATE:
-                low = tl.minimum(low, tl.load(min_old + column, mask=inside, other=0).to(low.dtype))
-            tl.store(min_out + column, _narrowed(low, min_out, INTEGER), mask=inside)
-        if WITH_MAX:
-            if STATE:
-                high = tl.maximum(high, tl.load(max_old + column, mask=inside, other=0).to(high.dtype))
-            tl.store(max_out + column, _narrowed(high, max_out, INTEGER), mask=inside)
-        if TOTAL == "peak":
-            peak = tl.where(count > 0, tl.maximum(-(low.to(tl.float64)), high.to(tl.float64)), 0.0)
-            if STATE:
-                peak = tl.maximum(peak, tl.load(total_old + column, mask=inside, other=0))
-            tl.store(total_out + column, peak, mask=inside)
+    if WITH_MIN:
+        tl.store(min_out + column, _narrowed(low, min_out, INTEGER), mask=inside)
+    if WITH_MAX:
+        tl.store(max_out + column, _narrowed(high, max_out, INTEGER), mask=inside)
     if COUNTS:
-        base = 1 + ORDER + 2 * EXTREMES
-        _merged_sum(zeros_out, zeros_old, tl.sum(tl.load(place + base * field, mask=there, other=0), 0), column, inside, STATE)
-        _merged_sum(inf_out, inf_old, tl.sum(tl.load(place + (base + 1) * field, mask=there, other=0), 0), column, inside, STATE)
-        _merged_sum(nan_out, nan_old, tl.sum(tl.load(place + (base + 2) * field, mask=there, other=0), 0), column, inside, STATE)
-    if TOTAL != "" and TOTAL != "peak":
-        words = tl.load(place + (1 + ORDER + 2 * EXTREMES + 3 * COUNTS) * field, mask=there, other=0)
-        if TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact")):
-            _merged_sum(total_out, total_old, tl.sum(words, 0), column, inside, STATE)
-        else:
-            _merged_sum(total_out, total_old, tl.sum(as_number(words), 0), column, inside, STATE)
+        tl.store(zeros_out + column, zeros, mask=inside)
+        tl.store(inf_out + column, infinite, mask=inside)
+        tl.store(nan_out + column, missing, mask=inside)
+    if TOTAL != "":
+        tl.store(total_out + column, total, mask=inside)

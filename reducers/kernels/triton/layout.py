@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["MAX_DIMS", "Plan", "plan", "power_of_two"]
+__all__ = ["MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "fills_memory", "plan", "plan_of_many", "power_of_two"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
 _MAX_PARTS = 1024  # programs for one column of tiles: enough for any GPU, and independent of it, as results must be
 _TILE = 1 << 12  # numbers of a tile: 16 for each of 256 threads
 _NEIGHBOURS = 32  # threads that read neighbours in memory together
 _COLUMNS = 8  # kept positions of a tile if neighbours in memory are reduced; each costs the threads registers
+MOST_PARTS = 256  # of one of many tensors: one program joins them
+_PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
 
-_Axis = tuple[int, int]  # length and stride
+_Axis = tuple[int, int, int]  # length, stride, and stride of the other tensor
 
 
 @dataclass(frozen=True)
@@ -27,86 +30,188 @@ class Plan:
         kept_strides: their strides, in elements.
         run: length of the reduced axis along which tiles lie.
         run_stride: its stride.
+        inner: length of a short reduced axis, all of which each position along the run has in a tile; 1 without one.
+        inner_stride: its stride.
         outer_sizes: lengths of the other merged reduced axes, outermost first.
         outer_strides: their strides.
-        rows: positions of a tile along the run, a power of two.
+        rows: positions of a tile along the run, a power of two, times `inner_rows`.
+        inner_rows: the power of two that is not below `inner`.
         columns: kept positions of a tile, a power of two.
         axis: the axis of a tile along which it is reduced: neighbours in memory are neighbours along axis 1.
         parts: number of programs that share the tiles of one column.
         tiles: number of tiles of a part; the last part may have fewer.
         wide: whether an offset may not fit into 32 bits.
+        other_kept_strides, other_run_stride, other_inner_stride, other_outer_strides: the same strides of the tensor that is read
+            along with it.
     """
 
     kept_sizes: tuple[int, ...]
     kept_strides: tuple[int, ...]
     run: int
     run_stride: int
+    inner: int
+    inner_stride: int
     outer_sizes: tuple[int, ...]
     outer_strides: tuple[int, ...]
     rows: int
+    inner_rows: int
     columns: int
     axis: int
     parts: int
     tiles: int
     wide: bool
+    other_kept_strides: tuple[int, ...]
+    other_run_stride: int
+    other_inner_stride: int
+    other_outer_strides: tuple[int, ...]
 
     @property
     def kept(self) -> int:
         """The number of kept positions."""
         return _product(self.kept_sizes)
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The programs of a launch."""
+        return -(-self.kept // self.columns), self.parts, 1
 
-def plan(x: Tensor, axes: tuple[int, ...]) -> Plan | None:
-    """Return how the reduction of `x` over `axes` is cut into tiles; None if more than `MAX_DIMS` axes cannot be merged."""
-    narrow = x.dtype.is_floating_point and x.dtype.itemsize <= 4
-    tile = _TILE if narrow else _TILE // 2  # of float64, in which integers are computed, threads hold half as many
-    kept = _merged([(x.shape[axis], x.stride(axis)) for axis in range(x.ndim) if axis not in axes])
+    def arguments(self) -> tuple[int, ...]:
+        """Return what a kernel is told: numbers of positions and tiles, then sizes and strides, innermost first, 1 if missing."""
+        run_tiles = -(-self.run // (self.rows // self.inner_rows))
+        return (
+            *(self.kept, self.run, self.run_stride, run_tiles, run_tiles * _product(self.outer_sizes), self.tiles, self.parts),
+            *_innermost_first(self.kept_sizes, MAX_DIMS - 1),
+            *_innermost_first(self.kept_strides, MAX_DIMS),
+            *_innermost_first(self.outer_sizes, MAX_DIMS - 2),
+            *_innermost_first(self.outer_strides, MAX_DIMS - 1),
+        )
+
+    def other_arguments(self) -> tuple[int, ...]:
+        """Return the rest, if another tensor is read too: of the inner axis, and its strides of the run, kept and outer axes."""
+        return (
+            *(self.inner, self.inner_stride, self.other_inner_stride, self.other_run_stride),
+            *_innermost_first(self.other_kept_strides, MAX_DIMS),
+            *_innermost_first(self.other_outer_strides, MAX_DIMS - 1),
+        )
+
+
+def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False) -> Plan | None:
+    """Return how the reduction of `x` over `axes` is cut into tiles; None if more than `MAX_DIMS` axes cannot be merged.
+
+    Args:
+        other: a mask or weights in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
+        double: all is computed in float64, as integers always are.
+    """
+    tile = _tile(torch.float64 if double else x.dtype)
+    paired, other = other is not None, x if other is None else other
+    merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
+    kept = _merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
     # A sum does not depend on the order of its axes, so they are merged in the order of memory.
-    ordered = sorted((axis for axis in axes if x.shape[axis] > 1), key=x.stride, reverse=True)
-    reduced = _merged([(x.shape[axis], x.stride(axis)) for axis in ordered])
+    ordered = sorted((merging[axis] for axis in axes if x.shape[axis] > 1), key=lambda axis: axis[1:], reverse=True)
+    reduced = _merged(ordered)
     if len(kept) > MAX_DIMS or len(reduced) > MAX_DIMS:
         return None
-    run = _run(reduced)
-    length, stride = reduced.pop(run)
-    sizes = [size for size, _ in kept]
-    positions = _product(sizes)
-    if kept[-1][1] < stride:
+    positions = _product(size for size, _, _ in kept)
+    outer, inner = list(reduced), (1, 1, 1)
+    most = max(1, tile // power_of_two(positions, _NEIGHBOURS)) if kept[-1][1] < reduced[-1][1] else tile
+    # What does not merge because of a mask is often short, and the axis before it long: the rows of a tile are of both.
+    if paired and len(reduced) > 1 and 2 * reduced[-1][0] <= most:
+        inner = outer.pop()
+        run = outer.pop()
+    else:
+        run = outer.pop(_run(reduced))
+    inner_rows = power_of_two(inner[0], most)
+    length = run[0] * inner_rows
+    if kept[-1][1] < (run if inner_rows == 1 else inner)[1]:
         axis, columns = 0, power_of_two(positions, _NEIGHBOURS)
         rows = power_of_two(length, max(1, tile // columns))
     else:
         axis, rows = 1, power_of_two(length, tile)
         columns = power_of_two(positions, min(_COLUMNS, max(1, tile // rows)))
-    count = _product(size for size, _ in reduced) * -(-length // rows)
+    count = _product(size for size, _, _ in outer) * -(-length // rows)
     parts = min(count, max(1, _MAX_PARTS // -(-positions // columns)))
     tiles = -(-count // parts)
-    last = sum((size - 1) * stride for size, stride in (*kept, *reduced)) + (length + rows) * stride
+    last = max(
+        sum((axis[0] - 1) * axis[which] for axis in (*kept, *outer))
+        + (run[0] + rows) * run[which]
+        + inner_rows * inner[which]
+        + columns * max(axis[which] for axis in kept)
+        for which in (1, 2)
+    )
     return Plan(
-        tuple(sizes),
-        tuple(stride for _, stride in kept),
-        length,
-        stride,
-        tuple(size for size, _ in reduced),
-        tuple(stride for _, stride in reduced),
+        tuple(size for size, _, _ in kept),
+        tuple(stride for _, stride, _ in kept),
+        *run[:2],
+        *inner[:2],
+        tuple(size for size, _, _ in outer),
+        tuple(stride for _, stride, _ in outer),
         rows,
+        inner_rows,
         columns,
         axis,
         -(-count // tiles),
         tiles,
-        last + columns * max(stride for _, stride in kept) >= 2**31 or positions + columns >= 2**31,
+        last >= 2**31 or positions + columns >= 2**31,
+        tuple(stride for _, _, stride in kept),
+        run[2],
+        inner[2],
+        tuple(stride for _, _, stride in outer),
     )
 
 
+def plan_of_many(dtype: torch.dtype, parts: int) -> Plan:
+    """Return the tiles of many tensors of one dtype, which lie in memory without gaps and are cut into so many parts in all."""
+    axis, no_axes = (1,), ()
+    return Plan(axis, axis, 1, 1, 1, 1, no_axes, no_axes, _tile(dtype), 1, 1, 1, parts, 1, False, axis, 1, 1, no_axes)
+
+
+def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]]:
+    """Return into how many parts tensors of these numbers of elements are cut, and the table of it that the kernels read.
+
+    How a tensor is cut depends on its own length only. Big ones have more parts than small ones, each of about equal length.
+    """
+    tile = _tile(dtype)
+    owners: list[int] = []
+    firsts: list[int] = []
+    sizes: list[int] = []
+    starts: list[int] = []
+    for owner, length in enumerate(lengths):
+        starts.append(len(owners))
+        size = tile * max(_PART_TILES, -(-length // (tile * MOST_PARTS)))
+        found = range(0, length, size)
+        owners += [owner] * len(found)
+        firsts += found
+        sizes += [min(size, length - first) for first in found]
+    numbers = [stop - start for start, stop in zip(starts, [*starts[1:], len(owners)], strict=True)]
+    return len(owners), [*owners, *firsts, *sizes, *starts, *numbers]
+
+
+def fills_memory(x: Tensor) -> bool:
+    """Return whether the elements lie in memory without gaps, each once, in any order of the axes."""
+    reach = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != reach:
+            return False
+        reach *= size
+    return True
+
+
+def _tile(dtype: torch.dtype) -> int:
+    narrow = dtype.is_floating_point and dtype.itemsize <= 4
+    return _TILE if narrow else _TILE // 2  # of float64, in which integers are computed, threads hold half as many
+
+
 def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Return the axes with neighbours merged if one stride reaches all their elements; at least one axis."""
+    """Return the axes with neighbours merged if in both tensors one stride reaches all their elements; at least one axis."""
     merged: list[_Axis] = []
-    for size, stride in axes:
+    for size, stride, other in axes:
         if size == 1:
             continue
-        if merged and merged[-1][1] == size * stride:
-            merged[-1] = (merged[-1][0] * size, stride)
+        if merged and merged[-1][1] == size * stride and merged[-1][2] == size * other:
+            merged[-1] = (merged[-1][0] * size, stride, other)
         else:
-            merged.append((size, stride))
-    return merged or [(1, 1)]
+            merged.append((size, stride, other))
+    return merged or [(1, 1, 1)]
 
 
 def _run(reduced: list[_Axis]) -> int:
@@ -122,6 +227,11 @@ def power_of_two(number: int, most: int) -> int:
     while power < most and power < number:  # a comparison for each bit, which dynamic sizes allow
         power *= 2
     return power
+
+
+def _innermost_first(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """Return so many of the sizes, innermost first, and 1 for those that are missing."""
+    return (*reversed(sizes), *(1,) * length)[:length]
 
 
 def _product(sizes: Iterable[int]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.words import as_word
 
 __all__ = ["sweep"]
@@ -20,6 +21,10 @@ __all__ = ["sweep"]
 _PLAIN = [
     *("run_tiles", "all_tiles", "tiles", "parts", "kept_0", "kept_1", "kept_2", "kept_stride_0", "kept_stride_1"),
     *("kept_stride_2", "kept_stride_3", "outer_0", "outer_1", "outer_stride_0", "outer_stride_1", "outer_stride_2", "threshold"),
+    "slot",
+    *("inner", "mask_inner_stride", "mask_run_stride"),
+    *("mask_kept_stride_0", "mask_kept_stride_1", "mask_kept_stride_2", "mask_kept_stride_3"),
+    *("mask_outer_stride_0", "mask_outer_stride_1", "mask_outer_stride_2"),
 ]
 
 
@@ -28,6 +33,9 @@ def sweep(
     x,
     partials,
     due,
+    mask,
+    addresses,
+    cuts,
     kept,
     run,
     run_stride,
@@ -48,6 +56,17 @@ def sweep(
     outer_stride_1,
     outer_stride_2,
     threshold,
+    inner,
+    inner_stride,
+    mask_inner_stride,
+    mask_run_stride,
+    mask_kept_stride_0,
+    mask_kept_stride_1,
+    mask_kept_stride_2,
+    mask_kept_stride_3,
+    mask_outer_stride_0,
+    mask_outer_stride_1,
+    mask_outer_stride_2,
     ORDER: tl.constexpr,
     EXTREMES: tl.constexpr,
     COUNTS: tl.constexpr,
@@ -57,24 +76,43 @@ def sweep(
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
     DUE: tl.constexpr,
+    MANY: tl.constexpr,
+    MASK: tl.constexpr,
+    INNER: tl.constexpr,
     KEPT_DIMS: tl.constexpr,
     OUTER_DIMS: tl.constexpr,
     AXIS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
+    slot=0,
 ):
     """Write the statistics of part `program_id(1)` of the kept positions of column `program_id(0)` of tiles.
 
     `partials` is int64 of shape [fields, parts, kept]. The fields are the count, then mean and central power sums up to `ORDER`,
-    then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64.
+    then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64. The slot says
+    which of several such tables, one after another, is written.
+    If there is a mask, elements for which it is 0 are as if they were not there.
+
+    Of many tensors, part `program_id(0)` of all their parts; `x` is one of them, for its dtype. `addresses` has the place of each,
+    or 0 if it is left out. `cuts` has, for each part, the number of its tensor, then the first element, then how many there are.
     """
     if DUE:  # noqa: SIM102  # without it nothing may be loaded
         if tl.load(due) == 0:
             return
     COMPUTE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
-    column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
+    if MANY:
+        part = tl.program_id(0)
+        column = tl.arange(0, COLUMNS).to(INDEX)
+        address = tl.load(addresses + tl.load(cuts + part))
+        x = address.to(x.dtype) + tl.load(cuts + parts + part)
+        run = tl.where(address == 0, 0, tl.load(cuts + 2 * parts.to(tl.int64) + part)).to(INDEX)
+        all_tiles = (run + ROWS - 1) // ROWS
+        tiles = all_tiles
+    else:
+        part = tl.program_id(1)
+        column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
     inside = column < kept
     if KEPT_DIMS == 1:
         kept_offset = column * kept_stride_0
@@ -89,8 +127,28 @@ def sweep(
             rest = rest // kept_2
         kept_offset += rest * (kept_stride_1 if KEPT_DIMS == 2 else kept_stride_2 if KEPT_DIMS == 3 else kept_stride_3)
     row = tl.arange(0, ROWS).to(INDEX)
+    if INNER > 1:
+        within = row % INNER
+        row = row // INNER
     lane = tl.expand_dims(row * run_stride, 1 - AXIS) + tl.expand_dims(kept_offset, AXIS)
     wanted = tl.expand_dims(inside, AXIS)
+    if MASK:
+        mask_kept = offset_of(
+            column,
+            kept_0,
+            kept_1,
+            kept_2,
+            mask_kept_stride_0,
+            mask_kept_stride_1,
+            mask_kept_stride_2,
+            mask_kept_stride_3,
+            KEPT_DIMS,
+        )
+        mask_lane = tl.expand_dims(row * mask_run_stride, 1 - AXIS) + tl.expand_dims(mask_kept, AXIS)
+    if INNER > 1:
+        lane += tl.expand_dims(within * inner_stride, 1 - AXIS)
+        mask_lane += tl.expand_dims(within * mask_inner_stride, 1 - AXIS)
+        wanted = wanted & tl.expand_dims(within < inner, 1 - AXIS)
 
     count = tl.zeros([COLUMNS], tl.int32)  # of one part, which has fewer than 2**31 numbers of a column
     centre = tl.zeros([COLUMNS], tl.float64)
@@ -115,11 +173,11 @@ def sweep(
     stop = tl.minimum(start + tiles, all_tiles)
     for tile in range(start, stop):
         if OUTER_DIMS == 0:
-            position = tile * ROWS
+            position = tile * (ROWS // INNER)
             offset = position * run_stride
         else:
             outer = tile // run_tiles
-            position = (tile - outer * run_tiles) * ROWS
+            position = (tile - outer * run_tiles) * (ROWS // INNER)
             offset = position * run_stride
             if OUTER_DIMS > 1:
                 offset += outer % outer_0 * outer_stride_0
@@ -130,6 +188,14 @@ def sweep(
             offset += outer * (outer_stride_0 if OUTER_DIMS == 1 else outer_stride_1 if OUTER_DIMS == 2 else outer_stride_2)
         there = tl.expand_dims(position + row < run, 1 - AXIS) & wanted
         raw = tl.load(x + offset + lane, mask=there, other=0)
+        if MASK:
+            chosen = mask + position * mask_run_stride + mask_lane
+            if OUTER_DIMS > 0:
+                along = tile // run_tiles
+                chosen += offset_of(
+                    along, outer_0, outer_1, 1, mask_outer_stride_0, mask_outer_stride_1, mask_outer_stride_2, 0, OUTER_DIMS
+                )
+            there = there & (tl.load(chosen, mask=there, other=0) != 0)
         value = raw.to(COMPUTE)
         finite = there
         if not INTEGER:
@@ -199,8 +265,9 @@ def sweep(
                 first += power_1 + shift * weight
         count += number
 
-    place = tl.program_id(1).to(tl.int64) * kept + column
     field = parts.to(tl.int64) * kept
+    FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + (TOTAL != "" and TOTAL != "peak")
+    place = slot * (FIELDS * field) + part.to(tl.int64) * kept + column
     tl.store(partials + place, count.to(tl.int64), mask=inside)
     if ORDER > 0:
         divisor = tl.maximum(count, 1).to(tl.float64)

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
 from cases import CASES, Case
 from launches import counted
 
-from reducers import Moments, Norm, Quantile, Reducer, Statistic, Summary
-from reducers.kernels import dispatch
+from reducers import (
+    Activity,
+    BottomK,
+    Extremes,
+    Histogram,
+    Masked,
+    Mean,
+    Moments,
+    Norm,
+    Quantile,
+    Reducer,
+    Statistic,
+    Summary,
+    TopK,
+    WeightedMean,
+    WeightedMoments,
+)
+from reducers.core.patterns import arrange
+from reducers.kernels import counting, dispatch
 
 with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (extra gpu-tests)")
 SIZE = 1 << 16
+BY_BINS = [case for case in CASES if isinstance(case.reducer, (Histogram, Quantile))]
 IN_ONE_SWEEP = [case for case in CASES if isinstance(case.reducer, Statistic) and case.reducer.columns]
 
 
@@ -50,18 +69,117 @@ def test_no_layout_and_no_dtype_takes_more(layout: str, dtype: torch.dtype) -> N
         assert (found.launches, found.temporaries, found.waits) == (2, 0, 0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_update_waits_for_the_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+IMAGES = (64, 32, 28, 28)
+SELECTIONS = {"elements": IMAGES, "samples": IMAGES[:1], "channels": (1, 32), "rows": (64, 32, 28, 1)}
+
+
+@with_triton
+@pytest.mark.parametrize("selected", SELECTIONS)
+@pytest.mark.parametrize("kind", [Mean, Moments, Summary, Norm, Extremes, Activity])
+def test_a_masked_update_is_two_launches_without_a_temporary(kind: type[Statistic], selected: str) -> None:
+    for pattern, dtype in (("... ->", torch.bfloat16), ("b c ... -> c", torch.float32), ("b c h w -> w c", torch.int32)):
+        reducer = kind(pattern)
+        found = counted(Masked(reducer).update, IMAGES, SELECTIONS[selected], dtype=dtype, second=torch.bool)
+        assert found.names == ["reducers.sweep.default", "reducers.join.default"]
+        assert (found.temporaries, found.waits) == (0, 0)
+        assert found.allocations <= len(reducer.columns) + 1
+
+
+@with_triton
+@pytest.mark.parametrize("selected", SELECTIONS)
+@pytest.mark.parametrize("kind", [WeightedMean, WeightedMoments])
+def test_a_weighted_update_is_two_launches_without_a_temporary(kind: type[WeightedMean], selected: str) -> None:
+    for pattern, weights in (("... ->", torch.bfloat16), ("b c ... -> c", torch.float64), ("b c h w -> w c", torch.bool)):
+        reducer = kind(pattern)
+        found = counted(reducer.update, IMAGES, SELECTIONS[selected], second=weights)
+        assert found.names == ["reducers.weigh.default", "reducers.join_weighted.default"]
+        assert (found.temporaries, found.waits) == (0, 0)
+        assert found.allocations <= len(reducer.columns) + 1
+
+
+@with_triton
+@pytest.mark.parametrize("case", BY_BINS, ids=str)
+def test_bins_are_counted_in_two_launches_without_a_temporary(case: Case) -> None:
+    shape, dtype = inputs(case)
+    found = counted(case.reducer.update, shape, dtype=dtype)
+    assert found.names == ["reducers.bins_started.default", "reducers.bins_counted.default"]
+    assert (found.temporaries, found.waits) == (0, 0)
+    assert found.allocations == (1 if isinstance(case.reducer, Histogram) else 4)  # the result, and a table for extremes
+
+
+@with_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_layout_and_no_dtype_takes_more_to_count_bins(layout: str, dtype: torch.dtype) -> None:
+    pattern, shape = LAYOUTS[layout]
+    few = Quantile(pattern, low=2.0**-4, high=2.0**4)  # of all bins, the result itself is bigger than the observation
+    for reducer in (Histogram(pattern, bins=64, low=-4.0, high=4.0), Histogram(pattern, edges=(0.0, 1.0, 5.0)), few):
+        found = counted(reducer.update, shape, dtype=dtype)
+        assert (found.launches, found.temporaries, found.waits) == (2, 0, 0)
+
+
+@with_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_best_are_chosen_in_two_launches_without_a_temporary(layout: str, dtype: torch.dtype) -> None:
+    pattern, shape = LAYOUTS[layout]
+    for reducer in (TopK(pattern, k=10), BottomK(pattern, k=1)):
+        found = counted(reducer.update, shape, dtype=dtype)
+        assert found.names == ["reducers.chosen.default", "reducers.ranked.default"]
+        assert (found.temporaries, found.waits, found.allocations) == (0, 0, 6)
+
+
+@with_triton
+@pytest.mark.parametrize("case", IN_ONE_SWEEP, ids=str)
+def test_accumulating_in_place_is_two_launches_and_allocates_nothing(case: Case) -> None:
+    """What a graph on a GPU calls for each observation: the memory is there after the first."""
+    from reducers.kernels.triton import accumulating
+
+    shape, dtype = inputs(case)
+    reducer: Any = case.reducer
+    columns = ",".join(reducer.columns.values())
+    memory: dict[str, Any] = {}
+
+    def update(state: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
+        arranged, axes = arrange(x, reducer.pattern)
+        if not memory:
+            memory["handle"] = torch.zeros(16, dtype=torch.int64, device="cuda")  # addresses are no part of what is counted
+        accumulating.accumulate(arranged, axes, columns, reducer.threshold, memory["handle"], 0)
+        return state
+
+    accumulating._scratch.clear()
+    found = counted(update, shape, dtype=dtype)
+    accumulating._scratch.clear()  # of fake tensors
+    assert found.names == ["reducers.sweep.default", "reducers.join_in_place.default"]
+    assert (found.temporaries, found.waits, found.allocations) == (0, 0, 0)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton is missing."""
     monkeypatch.setattr(dispatch, "SWEEPS", {})
+    monkeypatch.setattr(dispatch, "WEIGHTED", {})
+    monkeypatch.setattr(counting, "BINS", {})
+    monkeypatch.setattr(counting, "BEST", {})
+
+
+@pytest.mark.parametrize(
+    "reducer", [Masked(Summary("b c -> c")), Masked(Norm()), WeightedMoments(), WeightedMean("b c -> c")], ids=str
+)
+def test_neither_masks_nor_weights_wait_for_the_device_without_triton(reducer: Reducer, plain: None) -> None:
+    found = counted(reducer.update, (SIZE, 3), (SIZE,), second=torch.bool)
+    assert found.waits == 0
+    assert found.launches > 10
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_update_waits_for_the_device(case: Case, plain: None) -> None:
     shape, dtype = inputs(case)
     assert counted(case.reducer.update, shape, dtype=dtype).waits == 0
 
 
-@pytest.mark.parametrize(("reducer", "launches"), [(Summary(), 45), (Moments(), 26), (Norm(), 12)], ids=str)
-def test_without_triton_an_update_takes_no_more_than_before(
-    reducer: Reducer, launches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "SWEEPS", {})
+@pytest.mark.parametrize(("reducer", "launches"), [(Summary(), 45), (Moments(), 26), (Norm(), 12), (Quantile(), 32)], ids=str)
+def test_without_triton_an_update_takes_no_more_than_before(reducer: Reducer, launches: int, plain: None) -> None:
     assert counted(reducer.update, (SIZE, 3)).launches <= launches
 
 
@@ -81,4 +199,4 @@ def test_what_looks_at_numbers_is_counted_or_raises() -> None:
 def test_a_temporary_is_counted_as_one() -> None:
     found = counted(lambda state, x: {"sum": (x * x).sum()}, (64,))
     assert (found.launches, found.temporaries, found.allocations) == (2, 1, 2)
-    assert counted(Quantile().update, (SIZE,)).launches > 10
+    assert counted(Norm(p=3.5).update, (SIZE,)).launches > 10

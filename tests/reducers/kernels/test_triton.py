@@ -23,7 +23,8 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 from reducers import Activity, Max, Mean, Min, Moments, Norm, Statistic, Sum, Summary
 from reducers.kernels import dispatch
 from reducers.kernels.triton import launch, layout
-from reducers.kernels.triton.launch import DTYPES, join_partials, new_partials, sweep_into, swept
+from reducers.kernels.triton.arguments import DTYPES
+from reducers.kernels.triton.launch import join_partials, new_partials, sweep_into, swept
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ALL = {name: name for name in ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")}

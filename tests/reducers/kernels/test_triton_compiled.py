@@ -17,7 +17,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 
 from torch._dynamo.backends.common import aot_autograd
 
-from reducers.kernels.triton import launch
+from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.launch import swept
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -39,7 +39,23 @@ def test_every_family_compiles_without_spills(reducer: str, target: str) -> None
     assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept",), (target,)))
 
 
-@pytest.mark.parametrize("dtype", launch.DTYPES, ids=str)
+@pytest.mark.parametrize("target", kernels.TARGETS)
+@pytest.mark.parametrize("reducer", ["Summary, masked", *kernels.WEIGHTED])
+def test_masks_and_weights_compile_without_spills(reducer: str, target: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("everything", "last axis kept"), (target,)))
+
+
+@pytest.mark.parametrize("reducer", kernels.BINNED)
+def test_counts_of_bins_compile_without_spills(reducer: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("everything", "channels kept"), ("sm_90", "gfx942")))
+
+
+@pytest.mark.parametrize("reducer", kernels.BEST)
+def test_choices_of_the_best_compile_without_spills(reducer: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (torch.float32,), ("last axis kept", "channels kept"), ("sm_90", "gfx942")))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_compiles_without_spills(dtype: torch.dtype) -> None:
     assert_no_spills(kernels.rows(("Summary",), (dtype,), ("everything",), ("sm_90",)))
 
@@ -49,9 +65,26 @@ def test_every_layout_compiles_without_spills(layout: str) -> None:
     assert_no_spills(kernels.rows(("Summary",), (torch.bfloat16,), (layout,), ("sm_80",)))
 
 
+@pytest.mark.parametrize("target", kernels.TARGETS)
+def test_many_tensors_at_once_compile_without_spills(target: str) -> None:
+    assert_no_spills(kernels.rows(("Norm", "Summary", "Moments(order=4)"), (torch.float32,), ("many tensors",), (target,)))
+
+
 @pytest.mark.long
 def test_all_kernels_compile_without_spills() -> None:
     assert_no_spills(kernels.all_rows())
+
+
+def test_neither_a_mask_nor_weights_are_read_by_the_kernels_without_them() -> None:
+    """The kernel without a mask is the same code as if there were none: nothing of it is a parameter."""
+    x, axes = kernels.layouts(torch.float32)["last axis kept"]
+    names = {}
+    for reducer in ("Summary", "Summary, masked"):
+        _, kernel, arguments = next(kernels.launches(x, axes, reducer))
+        binary = kernels.compiled(kernel, arguments, kernels.TARGETS["sm_90"])
+        names[reducer] = binary.asm["ptx"].count(".param ."), binary.asm["ptx"].count("ld.global")
+    assert names["Summary"][0] < names["Summary, masked"][0]
+    assert names["Summary"][1] < names["Summary, masked"][1]
 
 
 def variance(x: Tensor) -> Tensor:

@@ -1,0 +1,72 @@
+"""RowSweep: tensors of any shapes joined to rows of states, in two launches for each statistic, on devices with a kernel for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reducers.combinators.mapped import Postmap
+from reducers.combinators.product import Product
+from reducers.core.reducer import Reducer
+from reducers.core.statistic import Statistic
+from reducers.kernels.dispatch import device_sweep_rows, row_dtypes
+from reducers.state import State
+
+__all__ = ["RowSweep", "swept_dtypes"]
+
+
+def swept_dtypes(reducer: Reducer, x: Tensor) -> dict[str, torch.dtype] | None:
+    """Return the dtypes of the rows that `RowSweep.update` returns for tensors like `x`, by key; None if it does not take them.
+
+    Args:
+        reducer: one that `is_stackable`.
+    """
+    found: dict[str, torch.dtype] = {}
+    for prefix, statistic in _statistics(reducer):
+        dtypes = row_dtypes(x, statistic.columns)
+        if dtypes is None:
+            return None
+        found |= {prefix + key: dtype for key, dtype in dtypes.items()}
+    return found
+
+
+class RowSweep:
+    """Joins tensors to rows of states. It remembers what the device knows of the tensors, which hardly changes between steps."""
+
+    def __init__(self) -> None:
+        self._tables: Any = None
+
+    def update(self, reducer: Reducer, rows: State, xs: Sequence[Tensor | None]) -> State | None:
+        """Return the rows, each joined with the observation of its tensor, in new tensors.
+
+        Args:
+            reducer: one for which `swept_dtypes` returns the dtypes of the rows.
+            rows: states, stacked along a first axis; {} if there are none yet.
+            xs: for each row a tensor, or None if there is no observation; of one dtype, on one device, at least one of them.
+
+        Returns:
+            None if no kernel could be launched; there was a warning then.
+        """
+        statistics = list(_statistics(reducer))
+        states = [{key: rows[prefix + key] for key in one.columns} if rows else {} for prefix, one in statistics]
+        families = [(one.columns, one.threshold, state) for (_, one), state in zip(statistics, states, strict=True)]
+        swept = device_sweep_rows(xs, families, self._tables)
+        if swept is None:
+            return None
+        found, self._tables = swept
+        return {prefix + key: value for (prefix, _), state in zip(statistics, found, strict=True) for key, value in state.items()}
+
+
+def _statistics(reducer: Reducer, prefix: str = "") -> Iterator[tuple[str, Statistic]]:
+    """Yield the statistics that a reducer is made of, with what stands before their keys in its state."""
+    if isinstance(reducer, Product):
+        for name, part in reducer.parts:
+            yield from _statistics(part, f"{prefix}{name}/")
+    elif isinstance(reducer, Postmap):
+        yield from _statistics(reducer.reducer, prefix)
+    else:
+        assert isinstance(reducer, Statistic)
+        yield prefix, reducer

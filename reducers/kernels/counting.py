@@ -1,0 +1,122 @@
+"""Which kernel of a device counts bins, or chooses the best elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from reducers.kernels.dispatch import Kernel, found, tried
+from reducers.state import State
+
+__all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]
+
+
+@lru_cache(maxsize=1)
+def _triton_bins() -> tuple[Kernel, Kernel] | None:
+    """The counts of bins by Triton: by edges, and by the bits of numbers."""
+    try:
+        from reducers.kernels.triton.binned import binned_by_bits, binned_by_edges
+    except ImportError:
+        return None
+    return binned_by_edges, binned_by_bits
+
+
+BINS: dict[str, Callable[[], tuple[Kernel, Kernel] | None]] = {"cuda": _triton_bins}  # by type of device
+
+
+def has_device_bins(x: Tensor) -> bool:
+    """Return whether a kernel counts the bins of tensors on the device of `x`."""
+    return found(BINS, x.device) is not None
+
+
+def device_edges(x: Tensor, axes: tuple[int, ...], bounds: Tensor, state: State | None = None) -> State | None:
+    """Return the `counts` of the elements of `x` between bounds, added to those of a state, by a kernel that reads `x` once.
+
+    Args:
+        bounds: float32 or float64, on the device of `x`.
+        state: what was observed before, or nothing.
+
+    Returns:
+        what `reducers.kernels.triton.binned.binned_by_edges` returns; None in the same cases as `device_sweep`.
+    """
+    kernels = found(BINS, x.device)
+    if kernels is None or not _counts_fit(x, axes, len(bounds) + 2, state):
+        return None
+    return tried(kernels[0], x.resolve_neg(), axes, bounds, state)
+
+
+def device_bits(
+    x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[int, int], state: State | None = None
+) -> State | None:
+    """Return the `counts` of the elements of `x` by their leading bits, and `min` and `max`, joined with those of a state.
+
+    Returns:
+        what `reducers.kernels.triton.binned.binned_by_bits` returns; None in the same cases as `device_sweep`.
+    """
+    kernels = found(BINS, x.device)
+    bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
+    if kernels is None or not _counts_fit(x, axes, bins, state, "min", "max"):
+        return None
+    return tried(kernels[1], x.resolve_neg(), axes, bits, exponents, state)
+
+
+@lru_cache(maxsize=1)
+def _triton_best() -> Kernel | None:
+    """The choice of the best elements by Triton."""
+    try:
+        from reducers.kernels.triton.chosen import best_elements
+    except ImportError:
+        return None
+    return best_elements
+
+
+BEST: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_best}  # by type of device
+
+
+def device_best(
+    x: Tensor, arranged: Callable[[Tensor], tuple[Tensor, tuple[int, ...]]], k: int, largest: bool, ids: Tensor | None, state: State
+) -> State | None:
+    """Return the slots of the k best elements of `x` and of a state, by a kernel that reads `x` once, and sorts nothing.
+
+    Args:
+        arranged: returns a view of a tensor, and which of its axes are reduced.
+        ids: int64, one for each sample.
+        state: what was observed before, or nothing.
+
+    Returns:
+        what `reducers.kernels.triton.chosen.best_elements` returns; None in the same cases as `device_sweep`.
+    """
+    kernel = found(BEST, x.device)
+    if kernel is None:
+        return None
+    x, ids = x.resolve_neg().contiguous(), None if ids is None else ids.contiguous()
+    view, axes = arranged(x)
+    kept = [size for axis, size in enumerate(view.shape) if axis not in axes]
+    dtype = torch.uint8 if x.dtype is torch.bool else x.dtype
+    if state and not (
+        "payload" not in state
+        and state["value"].dtype is dtype
+        and list(state["value"].shape) == [*kept, k]
+        and all(value.is_contiguous() for value in state.values())
+    ):
+        return None
+    return tried(kernel, x, view, axes, k, largest, ids, state)
+
+
+def _counts_fit(x: Tensor, axes: tuple[int, ...], bins: int, state: State | None, *extremes: str) -> bool:
+    """Return whether the state has so many bins at the kept positions of `x`, and extremes of its dtype."""
+    if not state:
+        return True
+    if state.keys() != {"counts", *extremes}:
+        return False
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    counts = state["counts"]
+    return (
+        [*kept, bins] == list(counts.shape)
+        and counts.dtype is torch.int64
+        and all(list(state[key].shape) == kept and state[key].dtype is x.dtype for key in extremes)
+        and all(value.is_contiguous() for value in state.values())
+    )

@@ -1,0 +1,189 @@
+"""The launches that count bins, as operators that tracers see through, and as what eager updates call."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+
+import torch
+from torch import Tensor
+from torch.library import triton_op
+
+from reducers.kernels.triton import launch
+from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, range_of, tile_constants
+from reducers.kernels.triton.bins import count, start
+from reducers.kernels.triton.layout import Plan, plan, power_of_two
+
+__all__ = ["binned_by_bits", "binned_by_edges", "count_into", "started"]
+
+_BLOCK = 1024  # entries of a state that one program prepares
+_OWN_BINS = 512  # that a program counts in by itself: more leave too few registers for the elements
+_MIN_TILE = 128  # elements; a smaller tile has fewer than threads count together
+
+
+def binned_by_edges(
+    x: Tensor, axes: tuple[int, ...], bounds: Tensor, state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
+    """Return how many elements of `x` lie between bounds, added to the counts of a state: two launches, which read `x` once.
+
+    What is allocated is the result. Nothing waits for the device, and the work depends on shapes and strides only, so that a CUDA
+    graph may hold it. Equal tensors give equal counts.
+
+    Args:
+        bounds: float32 or float64 on the device of `x`, increasing; elements are compared with them in that dtype.
+        state: an earlier result, or nothing.
+
+    Returns:
+        `counts`: int64, of shape (*kept axes, len(bounds) + 2): below the first bound, from each of them to the next, from the last
+        on, and NaN. None if the dtype of `x` is not supported, or too many axes are left after merging.
+    """
+    found = _binned(x, axes, len(bounds) + 2, bounds, 0, 0, state)
+    return None if found is None else {"counts": found[0]}
+
+
+def binned_by_bits(
+    x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[int, int], state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
+    """Return how many finite elements of `x` have each sign, exponent and `bits` leading bits of the mantissa, and the extremes.
+
+    Launches and memory are as for `binned_by_edges`, with a table of three numbers for each kept position.
+
+    Args:
+        exponents: of the smallest magnitude that does not count as zero, and of the one from which on all share a bin.
+
+    Returns:
+        `counts`: int64, of shape (*kept axes, bins), from the largest negative magnitude to the largest positive one; `min` and
+        `max` in the dtype of `x`, inf and -inf if no element is finite. None as for `binned_by_edges`.
+    """
+    middle = ((exponents[1] - exponents[0]) << bits) + 1
+    found = _binned(x, axes, 2 * middle + 1, None, bits, exponents[0], state)
+    return None if found is None else dict(zip(("counts", "min", "max"), found, strict=True))
+
+
+def _binned(
+    x: Tensor,
+    axes: tuple[int, ...],
+    bins: int,
+    bounds: Tensor | None,
+    bits: int,
+    first: int,
+    state: Mapping[str, Tensor] | None,
+) -> list[Tensor] | None:
+    tiles = plan(x, axes) if x.dtype in DTYPES else None
+    if tiles is None:
+        return None
+    keys = ("counts",) if bounds is not None else ("counts", "min", "max")
+    before = [] if not state else [state[key] for key in keys]
+    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    if type(x) is Tensor:  # for which an operator would cost more than the launch
+        with torch.cuda.device(x.device if x.is_cuda else -1):
+            results = _start(x, shape, bins, bounds is None, first, before, False)
+            _count(x, tiles, results, bounds, bits, first, False)
+    else:
+        results = started(x, shape, bins, bounds is None, first, before)
+        count_into(x, axes, results[0], results[1:], bounds, bits, first)
+    return results[: len(keys)]
+
+
+@triton_op("reducers::bins_started", mutates_args={})
+def started(x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: int, state: Sequence[Tensor]) -> List[Tensor]:  # noqa: UP006
+    """Return the counts of a state, or zeros; with `extremes` also minimum and maximum, not yet written, and a table for them.
+
+    Args:
+        x: what is to be counted; only its dtype and device matter.
+        shape: of the kept axes.
+        first: the exponent of the smallest magnitude that does not count as zero.
+        state: counts, and with `extremes` minimum and maximum; or nothing.
+    """
+    return _start(x, shape, bins, extremes, first, state, True)
+
+
+@triton_op("reducers::bins_counted", mutates_args={"counts", "extremes"})
+def count_into(
+    x: Tensor,
+    axes: Sequence[int],
+    counts: Tensor,
+    extremes: Sequence[Tensor],
+    bounds: Optional[Tensor],  # noqa: UP045
+    bits: int,
+    first: int,
+) -> None:
+    """Add the elements of `x` to the counts that `started` returned, and write the extremes, if there are any. One launch."""
+    tiles = plan(x, tuple(axes))
+    assert tiles is not None
+    _count(x, tiles, [counts, *extremes], bounds, bits, first, True)
+
+
+def _start(
+    x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: int, state: Sequence[Tensor], traced: bool
+) -> list[Tensor]:
+    kept = 1
+    for size in shape:
+        kept *= size
+    results = [torch.empty((*shape, bins), dtype=torch.int64, device=x.device)]
+    if extremes:
+        results += [torch.empty(shape, dtype=x.dtype, device=x.device) for _ in range(2)]
+        results.append(torch.empty((3, kept), dtype=torch.int64, device=x.device))
+    lowest, highest = _none(x, first)
+    launch._launcher(start, traced)[(-(-kept * bins // _BLOCK), 1, 1)](
+        results[0],
+        results[3] if extremes else None,
+        state[0] if state else None,
+        bytes_of(state[1]) if extremes and state else None,
+        bytes_of(state[2]) if extremes and state else None,
+        kept * bins,
+        kept,
+        lowest,
+        highest,
+        STATE=len(state) > 0,
+        EXTREMES=extremes,
+        INTEGER=not x.dtype.is_floating_point,
+        DOUBLE=_is_double(x, first),
+        BLOCK=_BLOCK,
+        num_warps=WARPS,
+    )
+    return results
+
+
+def _count(x: Tensor, tiles: Plan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int, traced: bool) -> None:
+    bins = results[0].shape[-1]
+    double = _is_double(x, first) if bounds is None else bounds.dtype is torch.float64
+    own = power_of_two(bins + 1, 1 << 62)  # the last is for what is left out
+    own = max(own, 64 // tiles.columns)
+    if own * tiles.columns > _OWN_BINS or tiles.rows * tiles.columns < _MIN_TILE:
+        own = 0
+    edges = 0 if bounds is None else bounds.shape[0]
+    launch._launcher(count, traced)[tiles.grid](
+        bytes_of(x),
+        results[0],
+        *((results[3], bytes_of(results[1]), bytes_of(results[2])) if bounds is None else (None, None, None)),
+        bounds,
+        bins,
+        edges,
+        (52 if double else 23) - bits,
+        ((1023 if double else 127) + first) << bits,
+        bins // 2,
+        *tiles.arguments(),
+        STEPS=edges.bit_length(),
+        EDGES=bounds is not None,
+        INTEGER=not x.dtype.is_floating_point,
+        DOUBLE=double,
+        BINS=own,
+        **tile_constants(tiles),
+    )
+
+
+def _is_double(x: Tensor, first: int) -> bool:
+    """Return whether the bins of `x` are found in float64: float32 lacks small magnitudes, and the digits of wide integers."""
+    return first < -126 or x.dtype.itemsize > (4 if x.dtype.is_floating_point else 2)
+
+
+def _none(x: Tensor, first: int) -> tuple[int, int]:
+    """Return the extremes of no elements as ordered integers."""
+    if not x.dtype.is_floating_point:
+        lowest, highest = range_of(x.dtype)
+        return highest, lowest
+    words, numbers = ("q", "d") if _is_double(x, first) else ("i", "f")
+    (infinite,) = struct.unpack(words, struct.pack(numbers, float("inf")))
+    return infinite, -infinite - 1

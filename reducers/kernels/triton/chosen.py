@@ -1,0 +1,137 @@
+"""The launches that choose the best elements, as operators that tracers see through, and as what eager updates call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+
+import torch
+from torch import Tensor
+from torch.library import triton_op
+
+from reducers.kernels.triton import launch
+from reducers.kernels.triton.arguments import DTYPES, bytes_of, tile_constants
+from reducers.kernels.triton.choosing import choose, rank
+from reducers.kernels.triton.layout import Plan, plan, power_of_two
+
+__all__ = ["KEYS", "MAX_K", "best_elements", "best_in_parts", "ranked"]
+
+KEYS = ("value", "step", "position", "id", "observations")
+MAX_K = 32
+"""For more, a tile would be read over too often, and PyTorch's own selection is faster."""
+
+_BLOCK = 1024  # elements that are ranked together; a block of fewer than threads compiles badly
+
+
+def best_elements(
+    x: Tensor, view: Tensor, axes: tuple[int, ...], k: int, largest: bool, ids: Tensor | None, state: Mapping[str, Tensor] | None
+) -> dict[str, Tensor] | None:
+    """Return the slots of `TopK` or `BottomK` after one more observation: two launches, which read `x` once.
+
+    What is allocated is the result, and a table of k elements for each part of `x`. Nothing waits for the device, and the work
+    depends on shapes only, so that a CUDA graph may hold it. Equal tensors give equal bits.
+
+    Args:
+        x: contiguous; positions are flat indices into it.
+        view: `x` with its axes in another order, in the same memory.
+        axes: of `view`, to reduce; the others are kept.
+        ids: int64, one for each sample along the first axis of `x`.
+        state: an earlier result, or nothing.
+
+    Returns:
+        the state by `KEYS`. None if the dtype is not supported, `k` is above `MAX_K`, or too many axes are left after merging.
+    """
+    tiles = plan(view, axes) if x.dtype in DTYPES and k <= MAX_K and x.is_contiguous() else None
+    if tiles is None:
+        return None
+    shape = [size for axis, size in enumerate(view.shape) if axis not in axes]
+    before = [] if not state else [state[key] for key in KEYS]
+    if type(x) is Tensor:  # for which an operator would cost more than the launch
+        with torch.cuda.device(x.device if x.is_cuda else -1):
+            table = _choose(view, tiles, k, largest, False)
+            results = _rank(x, table, shape, k, largest, ids, before, False)
+    else:
+        table = best_in_parts(view, axes, k, largest)
+        results = ranked(x, table, shape, k, largest, ids, before)
+    return dict(zip(KEYS, results, strict=True))
+
+
+@triton_op("reducers::chosen", mutates_args={})
+def best_in_parts(view: Tensor, axes: Sequence[int], k: int, largest: bool) -> Tensor:
+    """Return the k best elements of each part: int64, of shape (2, kept positions, parts, k). One launch."""
+    tiles = plan(view, tuple(axes))
+    assert tiles is not None
+    return _choose(view, tiles, k, largest, True)
+
+
+@triton_op("reducers::ranked", mutates_args={})
+def ranked(
+    x: Tensor,
+    table: Tensor,
+    shape: Sequence[int],
+    k: int,
+    largest: bool,
+    ids: Optional[Tensor],  # noqa: UP045
+    state: Sequence[Tensor],
+) -> List[Tensor]:  # noqa: UP006
+    """Return the k best of a state and of what `best_in_parts` returned, in the order of `KEYS`. One launch.
+
+    Args:
+        shape: of the kept axes.
+        state: in the order of `KEYS`, or nothing.
+    """
+    return _rank(x, table, shape, k, largest, ids, state, True)
+
+
+def _choose(view: Tensor, tiles: Plan, k: int, largest: bool, traced: bool) -> Tensor:
+    table = torch.empty((2, tiles.kept, tiles.parts, k), dtype=torch.int64, device=view.device)
+    launch._launcher(choose, traced)[tiles.grid](
+        bytes_of(view),
+        table,
+        k,
+        *tiles.arguments(),
+        SLOTS=power_of_two(k, MAX_K),
+        INTEGER=not view.dtype.is_floating_point,
+        LARGEST=largest,
+        **tile_constants(tiles),
+    )
+    return table
+
+
+def _rank(
+    x: Tensor,
+    table: Tensor,
+    shape: Sequence[int],
+    k: int,
+    largest: bool,
+    ids: Tensor | None,
+    state: Sequence[Tensor],
+    traced: bool,
+) -> list[Tensor]:
+    _, kept, parts, _ = table.shape
+    dtype = torch.uint8 if x.dtype is torch.bool else x.dtype
+    slots = [torch.empty((*shape, k), dtype=kind, device=x.device) for kind in (dtype, *(torch.int64,) * 3)]
+    results = [*slots, torch.empty((), dtype=torch.int64, device=x.device)]
+    worst = float("-inf" if largest else "inf")
+    if not dtype.is_floating_point:
+        worst = torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
+    launch._launcher(rank, traced)[(kept, 1, 1)](
+        bytes_of(x),
+        table,
+        ids,
+        *results,
+        *(state or (None,) * len(KEYS)),
+        k,
+        kept,
+        parts,
+        x.numel() // x.shape[0] if x.ndim else 1,
+        WORST_VALUE=worst,
+        SLOTS=power_of_two(k, MAX_K),
+        INTEGER=not dtype.is_floating_point,
+        LARGEST=largest,
+        STATE=len(state) > 0,
+        IDS=ids is not None,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+    return results

@@ -1,0 +1,120 @@
+"""The second launch in place: the statistics of all parts joined to accumulators, which are found by a handle."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from reducers.kernels.triton.joining import join
+
+__all__ = ["join_in_place"]
+
+
+@triton.jit(do_not_specialize=["slot", "kept", "parts"])
+def join_in_place(
+    handle,
+    partials,
+    slot,
+    kept,
+    parts,
+    ORDER: tl.constexpr,
+    EXTREMES: tl.constexpr,
+    COUNTS: tl.constexpr,
+    TOTAL: tl.constexpr,
+    INTEGER: tl.constexpr,
+    WITH_MEAN: tl.constexpr,
+    WITH_MIN: tl.constexpr,
+    WITH_MAX: tl.constexpr,
+    LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Join the statistics of all parts to the accumulators of a slot, and count the observation.
+
+    Nothing is written if the handle says so, or if there are no accumulators of this size: that is counted.
+    """
+    if tl.load(handle) == 0:
+        return
+    address = tl.load(handle + 2 + slot)
+    lead = tl.program_id(0) == 0
+    if address == 0:
+        _add_one(tl.load(handle + 1), lead)
+        return
+    words = address.to(tl.pointer_type(tl.int64))
+    if tl.load(words + 1) != kept:
+        _add_one(tl.load(handle + 1), lead)
+        return
+    _add_one(address, lead)
+    field = kept.to(tl.int64)
+    table = words + 2
+    numbers = table.to(tl.pointer_type(tl.float64), bitcast=True)
+    base: tl.constexpr = 1 + ORDER + 2 * EXTREMES
+    lows = table + (1 + ORDER) * field
+    highs = table + (2 + ORDER) * field
+    if not INTEGER:
+        lows = lows.to(tl.pointer_type(tl.float64), bitcast=True)
+        highs = highs.to(tl.pointer_type(tl.float64), bitcast=True)
+    total = table + (base + 3 * COUNTS) * field
+    if not (TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact"))):
+        total = total.to(tl.pointer_type(tl.float64), bitcast=True)
+    zeros = table + base * field
+    infinite = table + (base + 1) * field
+    missing = table + (base + 2) * field
+    mean = numbers + field
+    second = numbers + 2 * field
+    third = numbers + 3 * field
+    fourth = numbers + 4 * field
+    join(
+        partials,
+        None,
+        table,
+        mean,
+        second,
+        third,
+        fourth,
+        lows,
+        highs,
+        zeros,
+        missing,
+        infinite,
+        total,
+        table,
+        mean,
+        second,
+        third,
+        fourth,
+        lows,
+        highs,
+        zeros,
+        missing,
+        infinite,
+        total,
+        kept,
+        parts,
+        None,
+        ORDER=ORDER,
+        EXTREMES=EXTREMES,
+        COUNTS=COUNTS,
+        TOTAL=TOTAL,
+        INTEGER=INTEGER,
+        WITH_COUNT=True,
+        WITH_MEAN=WITH_MEAN,
+        WITH_MIN=WITH_MIN,
+        WITH_MAX=WITH_MAX,
+        LOWEST=LOWEST,
+        HIGHEST=HIGHEST,
+        STATE=True,
+        DUE=False,
+        MANY=False,
+        PARTS=PARTS,
+        COLUMNS=COLUMNS,
+    )
+
+
+@triton.jit
+def _add_one(address, lead):
+    """Count one more at an address, in one of the programs."""
+    place = address.to(tl.pointer_type(tl.int64))
+    if lead:
+        tl.store(place, tl.load(place) + 1)

@@ -1,0 +1,84 @@
+"""Slots: partial statistics of observations of one shape in one table. One launch writes a slot, and one joins many.
+
+An update by `swept` is two launches, and allocates a table and a state. If many observations are alike, each of them needs one
+launch and no allocation: its partial statistics wait in a slot. The slots are joined later, one after another, by the kernel that
+also joins a single observation. So the bits of the state are those of one update after another, whenever it is joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reducers.kernels.triton.arguments import DTYPES, bytes_of, kept_shape, sweep_arguments
+from reducers.kernels.triton.launch import _join, join_partials, new_partials, new_results, sweep_into
+from reducers.kernels.triton.layout import plan
+from reducers.kernels.triton.sweeping import sweep
+
+__all__ = ["Slots", "slots_for"]
+
+_UNUSED = (None,) * 4  # flag, mask, and the tables of many tensors
+
+
+class Slots:
+    """How observations of one shape, strides and dtype are written into the slots of a table, and joined.
+
+    Attributes:
+        like: a tensor on the meta device that has this shape, strides and dtype.
+        size: the bytes of a slot.
+    """
+
+    def __init__(self, like: Tensor, axes: tuple[int, ...], columns: tuple[tuple[str, str], ...], threshold: float) -> None:
+        self.like, self.axes, self.columns, self.threshold = like, axes, dict(columns), threshold
+        self._names = ",".join(self.columns.values())
+        self._one = tuple(new_partials(like, axes, self._names).shape)
+        self.size = 8 * torch.Size(self._one).numel()
+        self._shape = kept_shape(like, axes)
+        self._grid, self._numbers, self._constants = sweep_arguments(like, axes, self._names, threshold)
+
+    def new_table(self, slots: int, device: torch.device) -> Tensor:
+        """Return a table of so many slots. What joins them is compiled then, so that nothing is written that cannot be joined."""
+        table = torch.empty((slots, *self._one), dtype=torch.int64, device=device)
+        nothing = new_results(self._shape, self._names, self.like.dtype, device)
+        self.join(table, dict(zip(self.columns, nothing, strict=True)), 0, 0)
+        return table
+
+    def write(self, table: Tensor, x: Tensor, slot: int) -> None:
+        """Write the partial statistics of an observation, which must be like `like`, into a slot: one launch, and no allocation."""
+        if type(x) is Tensor:
+            with torch.cuda.device(x.device if x.is_cuda else -1):
+                sweep[self._grid](bytes_of(x), table, *_UNUSED, *self._numbers, DUE=False, slot=slot, **self._constants)
+        else:
+            x = x.as_strided(self.like.shape, self.like.stride())
+            sweep_into(x, table, self.axes, self._names, self.threshold, None, slot)
+
+    def join(self, table: Tensor, state: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
+        """Return a state joined with the slots from `first` to `last`, in order: one launch. An empty state takes one slot."""
+        before = [state[key] for key in self.columns] if state else []
+        dtype = self.like.dtype
+        if type(table) is Tensor:
+            with torch.cuda.device(table.device if table.is_cuda else -1):
+                found = _join(table, self._shape, self._names, dtype, before, None, False, first, last)
+        else:
+            found = join_partials(table, self._shape, self._names, dtype, before, None, first, last)
+        return dict(zip(self.columns, found, strict=True))
+
+
+def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float) -> Slots | None:
+    """Return how observations like `x` are written and joined; None if the kernels do not take them.
+
+    Args:
+        columns: the keys of the state, and which of `COLUMNS` each of them is.
+        threshold: for `active`, at least 0.
+    """
+    return _slots_for(tuple(x.shape), x.stride(), x.dtype, tuple(axes), tuple(columns.items()), threshold)
+
+
+@lru_cache(maxsize=1024)
+def _slots_for(shape: Any, strides: Any, dtype: torch.dtype, axes: tuple[int, ...], columns: Any, threshold: float) -> Slots | None:
+    like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return None if dtype not in DTYPES or plan(like, axes) is None else Slots(like, axes, columns, threshold)

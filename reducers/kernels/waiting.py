@@ -1,0 +1,89 @@
+"""Slots of a device, in which observations wait as partial statistics until they are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from reducers.kernels import dispatch
+from reducers.state import State
+
+__all__ = ["Slots", "device_slots", "joinable", "new_table", "written"]
+
+
+class Slots(Protocol):
+    """How observations of one shape are written, as partial statistics, into the slots of a table, and joined.
+
+    Attributes:
+        like: a tensor on the meta device that has this shape, strides and dtype.
+        axes: those that are reduced.
+        columns: the keys of the state, and which statistic each is.
+        size: the bytes of a slot.
+    """
+
+    like: Tensor
+    axes: tuple[int, ...]
+    columns: dict[str, str]
+    size: int
+
+    def new_table(self, slots: int, device: torch.device) -> Tensor:
+        """Return a table of so many slots."""
+        ...
+
+    def write(self, table: Tensor, x: Tensor, slot: int) -> None:
+        """Write the partial statistics of an observation into a slot."""
+
+    def join(self, table: Tensor, state: State, first: int, last: int) -> State:
+        """Return a state joined with the slots from `first` to `last`, in order. An empty state takes one slot."""
+        ...
+
+
+def _triton_slots() -> Callable[..., Slots | None] | None:
+    """The slots of Triton's sweep; None if it is missing."""
+    if dispatch._triton_sweep() is None:
+        return None
+    from reducers.kernels.triton.slots import slots_for
+
+    return slots_for
+
+
+SLOTS: dict[str, Callable[[], Callable[..., Slots | None] | None]] = {"cuda": _triton_slots}  # by type of device
+
+
+def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> Slots | None:
+    """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `device_sweep`."""
+    slots_for = dispatch.found(SLOTS, x.device) if columns else None
+    return None if slots_for is None else slots_for(x, axes, columns, threshold)
+
+
+def joinable(slots: Slots, state: State) -> bool:
+    """Return whether the state is a non-empty one with which the slots can be joined."""
+    return bool(state) and dispatch.fits(slots.like, slots.axes, slots.columns, state, slots.like.dtype)
+
+
+def new_table(slots: Slots, number: int, device: torch.device) -> Tensor | None:
+    """Return a table of so many slots; None if there is no memory for it, or the kernels cannot be compiled."""
+    try:
+        return None if dispatch.given_up() else dispatch.tried(slots.new_table, number, device)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def written(slots: Slots, table: Tensor, x: Tensor, slot: int) -> bool:
+    """Write an observation into a slot of a table; return whether that was done. If it fails, there is the one warning.
+
+    A CUDA graph that is captured would write the slot again whenever it is replayed, whatever is in it then. So nothing is written.
+    """
+    if dispatch.given_up() or (type(x) is Tensor and x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    try:
+        slots.write(table, x, slot)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        dispatch.give_up(error)
+        return False
+    return True
