@@ -70,12 +70,6 @@ class Block(nn.Module):
         return x + self.down(self.act(self.up(self.norm2(x))))
 
 
-def transformer() -> tuple[nn.Module, Tensor]:
-    """Six layers, 44 leaf modules."""
-    width = 768
-    return nn.Sequential(nn.Linear(64, width), *(Block(width, 12) for _ in range(6)), nn.LayerNorm(width)), torch.randn(4, 64, 64)
-
-
 def cnn() -> tuple[nn.Module, Tensor]:
     """NCHW: six blocks of convolution, batch norm and ReLU, and a head: 21 leaf modules."""
     channels, layers = (3, 32, 32, 64, 64, 128, 128), []
@@ -84,7 +78,23 @@ def cnn() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)), torch.randn(16, 3, 64, 64)
 
 
-NETWORKS = {"transformer": transformer, "cnn": cnn}
+def sized(width: int, batch: int, length: int) -> Callable[[], tuple[nn.Module, Tensor]]:
+    """A transformer of six layers, 44 leaf modules, and a batch of sequences."""
+
+    def make() -> tuple[nn.Module, Tensor]:
+        blocks = (Block(width, width // 64) for _ in range(6))
+        return nn.Sequential(nn.Linear(64, width), *blocks, nn.LayerNorm(width)), torch.randn(batch, length, 64)
+
+    return make
+
+
+NETWORKS = {
+    "transformer": sized(768, 4, 64),
+    "transformer of width 768, 8 x 128 tokens": sized(768, 8, 128),
+    "transformer of width 256, 16 x 128 tokens": sized(256, 16, 128),
+    "transformer of width 256, 1 x 16 tokens": sized(256, 1, 16),
+    "cnn": cnn,
+}
 
 
 def separate(net: nn.Module) -> Callable[[Tensor], Tensor]:
