@@ -257,7 +257,11 @@ def test_no_memory_for_a_table_costs_no_observation(monkeypatch: pytest.MonkeyPa
     laws.same_bits(monitor.state, one_by_one(monitor.reducer, xs))
 
 
-@pytest.mark.parametrize("kind", [EMA("b c -> c", alpha=0.1), Mean("b c -> (b c)"), Mean("b c -> c").premap(torch.abs)], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [EMA("b c -> c", alpha=0.1), Mean("b c -> (b c)"), Mean("b c -> c").premap(torch.abs)],
+    ids=["EMA", "parentheses", "premap"],
+)
 def test_reducers_that_no_kernel_takes_do_not_wait(kind: Reducer, calls: dict[str, int]) -> None:
     monitor = ForwardMonitor(kind, layer := nn.Identity())
     for seed in range(3):
