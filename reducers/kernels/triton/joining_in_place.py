@@ -34,7 +34,8 @@ def join_in_place(
 
     Nothing is written if the handle says so, or if there are no accumulators of this size: that is counted.
     """
-    if tl.load(handle) == 0:
+    due = tl.load(handle).to(tl.int32)
+    if due == 0:
         return
     address = tl.load(handle + 2 + slot)
     lead = tl.program_id(0) == 0
@@ -109,6 +110,8 @@ def join_in_place(
         MANY=False,
         PARTS=PARTS,
         COLUMNS=COLUMNS,
+        first=0,
+        last=due,  # which is 1 here, but unknown to the compiler: without a loop it spills registers
     )
 
 
