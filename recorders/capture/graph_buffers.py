@@ -28,12 +28,12 @@ def parts(span: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
 class GraphBuffer:
     """Observations of many monitors that one call of a graph makes at once, in one tensor for each of its packs.
 
-    An observation counts for all monitors by one assignment, of `count`. Each monitor sees its part as a `GraphRow`.
+    An observation counts for all monitors by one assignment, of `count`. Each monitor holds its part as a `GraphRow`, and the row
+    holds the buffer: it is freed when the last row is flushed.
 
     Attributes:
         layouts: how the lifts of each monitor are packed.
         spans: which part of the packs they are.
-        rows: what each monitor has in the buffer.
         capacity: the number of observations at which the monitors are flushed.
         count: the number of observations in it.
     """
@@ -52,7 +52,6 @@ class GraphBuffer:
         self._kind = [self._describe(index) for index in range(len(layouts))]
         for index, kind in enumerate(self._kind):
             self._alike[kind].append(index)
-        self.rows = [GraphRow(self, index) for index in range(len(layouts))]
 
     def _describe(self, index: int) -> str:
         packs = [part[0] for part in parts(self.spans[index], self._packs, dim=1)] if self.capacity else []
@@ -136,7 +135,8 @@ class GraphRow:
 
     def next_buffer(self) -> GraphRow:
         """Returns this one, or if the buffer is full the same monitor's in the next one."""
-        return self.buffer.successor().rows[self.index]
+        buffer = self.buffer.successor()
+        return self if buffer is self.buffer else GraphRow(buffer, self.index)
 
     def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         """Returns new states of the leaves: `states` with the observations from `start` to `stop`."""

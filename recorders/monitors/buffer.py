@@ -13,7 +13,7 @@ from recorders.capture.accumulators import Accumulators
 from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
 from recorders.capture.compiled import unpacked
 from recorders.capture.context import as_monitor
-from recorders.capture.graph_buffers import GraphRow
+from recorders.capture.graph_buffers import GraphBuffer, GraphRow
 from recorders.capture.slots import new_slots
 from recorders.errors import OperandError
 from recorders.recordings.placement import Placement
@@ -120,12 +120,14 @@ class Buffer:
         """Whether observations may wait in a buffer of several monitors: not if their placements or shapes are to be checked."""
         return not self.places and not self._shapes
 
-    def has_row(self, row: GraphRow) -> bool:
-        """Whether observations wait in `row`."""
-        return self.stored.pending.get(row.key) is row
+    def waits_in(self, shared: GraphBuffer, index: int) -> bool:
+        """Whether observations wait in this row of a buffer of several monitors."""
+        row = self.stored.pending.get((shared.layouts[index],))
+        return isinstance(row, GraphRow) and row.buffer is shared and row.index == index
 
-    def put_row(self, row: GraphRow) -> None:
-        """Lets observations wait in `row`, an empty one, from now on."""
+    def wait_in(self, shared: GraphBuffer, index: int) -> None:
+        """Lets observations wait in this row, an empty one, from now on."""
+        row = GraphRow(shared, index)
         with self.lock:
             stored = self.flush()
             self.stored = stored.moved(row.paths, row)

@@ -55,11 +55,11 @@ def _add(key: Any, monitors: Sequence[Any], layouts: list[str], spans: list[str]
     buffer = _buffers.get(key)
     if buffer is not None:
         buffer = buffer.successor()
-    if buffer is None or not all(monitor.buffer.has_row(row) for monitor, row in zip(monitors, buffer.rows, strict=True)):
+    if buffer is None or not all(monitor.buffer.waits_in(buffer, index) for index, monitor in enumerate(monitors)):
         buffer = GraphBuffer(layouts, spans, packs)
         if buffer.capacity < 2:
             return None
-        for monitor, row in zip(monitors, buffer.rows, strict=True):
-            monitor.buffer.put_row(row)
+        for index, monitor in enumerate(monitors):
+            monitor.buffer.wait_in(buffer, index)
     _buffers[key] = buffer
     return buffer.add(packs)

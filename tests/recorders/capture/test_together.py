@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -168,8 +170,7 @@ def test_an_interrupted_run_goes_on() -> None:
 def test_a_buffer_counts_an_observation_for_all_or_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, recorder, traced = pair()
     train(traced, 2)
-    row = next(iter(recorder["out/0"].buffer.stored.pending.values()))
-    assert isinstance(row, GraphRow)
+    row = row_of(recorder["out/0"])
     before = row.count
 
     def interrupted(self: GraphBuffer, packs: Any) -> bool:
@@ -199,3 +200,25 @@ def test_layers_of_unlike_shapes_and_a_shape_that_changes(calls: Counter[str]) -
         compiled(X[:batch])
     assert calls == {"for 4": 5}
     assert_same(first, second)
+
+
+def test_full_buffers_are_freed_at_once() -> None:
+    """Not when Python looks for circles, which may be thousands of steps later."""
+    _, _, recorder, traced = pair()
+    gc.disable()
+    try:
+        with torch.no_grad():
+            traced(X)
+            first = weakref.ref(row_of(recorder["out/0"]).buffer)
+            for _ in range(100):
+                traced(X)
+    finally:
+        gc.enable()
+    assert first() is None
+    assert recorder["out/0"].samples == 101
+
+
+def row_of(monitor: Any) -> GraphRow:
+    (row,) = monitor.buffer.stored.pending.values()
+    assert isinstance(row, GraphRow)
+    return row
