@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,11 @@ class Statistic(Reducer):
 
     fixed_shape: ClassVar[bool] = True
     """Whether all states have the same shapes; then `merge` rejects different shapes instead of broadcasting them."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if {"lift", "join", "observe"} & vars(cls).keys() and "columns" not in vars(cls):
+            cls.columns = Statistic.columns  # type: ignore[method-assign]  # what a base class declares is of its own lift
 
     def __post_init__(self) -> None:
         validate(self.pattern)

@@ -435,3 +435,16 @@ def test_inductor_gives_what_eager_gives() -> None:
     xs = [*stream(4, 5, 6), torch.tensor([[1.0, float("nan"), float("inf")]])]
     torch._dynamo.reset()
     laws.agree(product, laws.run(product, xs), reduce(torch.compile(product.update, fullgraph=True), xs, {}))
+
+
+@dataclass(frozen=True)
+class Lifted(Mean):
+    """Lifts otherwise than its base class, and says nothing of it."""
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return super().lift(2 * x, axes)
+
+
+def test_what_a_gpu_kernel_computes_is_of_the_base_class() -> None:
+    assert Mean().columns
+    assert [other.columns for other in (Lifted(), Doubled(), Noted())] == [{}, {}, {}]
