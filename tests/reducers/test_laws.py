@@ -430,7 +430,11 @@ def test_looking_at_values_is_caught() -> None:
 @pytest.mark.long
 def test_inductor_gives_what_eager_gives() -> None:
     product = Product(
-        **{f"r{i}": case.reducer for i, case in enumerate(CASES) if case.trailing == (3,) and case.data and case.takes_floats}
+        **{
+            f"r{i}": case.reducer
+            for i, case in enumerate(CASES)
+            if case.trailing == (3,) and case.data and case.takes_floats and not case.same_shape
+        }
     )
     xs = [*stream(4, 5, 6), torch.tensor([[1.0, float("nan"), float("inf")]])]
     torch._dynamo.reset()
