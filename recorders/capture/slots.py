@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reducers import Reducer, State
 from reducers.core.statistic import Statistic, slots_of, update_slots
-from reducers.kernels.waiting import Slots, new_table, written
+from reducers.kernels.waiting import SLOTS, Slots, new_table, written
 
 __all__ = ["PendingSlots", "new_slots"]
 
@@ -102,7 +102,7 @@ class PendingSlots:
 
 def new_slots(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PendingSlots | None:
     """Returns slots for observations like this one; None if no kernel writes them, or too many monitors share the memory."""
-    if not isinstance(reducer, Statistic) or None in map(_look, tensors):
+    if tensors[0].device.type not in SLOTS or not isinstance(reducer, Statistic) or None in map(_look, tensors):
         return None
     kinds = [kind for x in tensors if (kind := slots_of(reducer, x)) is not None]
     if len(kinds) < len(tensors):

@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.kernels import dispatch
 from reducers.state import State
 
-__all__ = ["Slots", "device_slots", "joinable", "new_table", "written"]
+__all__ = ["SLOTS", "Slots", "device_slots", "joinable", "new_table", "written"]
 
 
 class Slots(Protocol):
