@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from reducers.kernels.triton.places import offset_of
 from reducers.kernels.triton.words import as_ordered
 
 __all__ = ["count", "start"]
@@ -174,18 +175,7 @@ def count(
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
     column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
     inside = column < kept
-    if KEPT_DIMS == 1:
-        kept_offset = column * kept_stride_0
-    else:
-        kept_offset = column % kept_0 * kept_stride_0
-        rest = column // kept_0
-        if KEPT_DIMS > 2:
-            kept_offset += rest % kept_1 * kept_stride_1
-            rest = rest // kept_1
-        if KEPT_DIMS > 3:
-            kept_offset += rest % kept_2 * kept_stride_2
-            rest = rest // kept_2
-        kept_offset += rest * (kept_stride_1 if KEPT_DIMS == 2 else kept_stride_2 if KEPT_DIMS == 3 else kept_stride_3)
+    kept_offset = offset_of(column, kept_0, kept_1, kept_2, kept_stride_0, kept_stride_1, kept_stride_2, kept_stride_3, KEPT_DIMS)
     row = tl.arange(0, ROWS).to(INDEX)
     lane = tl.expand_dims(row * run_stride, 1 - AXIS) + tl.expand_dims(kept_offset, AXIS)
     wanted = tl.expand_dims(inside, AXIS)
@@ -211,13 +201,7 @@ def count(
             outer = tile // run_tiles
             position = (tile - outer * run_tiles) * ROWS
             offset = position * run_stride
-            if OUTER_DIMS > 1:
-                offset += outer % outer_0 * outer_stride_0
-                outer = outer // outer_0
-            if OUTER_DIMS > 2:
-                offset += outer % outer_1 * outer_stride_1
-                outer = outer // outer_1
-            offset += outer * (outer_stride_0 if OUTER_DIMS == 1 else outer_stride_1 if OUTER_DIMS == 2 else outer_stride_2)
+            offset += offset_of(outer, outer_0, outer_1, 1, outer_stride_0, outer_stride_1, outer_stride_2, 0, OUTER_DIMS)
         there = tl.expand_dims(position + row < run, 1 - AXIS) & wanted
         raw = tl.load(x + offset + lane, mask=there, other=0)
         value = raw.to(tl.float64 if DOUBLE else tl.float32)

@@ -29,11 +29,15 @@ KINDS: dict[str, Callable[..., Monitor]] = {
 
 @pytest.fixture
 def notified(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often monitors were notified of a moment, and how many plans were made."""
+    """How often monitors of the test were notified of a moment, and how many plans were made.
+
+    Monitors of other tests, if their modules live on, are notified of all steps of the process.
+    """
     count: Counter[str] = Counter()
+    others = [monitor for monitors in _steps.monitors.values() for monitor in monitors]
     for kind in (ParameterGradientMonitor, ParameterMonitor, OptimizerStateMonitor, ParameterUpdateMonitor):
         for moment in MOMENTS:
-            monkeypatch.setattr(kind, moment, counted(kind, moment, count)) if moment in vars(kind) else None
+            monkeypatch.setattr(kind, moment, counted(kind, moment, count, others)) if moment in vars(kind) else None
     made = planned._Plan.__init__
 
     def make(self: Any, *args: Any) -> None:
@@ -44,11 +48,11 @@ def notified(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return count
 
 
-def counted(kind: type, moment: str, count: Counter[str]) -> Callable[..., None]:
+def counted(kind: type, moment: str, count: Counter[str], others: list[Any]) -> Callable[..., None]:
     notify = getattr(kind, moment)
 
     def enter(self: Any, *args: Any) -> None:
-        count[moment] += 1
+        count[moment] += not any(self is other for other in others)
         notify(self, *args)
 
     return enter
