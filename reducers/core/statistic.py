@@ -17,7 +17,7 @@ from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothin
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
-from reducers.kernels.dispatch import device_sweep, masked_moments
+from reducers.kernels.dispatch import device_sweep, loop_sweep, masked_moments
 from reducers.kernels.masks import can_compact, compact, has_rows
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, nan_capable
@@ -102,14 +102,19 @@ class Statistic(Reducer):
         return self.merge(state, self.observe(x, axes)) if swept is None else swept
 
     def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
-        """Return the state joined with that of an observation, by a kernel that does both; None if there is none."""
-        return device_sweep(x, axes, self.columns, self.threshold, state)
+        """Return the state joined with that of an observation, by a kernel that reads it once; None if there is none."""
+        return self._by_kernel(x, axes, state)
+
+    def _by_kernel(self, x: Tensor, axes: tuple[int, ...], state: State, mask: Tensor | None = None) -> State | None:
+        columns = self.columns
+        looped = loop_sweep(x, axes, columns, self.threshold, mask)
+        return device_sweep(x, axes, columns, self.threshold, state, mask) if looped is None else self.merge(state, looped)
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if not self.batchable or xs.numel() == 0:
             return super().update_all(state, xs)
         x, axes = arrange_all(xs.detach(), self.pattern)
-        swept = device_sweep(x, axes, self.columns, self.threshold, to_device(state, x.device))
+        swept = self._by_kernel(x, axes, to_device(state, x.device))
         if swept is not None:
             return swept
         small = xs[0].numel() < BIG  # stay in float64, as a single small update does, so that grouping changes at most rounding
@@ -117,7 +122,7 @@ class Statistic(Reducer):
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
-        swept = device_sweep(x, axes, self.columns, self.threshold)
+        swept = self._by_kernel(x, axes, {})
         if swept is not None:
             return swept
         parts = pieces(x, axes) if self.divisible else (x,)
@@ -131,7 +136,7 @@ class Statistic(Reducer):
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
-        joined = device_sweep(x, axes, self.columns, self.threshold, state, mask)
+        joined = self._by_kernel(x, axes, state, mask)
         if joined is not None:
             return joined
         compacts = self.stackable_join and self.divisible and can_compact(x, mask, axes)

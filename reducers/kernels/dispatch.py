@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from reducers.errors import warn_user
+from reducers.kernels.chunks import BIG
 from reducers.kernels.cpu import sweep
 from reducers.kernels.inductor import fused_moments
+from reducers.kernels.loop.sweeping import looped
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
@@ -25,6 +27,7 @@ __all__ = [
     "found",
     "give_up",
     "given_up",
+    "loop_sweep",
     "masked_moments",
     "row_dtypes",
     "traced_moments",
@@ -36,6 +39,7 @@ Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `wit
 
 EAGER: dict[str, Kernel] = {"cpu": sweep}  # by type of device
 TRACED: Kernel = fused_moments
+BIG_IN_GRAPH = 1 << 16  # elements: below, a call out of a graph costs more than a loop that the compiler makes
 
 
 def eager_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False) -> State | None:
@@ -130,6 +134,25 @@ def give_up(error: Exception) -> None:
 def given_up() -> bool:
     """Return whether a kernel of a GPU has failed."""
     return bool(_failed)
+
+
+def loop_sweep(
+    x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, mask: Tensor | None = None
+) -> State | None:
+    """Return the statistics of a big CPU tensor over `axes`, by a loop in C++ that reads it once; the arguments of `device_sweep`.
+
+    Returns:
+        None if the loop does not take the tensor, or there is no compiler. Inside a graph also if Dynamo traces the reducer, or
+        the size is not known; what is lifted by a monitor is traced without Dynamo.
+    """
+    if not columns or x.device.type != "cpu" or x.layout is not torch.strided:
+        return None
+    if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling() or not all(isinstance(size, int) for size in x.shape) or x.numel() < BIG_IN_GRAPH:
+            return None
+    elif x.numel() < BIG:
+        return None
+    return looped(x, axes, columns, threshold, mask)
 
 
 def device_accumulation(device: str) -> Any:

@@ -1,0 +1,102 @@
+"""Compiles the loop, once for each family of statistics and dtype: a second of the compiler's time, kept in the user's cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["ELEMENTS", "build"]
+
+ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
+"""The dtypes that the loop takes, and what it calls them."""
+
+SOURCE = Path(__file__).with_name("sweep.cpp")
+TIMEOUT_S = 60.0
+_FLAGS = ("-std=c++17", "-O2", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi", "-Wl,--as-needed")
+
+
+@cache
+def build(statistics: int, elements: str) -> Any:
+    """Return the function `reducers_sweep` for these statistics and elements; None if it cannot be compiled, which is no error.
+
+    Args:
+        statistics: the sum of bits of `enum What` in the source.
+        elements: one of the values of `ELEMENTS`.
+    """
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    try:
+        path = _compiled(compiler, [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"])
+        function = ctypes.CDLL(str(path)).reducers_sweep
+    except (OSError, subprocess.SubprocessError, AttributeError):
+        return None
+    function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p]
+    return function
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> str | None:
+    """The C++ compiler that CXX names, or one of the usual names; None if there is none, or the system is not Linux."""
+    if sys.platform != "linux":
+        return None
+    return next(
+        (found for name in (os.environ.get("CXX"), "c++", "g++", "clang++") if name and (found := shutil.which(name))), None
+    )
+
+
+def _compiled(compiler: str, defines: list[str]) -> Path:
+    """Return the path of the library, which is compiled if the cache does not have it."""
+    flags = [*_FLAGS, *defines, *(["-march=native"] if platform.machine() == "x86_64" else [])]
+    # The same OpenMP as PyTorch's, whose threads would otherwise be in the way of another's.
+    libraries = sorted(str(path) for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    source = SOURCE.read_bytes()
+    told = (compiler, str(os.stat(compiler).st_mtime_ns), *flags, *libraries, _processor())
+    key = hashlib.sha256(b"\0".join((source, *(part.encode() for part in told)))).hexdigest()[:32]
+    folder = _cache()
+    path = folder / f"{key}.so"
+    if not path.exists():
+        handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        try:
+            command = [compiler, *flags, str(SOURCE), *libraries, "-o", name]
+            subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+            os.replace(name, path)  # several processes may compile it at once
+        finally:
+            Path(name).unlink(missing_ok=True)
+    return path
+
+
+@lru_cache(maxsize=1)
+def _cache() -> Path:
+    """The folder for libraries: in the user's cache, or a new one if nobody else may be able to write there cannot be told."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torch_recorders"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        pass
+    return Path(tempfile.mkdtemp(prefix="torch_recorders_"))
+
+
+def _processor() -> str:
+    """What the processor can do: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())

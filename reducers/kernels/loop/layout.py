@@ -1,0 +1,85 @@
+"""How the loop goes through a tensor: along a run of neighbours in memory, which are all reduced or all kept."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+
+__all__ = ["MOST_AXES", "Task", "task_of"]
+
+MOST_AXES = 8
+LEAST_RUN = 8  # neighbours that are worth a run
+
+_Axis = tuple[int, int, int]  # length, stride, and stride of the mask
+
+
+class _Axes(ctypes.Structure):
+    _fields_ = (
+        ("number", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * MOST_AXES),
+        ("strides", ctypes.c_int64 * MOST_AXES),
+        ("mask_strides", ctypes.c_int64 * MOST_AXES),
+    )
+
+
+class Task(ctypes.Structure):
+    """The struct of the same name in the source."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
+        ("about_zero", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("mask_stride", ctypes.c_int64),
+        ("kept", _Axes),
+        ("reduced", _Axes),
+        ("threshold", ctypes.c_double),
+        ("threads", ctypes.c_int64),
+        ("results", ctypes.c_void_p),
+    )
+
+
+@lru_cache(maxsize=4096)
+def task_of(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    axes: tuple[int, ...],
+    mask_strides: tuple[int, ...] | None,
+    least: int = LEAST_RUN,
+) -> Task | None:
+    """Return the sizes and strides of a task; None if runs are shorter than `least`, or too many axes cannot be merged."""
+    others = strides if mask_strides is None else mask_strides
+    found = [(shape[axis], strides[axis], others[axis]) for axis in range(len(shape))]
+    kept = _merged([found[axis] for axis in range(len(shape)) if axis not in axes])
+    # The order in which elements are added is that of memory.
+    reduced = _merged(sorted((found[axis] for axis in axes if shape[axis] > 1), key=lambda axis: axis[1:], reverse=True))
+    columns = reduced[-1][1] != 1 or (kept[-1][1] == 1 and reduced[-1][0] < least <= kept[-1][0])
+    size, stride, other = (kept if columns else reduced).pop()
+    if stride != 1 or (mask_strides is not None and other not in (0, 1)) or len(kept) > MOST_AXES or len(reduced) > MOST_AXES:
+        return None
+    if size < least:
+        return None
+    task = Task(columns=columns, length=size, mask_stride=0 if mask_strides is None else other)
+    task.kept, task.reduced = _axes(kept), _axes(reduced)
+    return task
+
+
+def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
+    """Return the axes with neighbours merged if in both tensors one stride reaches all their elements; at least one axis."""
+    merged: list[_Axis] = []
+    for size, stride, other in axes:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride and merged[-1][2] == size * other:
+            merged[-1] = (merged[-1][0] * size, stride, other)
+        else:
+            merged.append((size, stride, other))
+    return merged or [(1, 1, 1)]
+
+
+def _axes(axes: Sequence[_Axis]) -> _Axes:
+    """Return them as the source takes them, innermost first."""
+    lists = [(*values, *(0,) * (MOST_AXES - len(axes))) for values in (zip(*reversed(axes), strict=True) if axes else ((), (), ()))]
+    return _Axes(len(axes), *((ctypes.c_int64 * MOST_AXES)(*values) for values in lists))

@@ -1,0 +1,311 @@
+"""The loop in C++ against float64: columns, layouts and dtypes, around the borders of its parts; and what it leaves to others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from reducers import Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
+from reducers.kernels import dispatch
+from reducers.kernels.loop import building, sweeping
+from reducers.kernels.loop.layout import task_of
+from reducers.kernels.loop.sweeping import loop, looped
+
+pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+
+FAMILIES = [
+    ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf"),
+    ("count", "mean", "m2"),
+    ("count", "sum"),
+    ("exact",),
+    ("count", "squares"),
+    ("count", "magnitudes"),
+    ("count", "active"),
+    ("min", "max"),
+    ("count", "peak"),
+    ("count",),
+]
+LAYOUTS: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {
+    "everything": (lambda: torch.randn(9, 31, 37), (0, 1, 2)),
+    "a run longer than many parts": (lambda: torch.randn(70_001), (0,)),
+    "last axis kept": (lambda: torch.randn(7, 51, 83), (0, 1)),
+    "more columns than a part has": (lambda: torch.randn(19, 4_099), (0,)),
+    "many rows of few columns": (lambda: torch.randn(9_000, 9), (0,)),
+    "channels kept": (lambda: torch.randn(5, 6, 17, 19), (0, 2, 3)),
+    "channels last": (lambda: torch.randn(5, 16, 9, 11).contiguous(memory_format=torch.channels_last), (0, 2, 3)),
+    "first and last kept": (lambda: torch.randn(3, 70, 2, 21), (1, 2)),
+    "rows kept": (lambda: torch.randn(300, 65), (1,)),
+    "rows with gaps": (lambda: torch.randn(40, 130)[:, 3:-4], (0, 1)),
+    "transposed": (lambda: torch.randn(80, 33).t(), (0,)),
+    "one position": (lambda: torch.randn(1, 77), (0, 1)),
+    "all kept but an axis of one": (lambda: torch.randn(1, 77), (0,)),
+    "more axes than two": (lambda: torch.randn(2, 3, 4, 5, 6, 9)[:, :, ::2], (0, 2, 4)),
+}
+DATA: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda x: x,
+    "mean 1e4": lambda x: x + 1e4,
+    "zeros": lambda x: torch.where(x > 0.5, x, torch.zeros_like(x)),
+    "not finite": lambda x: torch.where(x > 1.2, torch.nan, torch.where(x < -1.5, -torch.inf, x)),
+    "nothing finite": lambda x: torch.where(x > 0, torch.nan, torch.inf),
+    "begins with NaN": lambda x: torch.where(torch.arange(x.numel()).view(x.shape) < x.numel() // 2, torch.nan, x),
+    "equal": lambda x: torch.full_like(x, 0.1),
+    "huge": lambda x: x.sign() * 3e38,
+    "tiny": lambda x: x * 1e-40,
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def reference(x: Tensor, axes: tuple[int, ...], mask: Tensor | None, threshold: float) -> dict[str, Tensor]:
+    wide = x.double()
+    there = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+    good = there & wide.isfinite()
+    count = good.sum(axes)
+    filled = torch.where(good, wide, 0.0)
+    mean = filled.sum(axes, keepdim=True) / good.sum(axes, keepdim=True).clamp(min=1)
+    low, high = torch.where(good, wide, torch.inf).amin(axes), torch.where(good, wide, -torch.inf).amax(axes)
+    return {
+        "count": count,
+        "mean": mean.squeeze(axes),
+        "m2": torch.where(good, (wide - mean).square(), 0.0).sum(axes),
+        "min": low.to(x.dtype),
+        "max": high.to(x.dtype),
+        "zeros": (good & (wide == 0)).sum(axes),
+        "nan": (there & wide.isnan()).sum(axes),
+        "inf": (there & wide.isinf()).sum(axes),
+        "sum": filled.sum(axes),
+        "exact": filled.sum(axes),
+        "squares": filled.square().sum(axes),
+        "magnitudes": filled.abs().sum(axes),
+        "active": (filled.abs() > threshold).sum(axes),
+        "peak": filled.abs().amax(axes),
+    }
+
+
+def check(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None, threshold: float = 0.5) -> None:
+    wanted = reference(x, axes, mask, threshold)
+    scale = (wanted["squares"] / wanted["count"].clamp(min=1)).sqrt()
+    for family in FAMILIES:
+        found = looped(x, axes, {name: name for name in family}, threshold, mask)
+        assert found is not None
+        for name, value in found.items():
+            assert value.dtype == wanted[name].dtype
+            assert value.shape == wanted[name].shape
+            assert value.is_contiguous()
+            assert value.untyped_storage().nbytes() == value.nbytes
+            if name in ("mean", "sum", "exact"):
+                size = scale * (wanted["count"] if name != "mean" else 1)
+                assert ((value - wanted[name]).abs() <= 1e-12 * size).all(), (family, name)
+            elif name == "m2":
+                floor = 1e-22 * wanted["count"] * scale.square()  # rounding of the reference, if the mean is far from 0
+                assert ((value - wanted[name]).abs() <= 1e-9 * wanted[name] + floor).all(), (family, name)
+            elif value.dtype is torch.float64 and name != "peak":
+                torch.testing.assert_close(value, wanted[name], rtol=1e-10, atol=0)
+            else:
+                assert torch.equal(value, wanted[name]), (family, name)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_column(layout: str, data: str) -> None:
+    make, axes = LAYOUTS[layout]
+    x = make()
+    strides = x.stride()
+    changed = torch.empty_like(x).copy_(DATA[data](x)) if strides == torch.empty_like(x).stride() else x.copy_(DATA[data](x))
+    check(changed, axes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("data", ["normal", "not finite", "tiny"])
+@pytest.mark.parametrize("layout", ["everything", "last axis kept", "channels kept"])
+def test_narrow_floats(layout: str, data: str, dtype: torch.dtype) -> None:
+    make, axes = LAYOUTS[layout]
+    check(DATA[data](make() * (1e33 if data == "tiny" and dtype is torch.float16 else 1)).to(dtype), axes)
+
+
+def test_every_float16() -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    check(x, (0,))
+    check(x.view(-1, 1)[:, :].expand(-1, 1).reshape(2**13, 8), (1,))
+
+
+@pytest.mark.parametrize("data", ["normal", "zeros", "not finite", "nothing finite", "begins with NaN", "mean 1e4"])
+@pytest.mark.parametrize("share", [0.7, 0.01, 0.0])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_masks(layout: str, share: float, data: str) -> None:
+    make, axes = LAYOUTS[layout]
+    x = make()
+    x.copy_(DATA[data](x))
+    mask = torch.empty_like(x, dtype=torch.bool).copy_(torch.rand(x.shape) < share)
+    if x.stride() == mask.stride():
+        check(x, axes, mask)
+
+
+def test_masks_of_other_strides() -> None:
+    x = torch.randn(6, 50, 40)
+    tokens = (torch.rand(6, 50, 1) < 0.5).expand_as(x)
+    features = (torch.rand(40) < 0.5).expand_as(x)
+    for mask in (tokens, features):
+        for axes in ((0, 1, 2), (0, 1), (2,), (0,)):
+            check(x, axes, mask)
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 15, 16, 17, 4095, 4096, 4097, 32_767, 32_768, 32_769, 65_537])
+def test_sizes_around_blocks_and_parts(size: int) -> None:
+    for x, axes in ((torch.randn(size), (0,)), (torch.randn(size, 17), (0,)), (torch.randn(3, size), (1,))):
+        if task_of(tuple(x.shape), x.stride(), axes, None) is not None:
+            check(x, axes)
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    threads = torch.get_num_threads()
+    x, columns = torch.randn(40, 50, 96) * 100, {name: name for name in FAMILIES[0]}
+    try:
+        found = []
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found += [[looped(x, axes, columns) for axes in ((0, 1, 2), (0, 1), (2,))]]
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert one is not None
+            assert two is not None
+            assert all(torch.equal(one[key], two[key]) for key in columns)
+
+
+def test_the_order_of_a_big_outlier_does_not_matter() -> None:
+    """The centre is an element, so it is at most sqrt(count) standard deviations from the mean."""
+    x = torch.randn(100_000)
+    for place in (0, 50_000):
+        x[place] = 1e8
+        check(x, (0,))
+        x[place] = 0
+
+
+REDUCERS = [Mean(), Sum(), Min(), Max(), Extremes(), Norm(), Norm(p=1), Norm(p=float("inf")), Moments(), Summary(), Sparsity()]
+
+
+@pytest.mark.parametrize("reducer", REDUCERS, ids=repr)
+def test_reducers_without_a_compiler_give_the_same(reducer: Reducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    xs = [torch.randn(20, 30, 40), torch.randn(50, 600), torch.randn(40, 500).bfloat16()]
+    mask = torch.rand(20, 30, 40) < 0.5
+
+    def states() -> list[Any]:
+        masked = reducer.update_masked({}, xs[0], mask)
+        return [*(reducer.update({}, x) for x in xs), reducer.update(reducer.update({}, xs[0]), xs[1]), masked]
+
+    found = states()
+    monkeypatch.setattr(sweeping, "build", lambda *_: None)
+    for one, other in zip(found, states(), strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert value.dtype == other[key].dtype
+            torch.testing.assert_close(value, other[key], rtol=1e-6, atol=1e-6 * 20_000 if key == "sum" else 1e-6)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of the loop."""
+    made: list[Any] = []
+    run = sweeping._run
+    monkeypatch.setattr(sweeping, "_run", lambda *args: made.append(args[0].shape) or run(*args))
+    return made
+
+
+@pytest.mark.parametrize("reducer", REDUCERS, ids=repr)
+def test_an_update_is_one_call(reducer: Reducer, calls: list[Any]) -> None:
+    reducer.update({}, torch.randn(100, 100))
+    reducer.update({}, torch.randn(90, 90))  # too small
+    assert calls == [(100, 100)]
+
+
+def test_what_has_no_memory_of_its_own_is_left_to_others() -> None:
+    x, columns = torch.randn(100, 100), {"count": "count", "sum": "sum"}
+    with FakeTensorMode() as mode:
+        assert looped(mode.from_tensor(x), (0, 1), columns) is None
+        assert looped(torch.empty(100, 100), (0, 1), columns) is None
+    assert looped(torch.empty(100, 100, device="meta"), (0, 1), columns) is None
+    assert dispatch.loop_sweep(x.to_sparse(), (0, 1), columns) is None
+    assert looped(x.double(), (0, 1), columns) is None
+    assert looped(x, (0, 1), {"m4": "m4"}) is None
+    assert looped(x, (0, 1), {"sum": "sum", "magnitudes": "magnitudes"}) is None
+    negative = torch.complex(torch.zeros(100, 100), x).conj().imag
+    assert negative.is_neg()
+    check(negative.resolve_neg(), (0, 1))
+    found = looped(negative, (0, 1), columns)
+    assert found is None or torch.allclose(found["sum"], negative.double().sum())
+    parameter = looped(nn.Parameter(x), (0, 1), columns)
+    assert parameter is not None
+    assert not parameter["sum"].requires_grad
+
+
+def test_the_operator_is_sound() -> None:
+    for x, mask in ((torch.randn(40, 50), None), (torch.randn(40, 50).bfloat16(), torch.rand(40, 50) < 0.5)):
+        torch.library.opcheck(loop, (x, [0], "count,mean,m2,min,max,zeros,nan,inf", 0.0, mask))
+
+
+@pytest.mark.parametrize("shape", [(300, 3), (3, 300), (2,) * 8])
+def test_the_operator_takes_strides_that_were_not_traced(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    for axes in ((0,), (1,), (0, 1)):
+        count, total = loop(x, list(axes), "count,sum", 0.0, None)
+        torch.testing.assert_close(total, x.double().sum(axes))
+        assert torch.equal(count, torch.full_like(total, x.numel() // total.numel(), dtype=torch.int64))
+
+
+PROGRAM = """
+import warnings, torch
+warnings.simplefilter("error")
+from reducers import Summary
+from reducers.kernels.loop import building
+x = torch.arange(10000.0)
+state = Summary().update({}, x)
+assert state["count"] == 10000 and state["mean"] == 4999.5
+print(building.build(15, "Float32") is not None)
+"""
+
+
+def ran(**environment: str) -> str:
+    command = [sys.executable, "-c", PROGRAM]
+    return subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_without_a_compiler_nothing_is_said(tmp_path: Path) -> None:
+    failing = tmp_path / "c++"
+    failing.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    failing.chmod(0o755)
+    assert ran(CXX=str(failing), XDG_CACHE_HOME=str(tmp_path)) == "False"
+    assert [*(tmp_path / "torch_recorders").iterdir()] == []
+
+
+def test_a_library_is_compiled_once_and_kept(tmp_path: Path) -> None:
+    assert ran(XDG_CACHE_HOME=str(tmp_path)) == "True"
+    (library,) = (tmp_path / "torch_recorders").iterdir()
+    made = library.stat().st_mtime_ns
+    assert ran(XDG_CACHE_HOME=str(tmp_path)) == "True"
+    assert [path.stat().st_mtime_ns for path in (tmp_path / "torch_recorders").iterdir()] == [made]
+
+
+def test_no_library_is_loaded_from_a_folder_in_which_others_may_write(tmp_path: Path) -> None:
+    (tmp_path / "torch_recorders").mkdir()
+    (tmp_path / "torch_recorders").chmod(0o777)
+    assert ran(XDG_CACHE_HOME=str(tmp_path)) == "True"
+    assert [*(tmp_path / "torch_recorders").iterdir()] == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert ran(XDG_CACHE_HOME=str(tmp_path / "file")) == "True"
