@@ -39,7 +39,7 @@ Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `wit
 
 EAGER: dict[str, Kernel] = {"cpu": sweep}  # by type of device
 TRACED: Kernel = fused_moments
-BIG_IN_GRAPH = 1 << 16  # elements: below, a call out of a graph costs more than a loop that the compiler makes
+BIG_IN_GRAPH = 1 << 15  # elements: below, a call out of a graph costs more than a loop that the compiler makes
 
 
 def eager_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False) -> State | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
 
-__all__ = ["MOST_AXES", "Task", "task_of"]
+__all__ = ["LEAST_RUN", "MOST_AXES", "RESULTS", "Task", "task_of"]
+
+RESULTS = ("count", "nan", "inf", "zeros", "mean", "m2", "sum", "squares", "min", "max", "peak", "total")
+"""What the loop returns, in the order of `enum Result` in the source."""
+
 
 MOST_AXES = 8
 LEAST_RUN = 8  # neighbours that are worth a run
@@ -37,11 +40,11 @@ class Task(ctypes.Structure):
         ("reduced", _Axes),
         ("threshold", ctypes.c_double),
         ("threads", ctypes.c_int64),
-        ("results", ctypes.c_void_p),
+        ("results", ctypes.c_void_p * len(RESULTS)),
+        ("kinds", ctypes.c_int64 * len(RESULTS)),
     )
 
 
-@lru_cache(maxsize=4096)
 def task_of(
     shape: tuple[int, ...],
     strides: tuple[int, ...],

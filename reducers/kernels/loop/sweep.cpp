@@ -10,7 +10,7 @@
 #include <limits>
 #include <new>
 #include <type_traits>
-#if defined(__AVX2__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -25,9 +25,7 @@ constexpr int HALF = LANES / 2;
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef float Narrow __attribute__((vector_size(4 * HALF)));
 typedef double Doubles __attribute__((vector_size(8 * HALF)));
-typedef int64_t Longs __attribute__((vector_size(8 * HALF)));
 
 constexpr int MOST_AXES = 8;
 constexpr int64_t PART = 1 << 15;   // elements of a part, about
@@ -65,9 +63,10 @@ struct Task {
   Axes kept, reduced;   // the other axes
   double threshold;
   int64_t threads;
-  double* results;      // the fields of a Result, each for all kept positions
+  void* results[12];    // in the order of enum Result: for each kept position a number; null if it is not asked for
+  int64_t kinds[12];    // 0 double, 1 int64, 2 float
 };
-enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, FIELDS };
+enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, RESULTS };
 
 struct Partial {
   double count, nan, inf, zeros, centre, first, second, low, high, total;
@@ -140,10 +139,20 @@ struct Sums {
 };
 
 static inline void halves(const Floats& x, Doubles* wide) {
+#if defined(__AVX512F__)
+  const __m512d bits = _mm512_castps_pd(__m512(x));
+  wide[0] = Doubles(_mm512_cvtps_pd(_mm512_castps512_ps256(__m512(x))));
+  wide[1] = Doubles(_mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(bits, 1))));
+#elif defined(__AVX__)
+  wide[0] = Doubles(_mm256_cvtps_pd(_mm256_castps256_ps128(__m256(x))));
+  wide[1] = Doubles(_mm256_cvtps_pd(_mm256_extractf128_ps(__m256(x), 1)));
+#else
+  typedef float Narrow __attribute__((vector_size(4 * HALF)));
   Narrow narrow[2];
   std::memcpy(narrow, &x, sizeof(x));
   wide[0] = __builtin_convertvector(narrow[0], Doubles);
   wide[1] = __builtin_convertvector(narrow[1], Doubles);
+#endif
 }
 
 static inline Floats magnitude(const Floats& x) {
@@ -539,20 +548,28 @@ template <int WHAT, class T> static void columns_part(const Task& task, const Cu
   delete[] lanes;
 }
 
-static void write(const Partial& part, double* results, int64_t kept) {
+static void write(const Task& task, const Partial& part, int64_t position) {
   const double shift = part.count > 0 ? part.first / part.count : 0, centre = part.centre;
-  results[COUNT * kept] = part.count;
-  results[NAN_COUNT * kept] = part.nan;
-  results[INF_COUNT * kept] = part.inf;
-  results[ZERO_COUNT * kept] = part.zeros;
-  results[MEAN * kept] = centre + shift;
-  results[M2 * kept] = std::max(0.0, part.second - part.first * shift);
-  results[SUM * kept] = part.first + part.count * centre;
-  results[SQUARES * kept] = part.second + centre * (2 * part.first + part.count * centre);
-  results[MIN * kept] = part.low;
-  results[MAX * kept] = part.high;
-  results[PEAK * kept] = std::max(0.0, std::max(-part.low, part.high));
-  results[TOTAL * kept] = part.total;
+  const double found[RESULTS] = {
+      part.count,
+      part.nan,
+      part.inf,
+      part.zeros,
+      centre + shift,
+      std::max(0.0, part.second - part.first * shift),
+      part.first + part.count * centre,
+      part.second + centre * (2 * part.first + part.count * centre),
+      part.low,
+      part.high,
+      std::max(0.0, std::max(-part.low, part.high)),
+      part.total,
+  };
+  for (int result = 0; result < RESULTS; ++result) {
+    if (!task.results[result]) continue;
+    if (task.kinds[result] == 0) static_cast<double*>(task.results[result])[position] = found[result];
+    if (task.kinds[result] == 1) static_cast<int64_t*>(task.results[result])[position] = int64_t(found[result]);
+    if (task.kinds[result] == 2) static_cast<float*>(task.results[result])[position] = float(found[result]);
+  }
 }
 
 template <int WHAT, class T> static int run(const Task& task) {
@@ -564,7 +581,6 @@ template <int WHAT, class T> static int run(const Task& task) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
   for (int64_t index = 0; index < parts; ++index)
     task.columns ? columns_part<WHAT, T>(task, cut, index, table) : rows_part<WHAT, T>(task, cut, index, table);
-  const int64_t kept = cut.owners * (task.columns ? task.length : 1);
   const int64_t shares = task.columns ? cut.row_parts : cut.row_parts * cut.run_parts;
   for (int64_t owner = 0; owner < cut.owners; ++owner) {
     for (int64_t position = 0; position < (task.columns ? task.length : 1); ++position) {
@@ -572,13 +588,11 @@ template <int WHAT, class T> static int run(const Task& task) {
       const Partial* mine = table + (owner * (task.columns ? cut.run_parts : 1) + run_part) * shares * width + position % width;
       Partial found = mine[0];
       for (int64_t share = 1; share < shares; ++share) join(found, mine[share * width]);
-      write(found, task.results + owner * (task.columns ? task.length : 1) + position, kept);
+      write(task, found, owner * (task.columns ? task.length : 1) + position);
     }
   }
   delete[] table;
   return 0;
 }
-
-extern "C" int64_t reducers_fields() { return FIELDS; }
 
 extern "C" int reducers_sweep(const Task* task) { return run<STATISTICS, ELEMENTS>(*task); }

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import List, Optional, Sequence  # noqa: UP035  # what torch 2.8 can read in the signature of an operator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from reducers.kernels.loop.building import ELEMENTS, build
-from reducers.kernels.loop.layout import MOST_AXES, Task, task_of
+from reducers.kernels.loop.layout import LEAST_RUN, MOST_AXES, RESULTS, Task, task_of
 from reducers.state import State
 
 __all__ = ["looped"]
 
 _SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE = 1, 2, 4, 8, 16, 32  # enum What
-_RESULTS = ("count", "nan", "inf", "zeros", "mean", "m2", "sum", "squares", "min", "max", "peak", "total")  # enum Result
 _COLUMNS = {
     "count": (0, "count"),
     "nan": (0, "nan"),
@@ -38,6 +38,7 @@ _COLUMNS = {
 """For each column what the loop has to add up, and which of its results it is."""
 
 _PLAIN = {Tensor, nn.Parameter, type(None)}
+_KINDS = {torch.float64: 0, torch.int64: 1, torch.float32: 2}
 _COUNTS = frozenset(("count", "nan", "inf", "zeros", "active"))
 
 
@@ -56,24 +57,72 @@ def looped(
         compiler, the loop lacks a statistic, or the dtype or the strides of `x` are not supported.
     """
     names = tuple(columns.values())
-    task = _prepared(x, axes, names, mask)
-    if task is None:
+    call = _prepared(x, axes, names, mask)
+    if call is None:
         return None
     if torch.compiler.is_compiling():
-        if x.ndim > MOST_AXES:  # strides may differ when the graph runs
+        if x.ndim > MOST_AXES:  # up to there any strides will do, and these may change until the graph runs
             return None
-        return dict(zip(columns, loop(x, axes, ",".join(names), threshold, mask), strict=True))
-    values = _run(x, axes, names, threshold, mask, task)
-    return None if values is None else dict(zip(columns, values, strict=True))
-
-
-def _prepared(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, **least: int) -> Task | None:
-    """Return the sizes and strides of the task; None if the loop does not take the tensor, the mask, or the columns."""
-    elements, needed = ELEMENTS.get(x.dtype), _needed(names)
-    if elements is None or needed is None or x.device.type != "cpu" or (mask is not None and mask.device != x.device):
+        table = torch.ops.reducers.loop(x, axes, ",".join(names), threshold, mask)
+        return {key: row.to(_dtype(name, x.dtype)) for row, (key, name) in zip(table.unbind(), columns.items(), strict=True)}
+    results = [torch.empty(call.kept, dtype=dtype, device="cpu") for dtype in call.dtypes]
+    if not {*map(type, results)} <= _PLAIN or not _run(call, x, threshold, mask, [result.data_ptr() for result in results]):
         return None
-    task = task_of(tuple(x.shape), x.stride(), axes, None if mask is None else mask.stride(), **least)
-    return None if task is None or build(needed, elements) is None else task
+    if x.dtype is not torch.float32:
+        results = [result.to(_dtype(name, x.dtype)) for name, result in zip(names, results, strict=True)]
+    return dict(zip(columns, results, strict=True))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is the same in all calls with tensors of these sizes, strides and dtypes.
+
+    Attributes:
+        task: sizes, strides, and in which dtypes results are written.
+        function: the compiled loop.
+        kept: the shape of a result.
+        dtypes: of the results, in the order of the columns.
+        places: where each of them is in `RESULTS`.
+    """
+
+    task: Task
+    function: Any
+    kept: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    places: tuple[int, ...]
+
+
+def _prepared(
+    x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, least: int = LEAST_RUN
+) -> _Call | None:
+    """Return what the loop is given; None if it does not take the tensor, the mask, or the columns."""
+    if x.device.type != "cpu" or (mask is not None and mask.device.type != "cpu"):
+        return None
+    return _call(tuple(x.shape), x.stride(), x.dtype, axes, names, None if mask is None else mask.stride(), least)
+
+
+@lru_cache(maxsize=4096)
+def _call(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    axes: tuple[int, ...],
+    names: tuple[str, ...],
+    mask_strides: tuple[int, ...] | None,
+    least: int,
+) -> _Call | None:
+    elements, needed = ELEMENTS.get(dtype), _needed(names)
+    task = None if elements is None or needed is None else task_of(shape, strides, axes, mask_strides, least)
+    function = None if task is None or elements is None or needed is None else build(needed, elements)
+    if task is None or function is None:
+        return None
+    task.about_zero = "mean" not in names and "m2" not in names
+    places = tuple(map(_place, names))
+    dtypes = tuple(torch.float32 if name in ("min", "max") else _dtype(name, dtype) for name in names)
+    for place, written in zip(places, dtypes, strict=True):
+        task.kinds[place] = _KINDS[written]
+    kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+    return _Call(task, function, kept, dtypes, places)
 
 
 @lru_cache(maxsize=256)
@@ -84,40 +133,42 @@ def _needed(names: tuple[str, ...]) -> int | None:
         if name not in _COLUMNS:
             return None
         needed |= _COLUMNS[name][0]
-    both = (_SUM | _MAGNITUDES, _ACTIVE | _MAGNITUDES)
-    return None if not names or any(needed & pair == pair for pair in both) else needed
+    one_result = len({*map(_place, names)}) < len(names)  # for two columns
+    return None if not names or one_result or needed & (_SUM | _MAGNITUDES) == _SUM | _MAGNITUDES else needed
 
 
-def _run(
-    x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], threshold: float, mask: Tensor | None, template: Task
-) -> list[Tensor] | None:
-    """Return the statistics in order of their names; None if these are no tensors with memory of their own."""
-    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    results = torch.empty((len(_RESULTS), *shape), dtype=torch.float64, device="cpu")
-    if not {type(x), type(results), type(mask)} <= _PLAIN:
-        return None
-    task = Task.from_buffer_copy(template)
+def _run(call: _Call, x: Tensor, threshold: float, mask: Tensor | None, results: Sequence[int], kinds: bool = True) -> bool:
+    """Write the results to these addresses; return False if a tensor has no memory of its own, or if there is none.
+
+    Args:
+        kinds: whether the results are of the dtypes of the call; all float64 if not.
+    """
+    if type(x) not in _PLAIN or type(mask) not in _PLAIN:
+        return False
+    task = Task.from_buffer_copy(call.task)
     try:
         x = x.resolve_neg()
-        task.x, task.mask, task.results = x.data_ptr(), 0 if mask is None else mask.data_ptr(), results.data_ptr()
+        task.x, task.mask = x.data_ptr(), 0 if mask is None else mask.data_ptr()
     except RuntimeError:  # such as inside vmap
-        return None
-    if not task.x or not task.results or (mask is not None and not task.mask):
-        return None
-    task.about_zero = "mean" not in names and "m2" not in names
-    task.threshold, task.threads = _rounded_down(threshold), torch.get_num_threads()
-    needed = _needed(names)
-    assert needed is not None
-    if build(needed, ELEMENTS[x.dtype])(ctypes.byref(task)) != 0:
-        return None  # there is no memory for the table of parts
-    return [_column(results[_RESULTS.index(_COLUMNS[name][1])], name, x.dtype) for name in names]
+        return False
+    if not task.x or (mask is not None and not task.mask):
+        return False
+    addresses = task.results
+    for place, address in zip(call.places, results, strict=True):
+        addresses[place] = address
+    if not kinds:
+        task.kinds = type(task.kinds)()
+    task.threshold, task.threads = _rounded_down(threshold) if threshold else 0.0, torch.get_num_threads()
+    return bool(call.function(ctypes.byref(task)) == 0)
 
 
-def _column(value: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-    """Return a statistic in its dtype and in memory of its own."""
-    if name in _COUNTS:
-        return value.to(torch.int64)
-    return value.to(dtype) if name in ("min", "max") else value.clone()
+def _place(name: str) -> int:
+    return RESULTS.index(_COLUMNS[name][1])
+
+
+def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a column for tensors of a dtype."""
+    return torch.int64 if name in _COUNTS else dtype if name in ("min", "max") else torch.float64
 
 
 def _rounded_down(threshold: float) -> float:
@@ -132,28 +183,38 @@ def _before(value: float) -> float:
     return float(before)
 
 
-@torch.library.custom_op("reducers::loop", mutates_args=())
-def loop(
-    x: Tensor,
-    axes: Sequence[int],
-    columns: str,
-    threshold: float,
-    mask: Optional[Tensor],  # noqa: UP045
-) -> List[Tensor]:  # noqa: UP006
-    """Return what `looped` does, in the order of `columns`, as one node of a graph."""
-    along, names = tuple(axes), tuple(columns.split(","))
-    task = _prepared(x, along, names, mask)
-    if task is None:  # the compiler chose other strides than those that were traced
+@lru_cache(maxsize=256)
+def _names(columns: str) -> tuple[str, ...]:
+    return tuple(columns.split(","))
+
+
+def _in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> Tensor:
+    """What the operator does: the table of `looped` as one node of a graph."""
+    along, names = tuple(axes), _names(columns)
+    call = _prepared(x, along, names, mask)
+    if call is None:  # the compiler chose other strides than those that were traced
         x, mask = x.contiguous(), None if mask is None else mask.contiguous()
-        task = _prepared(x, along, names, mask, least=1)
-    values = None if task is None else _run(x, along, names, threshold, mask, task)
-    if values is None:
+        call = _prepared(x, along, names, mask, least=1)
+    kept = call.kept if call is not None else ()
+    table = torch.empty((len(names), *kept), dtype=torch.float64, device="cpu")
+    row = table.stride(0) * 8
+    start = table.data_ptr()
+    if call is None or not _run(call, x, threshold, mask, range(start, start + len(names) * row, row), kinds=False):
         raise MemoryError(f"there is no memory for statistics of a tensor of shape {tuple(x.shape)}")
-    return values
+    return table
 
 
-@loop.register_fake
-def _(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> list[Tensor]:
-    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    dtypes = {**dict.fromkeys(_COUNTS, torch.int64), "min": x.dtype, "max": x.dtype}
-    return [x.new_empty(shape, dtype=dtypes.get(name, torch.float64)) for name in columns.split(",")]
+def _like_table(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> Tensor:
+    return x.new_empty(
+        (len(columns.split(",")), *(size for axis, size in enumerate(x.shape) if axis not in axes)), dtype=torch.float64
+    )
+
+
+_library: Any = torch.library.Library("reducers", "FRAGMENT")  # type: ignore[no-untyped-call]
+# With a layout that the compiler may not choose, it would copy what it has not written to memory yet.
+_library.define(
+    "loop(Tensor x, int[] axes, str columns, float threshold, Tensor? mask) -> Tensor",
+    tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag),
+)
+_library.impl("loop", _in_graph, "CPU")
+_library._register_fake("loop", _like_table)

@@ -18,7 +18,7 @@ from reducers import Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity,
 from reducers.kernels import dispatch
 from reducers.kernels.loop import building, sweeping
 from reducers.kernels.loop.layout import task_of
-from reducers.kernels.loop.sweeping import loop, looped
+from reducers.kernels.loop.sweeping import looped
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
 
@@ -221,7 +221,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls of the loop."""
     made: list[Any] = []
     run = sweeping._run
-    monkeypatch.setattr(sweeping, "_run", lambda *args: made.append(args[0].shape) or run(*args))
+    monkeypatch.setattr(sweeping, "_run", lambda *args: made.append(args[1].shape) or run(*args))
     return made
 
 
@@ -254,16 +254,16 @@ def test_what_has_no_memory_of_its_own_is_left_to_others() -> None:
 
 def test_the_operator_is_sound() -> None:
     for x, mask in ((torch.randn(40, 50), None), (torch.randn(40, 50).bfloat16(), torch.rand(40, 50) < 0.5)):
-        torch.library.opcheck(loop, (x, [0], "count,mean,m2,min,max,zeros,nan,inf", 0.0, mask))
+        torch.library.opcheck(torch.ops.reducers.loop.default, (x, [0], "count,mean,m2,min,max,zeros,nan,inf", 0.0, mask))
 
 
 @pytest.mark.parametrize("shape", [(300, 3), (3, 300), (2,) * 8])
 def test_the_operator_takes_strides_that_were_not_traced(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     for axes in ((0,), (1,), (0, 1)):
-        count, total = loop(x, list(axes), "count,sum", 0.0, None)
+        count, total = torch.ops.reducers.loop(x, list(axes), "count,sum", 0.0, None).unbind()
         torch.testing.assert_close(total, x.double().sum(axes))
-        assert torch.equal(count, torch.full_like(total, x.numel() // total.numel(), dtype=torch.int64))
+        assert torch.equal(count, torch.full_like(total, x.numel() // total.numel()))
 
 
 PROGRAM = """
