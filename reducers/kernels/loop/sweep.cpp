@@ -167,12 +167,12 @@ static inline Floats magnitude(const Floats& x) {
 // Returns all bits of the lanes that a mask selects.
 static inline Ints selected(const uint8_t* mask) {
 #if defined(__AVX512F__)
-  return Ints{} - Ints(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(mask))));
+  return Ints(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(mask)))) != 0;
 #elif defined(__AVX2__)
-  return Ints{} - Ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(mask))));
+  return Ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(mask)))) != 0;
 #else
   int32_t lanes[LANES];
-  for (int lane = 0; lane < LANES; ++lane) lanes[lane] = -int32_t(mask[lane]);
+  for (int lane = 0; lane < LANES; ++lane) lanes[lane] = mask[lane] ? -1 : 0;
   Ints found;
   std::memcpy(&found, lanes, sizeof(found));
   return found;

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from reducers.kernels.loop.building import ELEMENTS, build
 from reducers.kernels.loop.layout import LEAST_RUN, MOST_AXES, RESULTS, Task, task_of
+from reducers.kernels.loop.plain import plain_table
 from reducers.state import State
 
 __all__ = ["looped"]
@@ -96,7 +97,7 @@ def _prepared(
     x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, least: int = LEAST_RUN
 ) -> _Call | None:
     """Return what the loop is given; None if it does not take the tensor, the mask, or the columns."""
-    if x.device.type != "cpu" or (mask is not None and mask.device.type != "cpu"):
+    if x.device.type != "cpu" or (mask is not None and (mask.device.type != "cpu" or mask.dtype is not torch.bool)):
         return None
     return _call(tuple(x.shape), x.stride(), x.dtype, axes, names, None if mask is None else mask.stride(), least)
 
@@ -195,13 +196,12 @@ def _in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, ma
     if call is None:  # the compiler chose other strides than those that were traced
         x, mask = x.contiguous(), None if mask is None else mask.contiguous()
         call = _prepared(x, along, names, mask, least=1)
-    kept = call.kept if call is not None else ()
-    table = torch.empty((len(names), *kept), dtype=torch.float64, device="cpu")
-    row = table.stride(0) * 8
-    start = table.data_ptr()
-    if call is None or not _run(call, x, threshold, mask, range(start, start + len(names) * row, row), kinds=False):
-        raise MemoryError(f"there is no memory for statistics of a tensor of shape {tuple(x.shape)}")
-    return table
+    if call is not None:
+        table = torch.empty((len(names), *call.kept), dtype=torch.float64, device="cpu")
+        start, row = table.data_ptr(), 8 * table.stride(0)
+        if _run(call, x, threshold, mask, range(start, start + len(names) * row, row), kinds=False):
+            return table
+    return plain_table(x, along, names, threshold, mask)
 
 
 def _like_table(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> Tensor:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
 from reducers.kernels import dispatch
 from reducers.kernels.loop import building, sweeping
@@ -264,6 +267,51 @@ def test_the_operator_takes_strides_that_were_not_traced(shape: tuple[int, ...])
         count, total = torch.ops.reducers.loop(x, list(axes), "count,sum", 0.0, None).unbind()
         torch.testing.assert_close(total, x.double().sum(axes))
         assert torch.equal(count, torch.full_like(total, x.numel() // total.numel()))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=",".join)
+def test_a_graph_runs_where_there_is_no_compiler(family: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, mask = DATA["not finite"](torch.randn(50, 60)), torch.rand(50, 60) < 0.5
+    calls = [(x, axes, ",".join(family), 0.5, chosen) for axes in ([0, 1], [0], [1]) for chosen in (None, mask)]
+    found = [torch.ops.reducers.loop(*call) for call in calls]
+    monkeypatch.setattr(sweeping, "_call", lambda *_: None)
+    for call, one in zip(calls, found, strict=True):
+        torch.testing.assert_close(torch.ops.reducers.loop(*call), one, rtol=1e-10, atol=1e-12)
+
+
+def test_a_monitor_in_a_graph_reads_big_tensors_by_the_loop() -> None:
+    """One node for each leaf, the numbers of eager mode, and not one bit of the training differs."""
+
+    def trained(record: bool, run: bool) -> tuple[list[Tensor], Recorder | None, list[str]]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 48))
+        monitors = {"out": ForwardMonitor(Summary()), "grad": BackwardMonitor(Moments("b c -> c"))}
+        recorder = Recorder(**monitors).modules(net, leaves=True) if record else None
+        nodes: list[str] = []
+
+        def keep(graph: Any, inputs: Any) -> Any:
+            nodes.extend(str(node.target) for node in graph.graph.nodes)
+            return make_boxed_func(graph.forward)
+
+        torch._dynamo.reset()
+        backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+        forward: Any = torch.compile(net, backend=backend, fullgraph=True) if run else net
+        for _ in range(2):
+            forward(torch.randn(700, 32)).square().mean().backward()
+        return [parameter.grad for parameter in net.parameters() if parameter.grad is not None], recorder, nodes
+
+    plain, _, _ = trained(record=False, run=True)
+    eager, wanted, _ = trained(record=True, run=False)
+    compiled, recorder, nodes = trained(record=True, run=True)
+    assert all(map(torch.equal, plain, compiled))
+    assert len(eager) == len(compiled)
+    assert nodes.count("reducers.loop.default") == 6  # outputs and gradients of three leaves
+    assert recorder is not None
+    assert wanted is not None
+    for name, monitor in recorder.items():
+        assert monitor.samples == wanted[name].samples > 0
+        for key, value in monitor.compute().items():
+            torch.testing.assert_close(value, wanted[name].compute()[key], rtol=1e-5, atol=1e-6)
 
 
 PROGRAM = """
