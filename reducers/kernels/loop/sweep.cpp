@@ -380,20 +380,31 @@ static bool find_centre(Partial& part, const typename T::Type* x, const uint8_t*
   return false;
 }
 
-// The sums of as many neighbouring columns as there are lanes.
+// The sums of as many neighbouring columns as there are lanes. Of elements that a mask excludes the centre is in the place.
 template <int WHAT> struct Lanes {
   Sums sums;
   Doubles centre[2];
+  Floats fill;
+  Ints count;  // of elements that a mask selects
 
   void begin(const Partial* parts) {
     sums = no_sums();
-    for (int lane = 0; lane < LANES; ++lane) centre[lane / HALF][lane % HALF] = parts[lane].centre;
+    count = Ints{};
+    for (int lane = 0; lane < LANES; ++lane) {
+      centre[lane / HALF][lane % HALF] = parts[lane].centre;
+      fill[lane] = float(parts[lane].centre);
+    }
   }
-  void end(Partial* parts, int64_t rows) const {
+  void end(Partial* parts, int64_t rows, bool masked, float threshold) const {
     for (int lane = 0; lane < LANES; ++lane) {
       Partial& part = parts[lane];
       const int half = lane / HALF, place = lane % HALF;
-      part.count += double(rows);
+      if (masked && count[lane] == 0) continue;
+      const double others = masked ? double(rows - count[lane]) : 0, size = std::fabs(fill[lane]);
+      if (WHAT & ZEROS) part.zeros -= fill[lane] == 0 ? others : 0;
+      if (WHAT & ACTIVE) part.total -= size > threshold ? others : 0;
+      if (WHAT & MAGNITUDES) part.total -= size * others;
+      part.count += double(rows) - others;
       (WHAT & MAGNITUDES ? part.total : part.first) += sums.first[half][place];
       part.second += sums.second[half][place];
       part.low = std::min(part.low, double(sums.low[lane]));
@@ -508,7 +519,7 @@ template <int WHAT, class T> static void columns_part(const Task& task, const Cu
     }
     for (int64_t column = 0; column < size; ++column) parts[column].count = 0;
   }
-  Lanes<WHAT>* lanes = mask_base ? nullptr : new (std::nothrow) Lanes<WHAT>[size / LANES + 1];
+  auto* lanes = new (std::nothrow) Lanes<WHAT>[size / LANES + 1];
   const int64_t groups = lanes ? size / LANES : 0, rest = groups * LANES;
   for (int64_t group = 0; group < groups; ++group) lanes[group].begin(parts + group * LANES);
   int64_t at[ROWS], mask_at[ROWS];
@@ -520,13 +531,21 @@ template <int WHAT, class T> static void columns_part(const Task& task, const Cu
     }
     const int64_t ahead = rows > 1 ? at[rows - 1] + at[1] - 2 * at[0] : 0;  // the next rows, usually
     for (int64_t group = 0; group < groups; ++group) {
-      Sums sums = lanes[group].sums;
+      Lanes<WHAT>& mine = lanes[group];
+      Sums sums = mine.sums;
       for (int64_t row = 0; row < rows; ++row) {
         const auto* x = base + at[row] + group * LANES;
         __builtin_prefetch(x + ahead);
-        add<WHAT>(sums, load<T>(x), lanes[group].centre, threshold);
+        Floats value = load<T>(x);
+        if (mask_base) {
+          const uint8_t* mask = mask_base + mask_at[row];
+          const Ints chosen = task.mask_stride ? selected(mask + group * LANES) : Ints{} - (*mask ? 1 : 0);
+          value = chosen ? value : mine.fill;
+          mine.count -= chosen;
+        }
+        add<WHAT>(sums, value, mine.centre, threshold);
       }
-      lanes[group].sums = sums;
+      mine.sums = sums;
     }
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t column = rest; column < size; ++column)
@@ -536,13 +555,15 @@ template <int WHAT, class T> static void columns_part(const Task& task, const Cu
   for (int64_t group = 0; group < groups; ++group) {
     Partial* mine = parts + group * LANES;
     if (finite<WHAT>(lanes[group].sums)) {
-      lanes[group].end(mine, stop - first);
+      lanes[group].end(mine, stop - first, mask_base, threshold);
       continue;
     }
     for (int64_t row = first; row < stop; ++row) {
-      int64_t offset = 0, unused = 0;
-      task.reduced.offsets(row, offset, unused);
-      for (int lane = 0; lane < LANES; ++lane) add_one<WHAT>(mine[lane], T::value(base[offset + group * LANES + lane]), threshold);
+      int64_t x_at = group * LANES, mask_offset = group * LANES * task.mask_stride;
+      task.reduced.offsets(row, x_at, mask_offset);
+      for (int lane = 0; lane < LANES; ++lane)
+        if (!mask_base || mask_base[mask_offset + lane * task.mask_stride])
+          add_one<WHAT>(mine[lane], T::value(base[x_at + lane]), threshold);
     }
   }
   delete[] lanes;
