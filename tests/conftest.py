@@ -52,3 +52,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Four processes."""
     yield from processes(tmp_path_factory, 4)
+
+
+@pytest.fixture(params=["the loop", "plain calls"])
+def with_and_without_a_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Big CPU tensors are reduced by the loop in C++ if there is a compiler, and by PyTorch's calls if not."""
+    if request.param == "plain calls":
+        monkeypatch.setattr("reducers.kernels.dispatch.looped", lambda *_: None)
+    way: str = request.param
+    return way

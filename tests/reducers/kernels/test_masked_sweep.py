@@ -13,6 +13,8 @@ from reducers import WeightedMean, WeightedMoments
 from reducers.kernels.masked import masked_sweep
 from reducers.kernels.weighted import weighted_sum, weighted_sweep
 
+pytestmark = pytest.mark.usefixtures("with_and_without_a_compiler")
+
 
 def draws(x: Tensor) -> Tensor:
     return torch.rand(x.shape, generator=torch.Generator().manual_seed(1))

@@ -11,7 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from reducers import Extremes, Mean, Moments, Norm, Quantile, Reducer, Summary
+from reducers.core.statistic import Statistic
+from reducers.kernels.loop.building import build
 from reducers.kernels.rows import row_moments, row_squares, row_sum
+
+pytestmark = pytest.mark.usefixtures("with_and_without_a_compiler")
 
 GRAIN = 1 << 15  # calls on fewer elements run in the thread of the caller
 FREE = ("aten.empty", "aten.new_empty", "aten._local_scalar_dense", "aten.detach", "aten.alias")
@@ -129,3 +133,15 @@ def test_counts_of_patterns_are_those_of_buckets(
     found, plain = quantile.observe(x, (0, 1)), quantile.lift(x, (0, 1))
     assert all(found[key].equal(value) and found[key].dtype == value.dtype for key, value in plain.items())
     assert bits > 5 or regions(quantile, x) <= 10
+
+
+@pytest.mark.parametrize("pattern", ["... d -> d", "b ... -> b", "b c d -> c"])
+@pytest.mark.parametrize("reducer", [Mean, Norm, Extremes, Moments, Summary])
+def test_the_loop_takes_kept_axes_in_one_region_of_its_own(
+    reducer: type[Statistic], pattern: str, with_and_without_a_compiler: str
+) -> None:
+    if with_and_without_a_compiler == "plain calls" or build(1, "Float32") is None:
+        pytest.skip("of the loop")
+    x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0))
+    for observed in (x, x.bfloat16(), torch.where(x > 3, torch.nan, x)):
+        assert regions(reducer(pattern), observed) == 0  # calls of PyTorch

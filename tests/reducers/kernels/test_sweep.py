@@ -12,6 +12,8 @@ from reducers import Activity, Count, Extremes, Max, Mean, Min, Moments, Norm, R
 from reducers.kernels.chunks import BIG
 from reducers.kernels.cpu import count_above, fast_sum, min_max, sum_squares, sweep
 
+pytestmark = pytest.mark.usefixtures("with_and_without_a_compiler")
+
 
 @pytest.mark.parametrize("axes", [(0, 1), (0,)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
