@@ -186,7 +186,7 @@ template <int WHAT> static inline void add(Sums& sums, const Floats& x, const Do
     halves(x, wide);
     for (int half = 0; half < 2; ++half) {
       const Doubles distance = wide[half] - centre[half];
-      sums.first[half] += distance;
+      if (WHAT & SUM_OF) sums.first[half] += distance;
       if (WHAT & SQUARES_OF) sums.second[half] += distance * distance;
     }
   } else if (!(WHAT & MAGNITUDES)) {
@@ -208,7 +208,8 @@ template <int WHAT> static inline void add(Sums& sums, const Floats& x, const Do
 
 template <int WHAT> static inline bool finite(const Sums& sums) {
   if (WHAT & (SUMS | MAGNITUDES)) {
-    const Doubles both = (sums.first[0] - sums.first[0]) + (sums.first[1] - sums.first[1]);
+    const Doubles* added = WHAT & (SUM_OF | MAGNITUDES) ? sums.first : sums.second;
+    const Doubles both = (added[0] - added[0]) + (added[1] - added[1]);
     double found = 0;
     for (int lane = 0; lane < HALF; ++lane) found += both[lane];
     return found == 0;

@@ -29,7 +29,7 @@ _COLUMNS = {
     "exact": (_SUM, "sum"),
     "mean": (_SUM, "mean"),
     "m2": (_SUM | _SQUARES, "m2"),
-    "squares": (_SUM | _SQUARES, "squares"),
+    "squares": (_SQUARES, "squares"),
     "min": (_EXTREMES, "min"),
     "max": (_EXTREMES, "max"),
     "peak": (_EXTREMES, "peak"),
@@ -113,6 +113,8 @@ def _call(
     least: int,
 ) -> _Call | None:
     elements, needed = ELEMENTS.get(dtype), _needed(names)
+    if mask_strides is not None and needed is not None and needed & _SQUARES:
+        needed |= _SUM  # the centre is not 0 then
     task = None if elements is None or needed is None else task_of(shape, strides, axes, mask_strides, least)
     function = None if task is None or elements is None or needed is None else build(needed, elements)
     if task is None or function is None:
@@ -135,7 +137,8 @@ def _needed(names: tuple[str, ...]) -> int | None:
             return None
         needed |= _COLUMNS[name][0]
     one_result = len({*map(_place, names)}) < len(names)  # for two columns
-    return None if not names or one_result or needed & (_SUM | _MAGNITUDES) == _SUM | _MAGNITUDES else needed
+    one_sum = needed & _MAGNITUDES and needed & (_SUM | _SQUARES)
+    return None if not names or one_result or one_sum else needed
 
 
 def _run(call: _Call, x: Tensor, threshold: float, mask: Tensor | None, results: Sequence[int], kinds: bool = True) -> bool:
