@@ -33,7 +33,8 @@ constexpr int64_t BLOCK = 1 << 12;  // elements between two looks at a sum: floa
 constexpr int64_t ROWS = 8;         // rows of all columns that are added before the next rows
 constexpr int64_t WIDTH = 1 << 12;  // columns of a part: their sums stay in the cache
 constexpr int64_t EXACT = 1 << 24;  // floats count exactly up to here
-constexpr int64_t AHEAD = 1 << 12;   // bytes after the end of what is read, which are fetched
+constexpr int64_t TABLE = 1 << 23;  // bytes of a table of parts, at most, if columns are kept
+constexpr int64_t AHEAD = 1 << 12;  // bytes after the end of what is read, which are fetched
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 enum What { SUM_OF = 1, SQUARES_OF = 2, EXTREMES = 4, ZEROS = 8, MAGNITUDES = 16, ACTIVE = 32, SUMS = SUM_OF | SQUARES_OF };
@@ -451,6 +452,10 @@ static int64_t product(const Axes& axes) {
 // How the work is cut: parts of one kept position (or one run of kept columns) lie one after another in the table.
 struct Cut {
   int64_t owners, rows, row_parts, rows_a_part, run_parts, run_a_part;
+  int64_t width;     // kept positions of a part, at most
+  int64_t shares;    // parts of one kept position, which follow each other
+  int64_t parts;     // in all
+  int64_t together;  // small parts that a thread takes at once
 
   explicit Cut(const Task& task) {
     owners = product(task.kept);
@@ -459,16 +464,26 @@ struct Cut {
     if (task.columns) run_a_part = std::min(task.length, WIDTH);
     else if (task.length > PART) run_a_part = PART * ((task.length + 256 * PART - 1) / (256 * PART));
     run_parts = (task.length + run_a_part - 1) / run_a_part;
-    const int64_t most = task.columns ? 64 : 256;  // each part has to begin and to end the sums of all columns
+    const int64_t fit = TABLE / (int64_t(sizeof(Partial)) * owners * task.length);
+    const int64_t most = task.columns ? std::max(int64_t(1), std::min(int64_t(32), fit)) : 256;
     rows_a_part = std::max({task.columns ? 8 * ROWS : int64_t(1), PART / run_a_part, (rows + most - 1) / most});
     if (task.columns) rows_a_part = std::min(rows_a_part, EXACT);
     row_parts = (rows + rows_a_part - 1) / rows_a_part;
+    width = task.columns ? run_a_part : 1;
+    shares = task.columns ? row_parts : row_parts * run_parts;
+    parts = owners * run_parts * row_parts;
+    together = std::max(int64_t(1), PART / (rows_a_part * run_a_part));
   }
-  int64_t parts() const { return owners * run_parts * row_parts; }
-  int64_t width(const Task& task) const { return task.columns ? run_a_part : 1; }
+  // Returns the first of the kept positions of a part, and how many it has.
+  int64_t begin(const Task& task, int64_t index, int64_t& number) const {
+    if (!task.columns) return number = 1, index / shares;
+    const int64_t run = index / shares % run_parts * run_a_part;
+    number = std::min(run_a_part, task.length - run);
+    return index / (shares * run_parts) * task.length + run;
+  }
 };
 
-template <int WHAT, class T> static void rows_part(const Task& task, const Cut& cut, int64_t index, Partial* table) {
+template <int WHAT, class T> static void rows_part(const Task& task, const Cut& cut, int64_t index, Partial* found) {
   const int64_t run_part = index % cut.run_parts, row_part = index / cut.run_parts % cut.row_parts;
   const int64_t owner = index / (cut.run_parts * cut.row_parts);
   const int64_t start = run_part * cut.run_a_part, size = std::min(cut.run_a_part, task.length - start);
@@ -488,16 +503,15 @@ template <int WHAT, class T> static void rows_part(const Task& task, const Cut& 
       for (int64_t at = 0; at < size; ++at)
         if (mask[at * task.mask_stride]) add_one<WHAT>(part, T::value(x[at]), float(task.threshold));
   }
-  table[index] = part;
+  *found = part;
 }
 
-template <int WHAT, class T> static void columns_part(const Task& task, const Cut& cut, int64_t index, Partial* table) {
+template <int WHAT, class T> static void columns_part(const Task& task, const Cut& cut, int64_t index, Partial* parts) {
   const int64_t row_part = index % cut.row_parts, run_part = index / cut.row_parts % cut.run_parts;
   const int64_t owner = index / (cut.row_parts * cut.run_parts);
   const int64_t start = run_part * cut.run_a_part, size = std::min(cut.run_a_part, task.length - start);
   const int64_t first = row_part * cut.rows_a_part, stop = std::min(cut.rows, first + cut.rows_a_part);
   const float threshold = float(task.threshold);
-  Partial* parts = table + index * cut.run_a_part;
   int64_t offset = start, mask_offset = start * task.mask_stride;
   task.kept.offsets(owner, offset, mask_offset);
   const auto* base = static_cast<const typename T::Type*>(task.x) + offset;
@@ -594,27 +608,38 @@ static void write(const Task& task, const Partial& part, int64_t position) {
   }
 }
 
-template <int WHAT, class T> static int run(const Task& task) {
+// Returns whether there was memory. A position that one part has needs no table: its results are written at once.
+template <int WHAT, class T> static bool run(const Task& task) {
   const Cut cut(task);
-  const int64_t parts = cut.parts(), width = cut.width(task);
-  Partial* table = new (std::nothrow) Partial[parts * width];
-  if (!table) return 1;
-  const int threads = int(std::min<int64_t>(task.threads, parts));
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-  for (int64_t index = 0; index < parts; ++index)
-    task.columns ? columns_part<WHAT, T>(task, cut, index, table) : rows_part<WHAT, T>(task, cut, index, table);
-  const int64_t shares = task.columns ? cut.row_parts : cut.row_parts * cut.run_parts;
-  for (int64_t owner = 0; owner < cut.owners; ++owner) {
-    for (int64_t position = 0; position < (task.columns ? task.length : 1); ++position) {
-      const int64_t run_part = task.columns ? position / cut.run_a_part : 0;
-      const Partial* mine = table + (owner * (task.columns ? cut.run_parts : 1) + run_part) * shares * width + position % width;
-      Partial found = mine[0];
-      for (int64_t share = 1; share < shares; ++share) join(found, mine[share * width]);
-      write(task, found, owner * (task.columns ? task.length : 1) + position);
+  const int threads = int(std::min<int64_t>(task.threads, (cut.parts + cut.together - 1) / cut.together));
+  const bool joined = cut.shares > 1;
+  Partial* table = joined ? new (std::nothrow) Partial[cut.parts * cut.width] : nullptr;
+  int without_memory = joined && !table;
+#pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : without_memory)
+  {
+    Partial* own = joined ? nullptr : new (std::nothrow) Partial[cut.width];
+    if (!joined && !own) ++without_memory;
+#pragma omp for schedule(dynamic, cut.together)
+    for (int64_t index = 0; index < cut.parts; ++index) {
+      Partial* found = joined ? table + index * cut.width : own;
+      if ((joined && !table) || !found) continue;
+      task.columns ? columns_part<WHAT, T>(task, cut, index, found) : rows_part<WHAT, T>(task, cut, index, found);
+      int64_t number, first = cut.begin(task, index, number);
+      for (int64_t position = 0; !joined && position < number; ++position) write(task, found[position], first + position);
+    }
+    delete[] own;
+  }
+  for (int64_t index = 0; joined && !without_memory && index < cut.parts; index += cut.shares) {
+    int64_t number, first = cut.begin(task, index, number);
+    for (int64_t position = 0; position < number; ++position) {
+      const Partial* shares = table + index * cut.width + position;
+      Partial found = shares[0];
+      for (int64_t share = 1; share < cut.shares; ++share) join(found, shares[share * cut.width]);
+      write(task, found, first + position);
     }
   }
   delete[] table;
-  return 0;
+  return !without_memory;
 }
 
-extern "C" int reducers_sweep(const Task* task) { return run<STATISTICS, ELEMENTS>(*task); }
+extern "C" int reducers_sweep(const Task* task) { return run<STATISTICS, ELEMENTS>(*task) ? 0 : 1; }

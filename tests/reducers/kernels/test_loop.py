@@ -357,3 +357,31 @@ def test_no_library_is_loaded_from_a_folder_in_which_others_may_write(tmp_path: 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert ran(XDG_CACHE_HOME=str(tmp_path / "file")) == "True"
+
+
+HELD = """
+import torch
+from reducers import Mean
+torch.set_num_threads(2)
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024
+
+for shape, pattern in (((16, 1 << 20), "b c -> c"), ((1 << 20, 16), "b c -> b"), ((4096, 4096), "b c -> c")):
+    x, mean = torch.ones(shape), Mean(pattern)
+    mean.update({}, x[: 1 << 12, : 1 << 12])
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak is now what is held
+    before = peak()
+    state = mean.update({}, x)
+    print(round(peak() - before - sum(value.nbytes for value in state.values()) / 2**20))
+"""
+
+
+def test_no_table_is_as_big_as_the_observation() -> None:
+    """Of 64 MB: positions that one part has are written at once, and a table of parts has 8 MB at most."""
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("needs to reset the peak of memory")
+    command = [sys.executable, "-c", HELD]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert all(int(megabytes) <= 12 for megabytes in found), found
