@@ -106,9 +106,11 @@ class Statistic(Reducer):
         return self._by_kernel(x, axes, state)
 
     def _by_kernel(self, x: Tensor, axes: tuple[int, ...], state: State, mask: Tensor | None = None) -> State | None:
-        columns = self.columns
-        looped = loop_sweep(x, axes, columns, self.threshold, mask)
-        return device_sweep(x, axes, columns, self.threshold, state, mask) if looped is None else self.merge(state, looped)
+        swept = device_sweep(x, axes, self.columns, self.threshold, state, mask)
+        if swept is not None:
+            return swept
+        looped = loop_sweep(x, axes, self.columns, self.threshold, mask)
+        return None if looped is None else self.merge(state, looped)
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if not self.batchable or xs.numel() == 0:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import BIG, CHUNK, PIECE, pieces
-from reducers.kernels.precision import NARROW, count_along, count_of, extremes, is_finite
+from reducers.kernels.precision import NARROW, count_along, count_of, extremes, float32_threshold, is_finite
 from reducers.kernels.rows import flat, row_moments, row_squares, row_sum
 
 __all__ = ["all_finite", "count_above", "fast_sum", "min_max", "sum_squares", "sweep"]
@@ -143,9 +143,7 @@ def count_above(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor | None:
     """Return the number of elements with a magnitude above `eps`, int64; None if not all elements are finite."""
     if not all_finite(x):
         return None
-    if x.dtype is not torch.float32:  # the largest float32 that is not above eps gives the comparisons of float64
-        nearest = torch.tensor(eps, dtype=torch.float32)
-        eps = (nearest if nearest.item() <= eps else torch.nextafter(nearest, torch.zeros(()))).item()
+    eps = float32_threshold(eps, x.dtype)
     result = buffer = None
     for part in pieces(x, axes, _FOLD_SIZE):  # float32 counts exactly up to 2**24
         buffer = _abs_into(part, reuse_buffer(buffer, part, torch.float32))

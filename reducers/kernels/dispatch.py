@@ -145,8 +145,8 @@ def loop_sweep(
         None if the loop does not take the tensor, or there is no compiler. Inside a graph also if Dynamo traces the reducer, or
         the size is not known; what is lifted by a monitor is traced without Dynamo.
     """
-    if not columns or x.device.type != "cpu" or "cpu" in SWEEPS or x.layout is not torch.strided:
-        return None  # a kernel that is registered for the CPU, as Triton's interpreter in tests, goes before the loop
+    if not columns or x.device.type != "cpu" or x.layout is not torch.strided:
+        return None
     if torch.compiler.is_compiling():
         if torch.compiler.is_dynamo_compiling() or not all(isinstance(size, int) for size in x.shape) or x.numel() < BIG_IN_GRAPH:
             return None

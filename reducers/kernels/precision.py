@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import torch
@@ -17,6 +18,7 @@ __all__ = [
     "count_of",
     "extremes",
     "finite",
+    "float32_threshold",
     "infinite_to_nan",
     "is_finite",
     "is_rounding_error",
@@ -194,6 +196,19 @@ def count_along(x: Tensor, axes: tuple[int, ...]) -> int:
     for axis in axes:  # math.prod cannot be traced with dynamic sizes
         count *= x.shape[axis]
     return count
+
+
+def float32_threshold(threshold: float, dtype: torch.dtype) -> float:
+    """Return the float32 with which kernels compare magnitudes as plain calls do.
+
+    Elements of float32 are compared with the nearest float32, as PyTorch does; narrower ones as in float64, which is the comparison
+    with the largest float32 that is not above the threshold.
+    """
+    (nearest,) = struct.unpack("f", struct.pack("f", min(threshold, torch.finfo(torch.float32).max)))
+    if nearest > threshold and dtype is not torch.float32:
+        (bits,) = struct.unpack("i", struct.pack("f", nearest))
+        (nearest,) = struct.unpack("f", struct.pack("i", bits - 1))
+    return float(nearest)
 
 
 def is_rounding_error(m2: Tensor, count: Tensor, mean: Tensor) -> Tensor:

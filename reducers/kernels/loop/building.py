@@ -81,7 +81,7 @@ def _compiled(compiler: str, defines: list[str]) -> Path:
 
 @lru_cache(maxsize=1)
 def _cache() -> Path:
-    """The folder for libraries: in the user's cache, or a new one if nobody else may be able to write there cannot be told."""
+    """The folder for libraries: in the user's cache, or one of this process if others may write there, or nobody can."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torch_recorders"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,7 +90,13 @@ def _cache() -> Path:
             return folder
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         pass
-    return Path(tempfile.mkdtemp(prefix="torch_recorders_"))
+    return Path(_own_folder().name)
+
+
+@lru_cache(maxsize=1)
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that goes with the process; a library that is loaded stays when its file is gone."""
+    return tempfile.TemporaryDirectory(prefix="torch_recorders_")
 
 
 def _processor() -> str:

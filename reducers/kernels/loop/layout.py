@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from reducers.kernels.axes import Axis, merged
+
 __all__ = ["LEAST_RUN", "MOST_AXES", "RESULTS", "Task", "task_of"]
 
 RESULTS = ("count", "nan", "inf", "zeros", "mean", "m2", "sum", "squares", "min", "max", "peak", "total")
 """What the loop returns, in the order of `enum Result` in the source."""
 
-
 MOST_AXES = 8
 LEAST_RUN = 8  # neighbours that are worth a run
-
-_Axis = tuple[int, int, int]  # length, stride, and stride of the mask
 
 
 class _Axes(ctypes.Structure):
@@ -55,9 +54,9 @@ def task_of(
     """Return the sizes and strides of a task; None if runs are shorter than `least`, or too many axes cannot be merged."""
     others = strides if mask_strides is None else mask_strides
     found = [(shape[axis], strides[axis], others[axis]) for axis in range(len(shape))]
-    kept = _merged([found[axis] for axis in range(len(shape)) if axis not in axes])
+    kept = merged([found[axis] for axis in range(len(shape)) if axis not in axes])
     # The order in which elements are added is that of memory.
-    reduced = _merged(sorted((found[axis] for axis in axes if shape[axis] > 1), key=lambda axis: axis[1:], reverse=True))
+    reduced = merged(sorted((found[axis] for axis in axes if shape[axis] > 1), key=lambda axis: axis[1:], reverse=True))
     columns = reduced[-1][1] != 1 or (kept[-1][1] == 1 and reduced[-1][0] < least <= kept[-1][0])
     size, stride, other = (kept if columns else reduced).pop()
     if stride != 1 or (mask_strides is not None and other not in (0, 1)) or len(kept) > MOST_AXES or len(reduced) > MOST_AXES:
@@ -69,20 +68,7 @@ def task_of(
     return task
 
 
-def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
-    """Return the axes with neighbours merged if in both tensors one stride reaches all their elements; at least one axis."""
-    merged: list[_Axis] = []
-    for size, stride, other in axes:
-        if size == 1:
-            continue
-        if merged and merged[-1][1] == size * stride and merged[-1][2] == size * other:
-            merged[-1] = (merged[-1][0] * size, stride, other)
-        else:
-            merged.append((size, stride, other))
-    return merged or [(1, 1, 1)]
-
-
-def _axes(axes: Sequence[_Axis]) -> _Axes:
+def _axes(axes: Sequence[Axis]) -> _Axes:
     """Return them as the source takes them, innermost first."""
     lists = [(*values, *(0,) * (MOST_AXES - len(axes))) for values in (zip(*reversed(axes), strict=True) if axes else ((), (), ()))]
     return _Axes(len(axes), *((ctypes.c_int64 * MOST_AXES)(*values) for values in lists))

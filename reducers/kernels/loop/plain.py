@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from reducers.kernels.precision import float32_threshold
+
 __all__ = ["plain_table"]
 
 
@@ -31,6 +33,6 @@ def plain_table(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], thresh
         "max": lambda: torch.where(good, wide, -torch.inf).amax(axes),
         "peak": lambda: filled.abs().amax(axes),
         "magnitudes": lambda: filled.abs().sum(axes),
-        "active": lambda: (filled.abs() > threshold).sum(axes),
+        "active": lambda: (filled.abs() > float32_threshold(threshold, x.dtype)).sum(axes),
     }
     return torch.stack([columns[name]().double() for name in names])

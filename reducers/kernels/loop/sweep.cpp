@@ -497,11 +497,7 @@ template <int WHAT, class T> static void rows_part(const Task& task, const Cut& 
     const auto* x = static_cast<const typename T::Type*>(task.x) + offset;
     const uint8_t* mask = task.mask ? task.mask + mask_offset : nullptr;
     if (!centred) centred = find_centre<T>(part, x, mask, task.mask_stride, size);
-    if (task.length >= LANES || !mask)
-      add_run<WHAT, T>(part, x, mask, task.mask_stride, size, float(task.threshold), centred);
-    else
-      for (int64_t at = 0; at < size; ++at)
-        if (mask[at * task.mask_stride]) add_one<WHAT>(part, T::value(x[at]), float(task.threshold));
+    add_run<WHAT, T>(part, x, mask, task.mask_stride, size, float(task.threshold), centred);
   }
   *found = part;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from reducers.kernels.loop.building import ELEMENTS, build
 from reducers.kernels.loop.layout import LEAST_RUN, MOST_AXES, RESULTS, Task, task_of
 from reducers.kernels.loop.plain import plain_table
+from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
 __all__ = ["looped"]
@@ -57,7 +57,7 @@ def looped(
         counts int64; `min` and `max` in the dtype of `x`; all else float64, in the shape of the kept axes. None if there is no
         compiler, the loop lacks a statistic, or the dtype or the strides of `x` are not supported.
     """
-    names = tuple(columns.values())
+    names, x = tuple(columns.values()), x.resolve_neg()
     call = _prepared(x, axes, names, mask)
     if call is None:
         return None
@@ -151,7 +151,6 @@ def _run(call: _Call, x: Tensor, threshold: float, mask: Tensor | None, results:
         return False
     task = Task.from_buffer_copy(call.task)
     try:
-        x = x.resolve_neg()
         task.x, task.mask = x.data_ptr(), 0 if mask is None else mask.data_ptr()
     except RuntimeError:  # such as inside vmap
         return False
@@ -162,7 +161,7 @@ def _run(call: _Call, x: Tensor, threshold: float, mask: Tensor | None, results:
         addresses[place] = address
     if not kinds:
         task.kinds = type(task.kinds)()
-    task.threshold, task.threads = _rounded_down(threshold) if threshold else 0.0, torch.get_num_threads()
+    task.threshold, task.threads = float32_threshold(threshold, x.dtype), torch.get_num_threads()
     return bool(call.function(ctypes.byref(task)) == 0)
 
 
@@ -175,18 +174,6 @@ def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if name in _COUNTS else dtype if name in ("min", "max") else torch.float64
 
 
-def _rounded_down(threshold: float) -> float:
-    """Return the largest float32 that is not above the threshold: it gives the comparisons of float64."""
-    (nearest,) = struct.unpack("f", struct.pack("f", min(threshold, torch.finfo(torch.float32).max)))
-    return nearest if nearest <= threshold else max(0.0, _before(nearest))
-
-
-def _before(value: float) -> float:
-    (bits,) = struct.unpack("i", struct.pack("f", value))
-    (before,) = struct.unpack("f", struct.pack("i", bits - 1))
-    return float(before)
-
-
 @lru_cache(maxsize=256)
 def _names(columns: str) -> tuple[str, ...]:
     return tuple(columns.split(","))
@@ -194,7 +181,7 @@ def _names(columns: str) -> tuple[str, ...]:
 
 def _in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> Tensor:
     """What the operator does: the table of `looped` as one node of a graph."""
-    along, names = tuple(axes), _names(columns)
+    along, names, x = tuple(axes), _names(columns), x.resolve_neg()
     call = _prepared(x, along, names, mask)
     if call is None:  # the compiler chose other strides than those that were traced
         x, mask = x.contiguous(), None if mask is None else mask.contiguous()

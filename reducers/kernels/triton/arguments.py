@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reducers.kernels.precision import float32_threshold
 from reducers.kernels.triton.layout import Plan, plan, plan_of_many
 
 __all__ = [
@@ -155,9 +155,8 @@ def range_of(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _bits(threshold: float, dtype: torch.dtype) -> int:
-    """Return the bits of the threshold as a float64; for narrower floats, of the largest float32 that is not above it."""
+    """Return the bits of the threshold as a float64, in which every float that the kernel compares with can be written."""
     if dtype.is_floating_point and dtype is not torch.float64:
-        (nearest,) = struct.unpack("f", struct.pack("f", min(threshold, torch.finfo(torch.float32).max)))
-        threshold = nearest if nearest <= threshold else math.nextafter(nearest, 0.0)
+        threshold = float32_threshold(threshold, dtype)
     (bits,) = struct.unpack("q", struct.pack("d", threshold))
     return int(bits)

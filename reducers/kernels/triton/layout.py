@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.kernels.axes import Axis, merged
+
 __all__ = ["MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "fills_memory", "plan", "plan_of_many", "power_of_two"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
@@ -17,8 +19,6 @@ _NEIGHBOURS = 32  # threads that read neighbours in memory together
 _COLUMNS = 8  # kept positions of a tile if neighbours in memory are reduced; each costs the threads registers
 MOST_PARTS = 256  # of one of many tensors: one program joins them
 _PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
-
-_Axis = tuple[int, int, int]  # length, stride, and stride of the other tensor
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
     tile = _tile(torch.float64 if double else x.dtype)
     paired, other = other is not None, x if other is None else other
     merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
-    kept = _merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
+    kept = merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
     # A sum does not depend on the order of its axes, so they are merged in the order of memory.
     ordered = sorted((merging[axis] for axis in axes if x.shape[axis] > 1), key=lambda axis: axis[1:], reverse=True)
-    reduced = _merged(ordered)
+    reduced = merged(ordered)
     if len(kept) > MAX_DIMS or len(reduced) > MAX_DIMS:
         return None
     positions = _product(size for size, _, _ in kept)
@@ -201,20 +201,7 @@ def _tile(dtype: torch.dtype) -> int:
     return _TILE if narrow else _TILE // 2  # of float64, in which integers are computed, threads hold half as many
 
 
-def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Return the axes with neighbours merged if in both tensors one stride reaches all their elements; at least one axis."""
-    merged: list[_Axis] = []
-    for size, stride, other in axes:
-        if size == 1:
-            continue
-        if merged and merged[-1][1] == size * stride and merged[-1][2] == size * other:
-            merged[-1] = (merged[-1][0] * size, stride, other)
-        else:
-            merged.append((size, stride, other))
-    return merged or [(1, 1, 1)]
-
-
-def _run(reduced: list[_Axis]) -> int:
+def _run(reduced: list[Axis]) -> int:
     """Return the axis along which tiles lie: the last, whose elements are closest, unless it is short and another is not."""
     if reduced[-1][0] >= 32:
         return len(reduced) - 1

@@ -125,9 +125,7 @@ def check(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None, threshol
 def test_every_column(layout: str, data: str) -> None:
     make, axes = LAYOUTS[layout]
     x = make()
-    strides = x.stride()
-    changed = torch.empty_like(x).copy_(DATA[data](x)) if strides == torch.empty_like(x).stride() else x.copy_(DATA[data](x))
-    check(changed, axes)
+    check(x.copy_(DATA[data](x)), axes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -151,9 +149,8 @@ def test_masks(layout: str, share: float, data: str) -> None:
     make, axes = LAYOUTS[layout]
     x = make()
     x.copy_(DATA[data](x))
-    mask = torch.empty_like(x, dtype=torch.bool).copy_(torch.rand(x.shape) < share)
-    if x.stride() == mask.stride():
-        check(x, axes, mask)
+    mask = torch.empty_strided(x.shape, x.stride(), dtype=torch.bool).copy_(torch.rand(x.shape) < share)
+    check(x, axes, mask)
 
 
 def test_masks_of_other_strides() -> None:
@@ -211,7 +208,7 @@ def test_reducers_without_a_compiler_give_the_same(reducer: Reducer, monkeypatch
         return [*(reducer.update({}, x) for x in xs), reducer.update(reducer.update({}, xs[0]), xs[1]), masked]
 
     found = states()
-    monkeypatch.setattr(sweeping, "build", lambda *_: None)
+    monkeypatch.setattr(dispatch, "looped", lambda *_: None)
     for one, other in zip(found, states(), strict=True):
         assert one.keys() == other.keys()
         for key, value in one.items():
@@ -245,14 +242,32 @@ def test_what_has_no_memory_of_its_own_is_left_to_others() -> None:
     assert looped(x.double(), (0, 1), columns) is None
     assert looped(x, (0, 1), {"m4": "m4"}) is None
     assert looped(x, (0, 1), {"sum": "sum", "magnitudes": "magnitudes"}) is None
-    negative = torch.complex(torch.zeros(100, 100), x).conj().imag
-    assert negative.is_neg()
-    check(negative.resolve_neg(), (0, 1))
-    found = looped(negative, (0, 1), columns)
-    assert found is None or torch.allclose(found["sum"], negative.double().sum())
     parameter = looped(nn.Parameter(x), (0, 1), columns)
     assert parameter is not None
     assert not parameter["sum"].requires_grad
+
+
+def test_negated_views() -> None:
+    """PyTorch negates the elements of an imaginary part when they are read, into memory of other strides."""
+    for x, axes in ((torch.randn(40, 130)[:, 3:-4], (0, 1)), (torch.randn(300, 65).T, (1,)), (torch.randn(9, 31, 37), (0, 2))):
+        negative = torch.complex(torch.zeros_like(x), -x).conj().imag
+        assert negative.is_neg()
+        for view in (negative, torch._neg_view(-x)):
+            check(view, axes)
+            check(view, axes, torch.rand_like(view.resolve_neg()) < 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("eps", [0.1, 0.5, 0.5 - 1e-12, 1e-8, 1e-50, 1e300, float("inf")])
+def test_a_threshold_is_compared_as_in_plain_calls(eps: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = torch.arange(10_000, dtype=torch.int32) - 5_000
+    near = torch.tensor(min(eps, 3e4), dtype=dtype).view(torch.int32 if dtype is torch.float32 else torch.int16)
+    x = (near + steps).to(near.dtype).view(dtype)
+    counts = [Sparsity(eps=eps).update({}, x)]
+    monkeypatch.setattr(dispatch, "looped", lambda *_: None)
+    counts += [Sparsity(eps=eps).update({}, x), Sparsity(eps=eps).lift(x, (0,))]
+    for other in counts[1:]:
+        assert torch.equal(counts[0]["active"], other["active"])
 
 
 def test_the_operator_is_sound() -> None:
@@ -385,3 +400,23 @@ def test_no_table_is_as_big_as_the_observation() -> None:
     command = [sys.executable, "-c", HELD]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert all(int(megabytes) <= 12 for megabytes in found), found
+
+
+FORKED = """
+import os, torch
+from reducers import Summary
+torch.set_num_threads(2)
+x = torch.randn(1 << 20)
+whole = Summary().update({}, x)
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)  # as a worker of a data loader does
+    again = Summary().update({}, x)
+    os._exit(0 if all(torch.equal(again[key], whole[key]) for key in whole) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_of_one_thread_reads_by_the_loop() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.split() == ["0"]

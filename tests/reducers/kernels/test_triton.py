@@ -287,6 +287,15 @@ def test_states_of_other_dtypes_and_shapes_are_joined_as_on_a_cpu(on_cpu: None) 
         Mean("b c -> c").update(Mean("b c -> c").update({}, torch.ones(2, 3)), torch.ones(2, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("eps", [0.1, 0.3, 0.5 - 1e-12, 1e-8, float("inf")])
+def test_a_threshold_is_compared_as_in_plain_calls(on_cpu: None, eps: float, dtype: torch.dtype) -> None:
+    near = torch.tensor(min(eps, 3e4), dtype=dtype).view(torch.int32 if dtype is torch.float32 else torch.int16)
+    x = (near + torch.arange(-50, 50, dtype=near.dtype)).view(dtype)
+    reducer = Activity("b -> ", eps=eps)
+    assert torch.equal(reducer.update({}, x)["active"], reducer.lift(x, (0,))["active"])
+
+
 def test_big_and_masked_observations_and_deaths(on_cpu: None) -> None:
     x = drawn("holes", 300, 5).relu()
     mask = torch.rand(300, 5, generator=torch.Generator().manual_seed(0)) < 0.5
