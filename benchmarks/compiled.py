@@ -159,7 +159,7 @@ def rows(network: str) -> list[Row]:
                 if execution == "compiled":
                     told[name].update(counted(step))
                 functions[name] = step
-        times = alternate(functions, seconds=2.0, rounds=100)
+        times = alternate(functions, seconds=2.0, rounds=100, burst=0.05)
         for name, row in told.items():
             ratio = times[name]["median"] / times[f"{row['execution']}, {BARE}"]["median"]
             silent = [] if held[name] is None else held[name].report().silent

@@ -24,11 +24,16 @@ RESULTS = Path(os.environ.get("BENCHMARK_RESULTS") or Path(__file__).parent / "r
 
 
 def alternate(
-    functions: dict[str, Callable[[], Any]], *, seconds: float = 1.0, rounds: int = 200, least: int = 5
+    functions: dict[str, Callable[[], Any]], *, seconds: float = 1.0, rounds: int = 200, least: int = 5, burst: float = 0.0
 ) -> dict[str, dict[str, float]]:
     """Times the functions in turn, round after round, so that a drifting machine slows all of them alike.
 
     Each takes part until it has had its `seconds` and at least `least` rounds, or `rounds` of them; so slow ones leave early.
+
+    Args:
+        burst: seconds for which a function is called again and again in its turn, after a first call that is not timed: nets that
+            take turns evict each other's weights from the caches, which one that is trained alone finds there. What takes longer
+            than half of it is called once.
 
     Returns:
         by name the median, the tenth and the ninetieth percentile, in milliseconds.
@@ -38,17 +43,27 @@ def alternate(
         function()
         if time.perf_counter() - started < seconds:
             function()
+    calls = {name: _calls_in(burst, function) if burst else 1 for name, function in functions.items()}
     spent: dict[str, list[float]] = {name: [] for name in functions}
     running = dict(functions)
     while running:
         for name, function in list(running.items()):
+            if calls[name] > 1:
+                function()
             started = time.perf_counter()
-            function()
-            spent[name].append((time.perf_counter() - started) * 1e3)
+            for _ in range(calls[name]):
+                function()
+            spent[name].append((time.perf_counter() - started) * 1e3 / calls[name])
             turns = len(spent[name])
-            if turns >= rounds or (turns >= least and sum(spent[name]) > seconds * 1e3):
+            if turns >= rounds or (turns >= least and calls[name] * sum(spent[name]) > seconds * 1e3):
                 del running[name]
     return {name: spread(times) for name, times in spent.items()}
+
+
+def _calls_in(burst: float, function: Callable[[], Any]) -> int:
+    started = time.perf_counter()
+    function()
+    return max(1, int(burst / (time.perf_counter() - started)))
 
 
 def spread(figures: list[float]) -> dict[str, float]:
