@@ -56,8 +56,9 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture(params=["the loop", "plain calls"])
 def with_and_without_a_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Big CPU tensors are reduced by the loop in C++ if there is a compiler, and by PyTorch's calls if not."""
+    """The loop in C++ reduces big CPU tensors, and small ones of graphs, if there is a compiler, and PyTorch's calls do if not."""
     if request.param == "plain calls":
         monkeypatch.setattr("reducers.kernels.dispatch.looped", lambda *_: None)
+        monkeypatch.setattr("reducers.combinators.in_graphs.kinds_of", lambda *_: None)
     way: str = request.param
     return way

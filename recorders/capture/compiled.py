@@ -27,10 +27,12 @@ from torch import Tensor
 from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_effectful, no_modes, outside_modes
 from recorders.capture import packing
 from recorders.capture.gathering import NEXT, Lift, gather, hand_over, hand_over_at_end, packed
+from recorders.capture.gathering import from_text as together_from
 from recorders.capture.handles import emit_accumulations
 from recorders.capture.layouts import as_text, as_text_of_all, from_text
 from recorders.capture.operands import is_spread, local_part
 from reducers import Reducer, State
+from reducers.combinators.in_graphs import GraphObservation, graph_observations
 
 __all__ = [
     "emit_call",
@@ -56,8 +58,8 @@ def new_receiver(receiver: Any) -> Tensor:
     When a graph runs, the operators call one of these methods of the receiver for each observation:
 
     - `receive(layout, packs, stream, told)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
-    - `receive_together(receivers, streams, layouts, spans, packs)`, of the class: the same for several receivers, None if one was
-      freed; `spans` tell which part of which packs is whose;
+    - `receive_together(numbers, packs, kept, together)`, of the class: the same for several receivers, by their numbers; what the
+      graph `kept` is still to be read; see `Together`;
     - `receive_leaves(leaves, stream, told)`: the graph could not lift the observation; `leaves` are its tensors by path;
     - `receive_call(operands, stream, told)`: callables need the operands; `operands()` returns them;
     - `receive_failure()`: the operands could not be read while the graph was traced;
@@ -80,7 +82,7 @@ def new_twin_key(twin: Any) -> str:
     return key
 
 
-def find_receiver(receiver: Tensor) -> Any:
+def find_receiver(receiver: Tensor | int) -> Any:
     """Returns the receiver of this number, or None if it was freed: a graph may outlive the monitor."""
     return _receivers.get(int(receiver))
 
@@ -145,15 +147,19 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
         plain = handle is not None and not any(map(is_spread, tensors))
         if plain and emit_accumulations(handle, twin, reducer, leaves, told):
             return
-        lifts = None
+        lifts = read = None
         if reducer is not None and reducer.liftable:
+            # All monitors of a twin are due in the same steps, if nothing else is asked of them.
+            alike = twin.gate.only_steps_and_mode and not _among_ranks()
+            with contextlib.suppress(Exception):  # reported when the leaves are lifted
+                read = _read(reducer, leaves) if alike else None
+            if read and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, {}, read)):
+                return
             # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.
             with contextlib.suppress(Exception):
                 lifts = _lifts(reducer, leaves)
-        # All monitors of a twin are due in the same steps, if nothing else is asked of them.
-        alike = twin.gate.only_steps_and_mode and not _among_ranks()
-        if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts)):
-            return
+            if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts)):
+                return
         hand_over(emit_leaves, twin.twin_key)
         if lifts is None:
             torch.ops.torch_recorders.receive_leaves(receiver, stream, list(leaves), list(leaves.values()), told)
@@ -185,6 +191,17 @@ def emit_keep(receiver: Tensor) -> Tensor:
 
 
 torch.compiler.allow_in_graph(emit_keep)  # type: ignore[no-untyped-call]
+
+
+def _read(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, list[GraphObservation]] | None:
+    """Returns what the loop reads of the leaves, as they are now; None if it does not take all of them."""
+    found = {}
+    for path, tensor in leaves.items():
+        parts = graph_observations(reducer, tensor)
+        if parts is None:
+            return None
+        found[path] = parts
+    return found
 
 
 def _lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, State]:
@@ -230,13 +247,11 @@ def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor], to
     _call_receiver("receive", receiver, layout, packs, stream, from_text(told))
 
 
-def _receive_together(
-    receivers: list[Tensor], streams: list[str], layouts: list[str], spans: list[str], packs: list[Tensor]
-) -> None:
-    found = list(map(find_receiver, receivers))
-    first = next((one for one in found if one is not None), None)
+def _receive_together(receivers: list[Tensor], packs: list[Tensor], kept: list[Tensor], text: str) -> None:
+    numbers = list(map(int, receivers))
+    first = next(filter(None, map(find_receiver, numbers)), None)
     if first is not None:
-        outside_modes(type(first).receive_together, found, streams, layouts, spans, packs)
+        outside_modes(type(first).receive_together, numbers, packs, kept, together_from(text))
 
 
 def _receive_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor], told: str) -> None:
@@ -275,7 +290,7 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lam
 
 
 _define("receive(Tensor receiver, str stream, str layout, Tensor[] packs, str told) -> ()", _receive)
-_define("receive_together(Tensor[] receivers, str[] streams, str[] layouts, str[] spans, Tensor[] packs) -> ()", _receive_together)
+_define("receive_together(Tensor[] receivers, Tensor[] packs, Tensor[] kept, str text) -> ()", _receive_together)
 _define("receive_leaves(Tensor receiver, str stream, str[] paths, Tensor[] leaves, str told) -> ()", _receive_leaves)
 _define("fail(Tensor receiver) -> ()", _fail)
 _define("receive_call(Tensor receiver, str stream, str layout, Tensor[] tensors, SymInt[] numbers, str told) -> ()", _receive_call)

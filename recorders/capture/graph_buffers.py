@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders.capture.buffers import ENOUGH, MOST, TOGETHER
+from recorders.capture.buffers import ENOUGH, TOGETHER
 from recorders.capture.compiled import columns, unpacked
 from reducers import Reducer, State
 
 __all__ = ["GraphBuffer", "GraphRow", "parts"]
+
+MOST = 512  # the most observations in a buffer: to join those of one monitor by itself takes longer than to add hundreds
 
 
 def parts(span: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
@@ -33,18 +35,22 @@ class GraphBuffer:
 
     Attributes:
         layouts: how the lifts of each monitor are packed.
+        keys: by which each monitor finds its `GraphRow`.
         spans: which part of the packs they are.
         capacity: the number of observations at which the monitors are flushed.
         count: the number of observations in it.
+        unchanged_since: the change after which all its monitors were found to record, and their observations to wait in it.
+        calls: how often it was added to without a look at the monitors: calls that are not counted by these yet.
     """
 
     def __init__(self, layouts: Sequence[str], spans: Sequence[str], packs: Sequence[Tensor]) -> None:
         size = sum(pack.nbytes for pack in packs)
         self.layouts, self.spans, self.count = tuple(layouts), tuple(spans), 0
+        self.keys = [(layout,) for layout in layouts]
+        self.unchanged_since, self.calls = -1, 0
         self.capacity = min(MOST, len(layouts) * ENOUGH // max(1, size), TOGETHER // max(1, size))
         self._kinds = [(pack.shape, pack.dtype, pack.device) for pack in packs]
         self._packs = [torch.empty((self.capacity, *shape), dtype=dtype, device=device) for shape, dtype, device in self._kinds]
-        self._slots = [pack.unbind() for pack in self._packs]
         self._lock = threading.RLock()
         self._next: GraphBuffer | None = None
         self._joined: tuple[int, int, list[tuple[Reducer, str, dict[str, State]]]] = (0, 0, [])
@@ -65,8 +71,8 @@ class GraphBuffer:
                 for pack, (shape, dtype, device) in zip(packs, self._kinds, strict=True)
             ):
                 return None
-            for slots, pack in zip(self._slots, packs, strict=True):
-                slots[self.count].copy_(pack)
+            for own, pack in zip(self._packs, packs, strict=True):
+                own[self.count].copy_(pack)
             self.count += 1
             return self.count >= self.capacity
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from recorders._torch import is_plain_moment
 from recorders.capture.accumulators import Accumulators
 from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
+from recorders.capture.changes import note_change
 from recorders.capture.compiled import unpacked
 from recorders.capture.context import as_monitor
 from recorders.capture.graph_buffers import GraphBuffer, GraphRow
@@ -49,7 +50,7 @@ class Buffer:
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = self.engine = reducer
         self.batchable = reducer.batchable
-        self.stored = EMPTY
+        self._stored = EMPTY
         self.failed: list[tuple[Exception, Any]] = []
         self.flush_seconds = 0.0
         self.lock = threading.RLock()
@@ -83,6 +84,16 @@ class Buffer:
             waiting = new_buffer(paths, tensors) or new_slots(self.engine, paths, tensors) if alone else None
             self.stored = stored.after(states, waiting)
 
+    @property
+    def stored(self) -> MonitorState:
+        """The states, the counts and the pending observations."""
+        return self._stored
+
+    @stored.setter
+    def stored(self, stored: MonitorState) -> None:
+        self._stored = stored
+        note_change()
+
     def place(self, places: Mapping[str, Placement | None]) -> None:
         """Notes which part of a DTensor the next observation of each leaf is of; None is a plain tensor.
 
@@ -99,11 +110,13 @@ class Buffer:
                     "after the net is spread over ranks"
                 )
         self.places = {**self.places, **{path: place for path, place in places.items() if place is not None}}
+        note_change()
 
     def keep_places(self, places: Mapping[str, Placement]) -> None:
         """Takes over the placements of states that were recorded elsewhere."""
         self.places = {path: place for path, place in places.items() if place.home is not None}
         self.copies = {path: place for path, place in places.items() if place.home is None}
+        note_change()
 
     def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
         """Adds one observation that a compiled graph lifted."""
@@ -122,8 +135,13 @@ class Buffer:
 
     def waits_in(self, shared: GraphBuffer, index: int) -> bool:
         """Whether observations wait in this row of a buffer of several monitors."""
-        row = self.stored.pending.get((shared.layouts[index],))
+        row = self.stored.pending.get(shared.keys[index])
         return isinstance(row, GraphRow) and row.buffer is shared and row.index == index
+
+    @property
+    def uncounted_calls(self) -> int:
+        """The calls by graphs that are in no counts of the monitor yet."""
+        return sum(row.buffer.calls for row in self.stored.pending.values() if isinstance(row, GraphRow))
 
     def wait_in(self, shared: GraphBuffer, index: int) -> None:
         """Lets observations wait in this row, an empty one, from now on."""
@@ -218,7 +236,8 @@ class Buffer:
         with self.lock:
             kept = {path: without_values(state) for path, state in self.collect().states.items()} if keepshape else {}
             self._shapes = {**self._shapes, **kept} if keepshape else {}
-            self.stored, self.places, self.copies = EMPTY, {}, {}
+            self.places, self.copies = {}, {}
+            self.stored = EMPTY
             self.empty_accumulators()
 
     def empty_accumulators(self) -> None:

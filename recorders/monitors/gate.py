@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recorders.capture.changes import note_change
 from recorders.schedule.clock import Chosen, Phase, as_steps
 
 __all__ = ["Gate"]
@@ -51,6 +52,7 @@ class Gate:
         """Sets `on` or `active`."""
         self.on = self.on if on is None else on
         self.active = self.active if active is None else active
+        note_change()
         if self.shown is not None:
             self.shown(self.on and self.active)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recorders.capture.batching import PlannedRows, StepBatch
+from recorders.capture.changes import note_change
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 from recorders.schedule.call_cost import CallCounts
@@ -146,6 +147,7 @@ class Sample:
         for name, monitor in monitors.items():
             self._monitors.append(weakref.ref(monitor))
             monitor.timer = Timer(self, name)
+            note_change()
             for handle in monitor.all_handles():
                 first = handle in monitor.hooks.handles and id(monitor.module) not in modules
                 modules.add(id(monitor.module))

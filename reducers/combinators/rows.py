@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from reducers.core.statistic import Statistic
 from reducers.kernels.dispatch import device_sweep_rows, row_dtypes
 from reducers.state import State
 
-__all__ = ["RowSweep", "swept_dtypes"]
+__all__ = ["RowSweep", "statistics_of", "swept_dtypes"]
 
 
 def swept_dtypes(reducer: Reducer, x: Tensor) -> dict[str, torch.dtype] | None:
@@ -25,7 +25,7 @@ def swept_dtypes(reducer: Reducer, x: Tensor) -> dict[str, torch.dtype] | None:
         reducer: one that `is_stackable`.
     """
     found: dict[str, torch.dtype] = {}
-    for prefix, statistic in _statistics(reducer):
+    for prefix, statistic in statistics_of(reducer) or ():
         dtypes = row_dtypes(x, statistic.columns)
         if dtypes is None:
             return None
@@ -50,7 +50,7 @@ class RowSweep:
         Returns:
             None if no kernel could be launched; there was a warning then.
         """
-        statistics = list(_statistics(reducer))
+        statistics = statistics_of(reducer) or []
         states = [{key: rows[prefix + key] for key in one.columns} if rows else {} for prefix, one in statistics]
         families = [(one.columns, one.threshold, state) for (_, one), state in zip(statistics, states, strict=True)]
         swept = device_sweep_rows(xs, families, self._tables)
@@ -60,13 +60,16 @@ class RowSweep:
         return {prefix + key: value for (prefix, _), state in zip(statistics, found, strict=True) for key, value in state.items()}
 
 
-def _statistics(reducer: Reducer, prefix: str = "") -> Iterator[tuple[str, Statistic]]:
-    """Yield the statistics that a reducer is made of, with what stands before their keys in its state."""
-    if isinstance(reducer, Product):
-        for name, part in reducer.parts:
-            yield from _statistics(part, f"{prefix}{name}/")
-    elif isinstance(reducer, Postmap):
-        yield from _statistics(reducer.reducer, prefix)
-    else:
-        assert isinstance(reducer, Statistic)
-        yield prefix, reducer
+def statistics_of(reducer: Reducer, prefix: str = "") -> list[tuple[str, Statistic]] | None:
+    """Return the statistics that a reducer is made of, with what stands before their keys in its state; None if it is not."""
+    if isinstance(reducer, Postmap):
+        return statistics_of(reducer.reducer, prefix)
+    if not isinstance(reducer, Product):
+        return [(prefix, reducer)] if isinstance(reducer, Statistic) else None
+    found: list[tuple[str, Statistic]] = []
+    for name, part in reducer.parts:
+        statistics = statistics_of(part, f"{prefix}{name}/")
+        if statistics is None:
+            return None
+        found += statistics
+    return found

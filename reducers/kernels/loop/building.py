@@ -43,7 +43,7 @@ def build(statistics: int, elements: str) -> Any:
         function = ctypes.CDLL(str(path)).reducers_sweep
     except (OSError, subprocess.SubprocessError, AttributeError):
         return None
-    function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p]
+    function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     return function
 
 

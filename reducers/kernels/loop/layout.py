@@ -38,7 +38,6 @@ class Task(ctypes.Structure):
         ("kept", _Axes),
         ("reduced", _Axes),
         ("threshold", ctypes.c_double),
-        ("threads", ctypes.c_int64),
         ("results", ctypes.c_void_p * len(RESULTS)),
         ("kinds", ctypes.c_int64 * len(RESULTS)),
     )

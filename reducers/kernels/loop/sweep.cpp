@@ -63,7 +63,6 @@ struct Task {
   int64_t mask_stride;  // along the run: 0 or 1
   Axes kept, reduced;   // the other axes
   double threshold;
-  int64_t threads;
   void* results[12];    // in the order of enum Result: for each kept position a number; null if it is not asked for
   int64_t kinds[12];    // 0 double, 1 int64, 2 float
 };
@@ -605,9 +604,9 @@ static void write(const Task& task, const Partial& part, int64_t position) {
 }
 
 // Returns whether there was memory. A position that one part has needs no table: its results are written at once.
-template <int WHAT, class T> static bool run(const Task& task) {
+template <int WHAT, class T> static bool run(const Task& task, int64_t most_threads) {
   const Cut cut(task);
-  const int threads = int(std::min<int64_t>(task.threads, (cut.parts + cut.together - 1) / cut.together));
+  const int threads = int(std::min<int64_t>(most_threads, (cut.parts + cut.together - 1) / cut.together));
   const bool joined = cut.shares > 1;
   Partial* table = joined ? new (std::nothrow) Partial[cut.parts * cut.width] : nullptr;
   int without_memory = joined && !table;
@@ -638,4 +637,11 @@ template <int WHAT, class T> static bool run(const Task& task) {
   return !without_memory;
 }
 
-extern "C" int reducers_sweep(const Task* task) { return run<STATISTICS, ELEMENTS>(*task) ? 0 : 1; }
+// Runs a task in several threads, or each of several small tasks in one. Returns how many lacked memory.
+extern "C" int reducers_sweep(const Task* tasks, int64_t number, int64_t threads) {
+  if (number == 1) return !run<STATISTICS, ELEMENTS>(*tasks, threads);
+  int failed = 0;
+#pragma omp parallel for num_threads(int(threads)) if (threads > 1) schedule(dynamic) reduction(+ : failed)
+  for (int64_t index = 0; index < number; ++index) failed += !run<STATISTICS, ELEMENTS>(tasks[index], 1);
+  return failed;
+}

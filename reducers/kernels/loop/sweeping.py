@@ -17,7 +17,7 @@ from reducers.kernels.loop.plain import plain_table
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
-__all__ = ["looped"]
+__all__ = ["Call", "column_dtype", "is_built", "looped", "prepared", "table_in_graph", "task_for"]
 
 _SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE = 1, 2, 4, 8, 16, 32  # enum What
 _COLUMNS = {
@@ -58,24 +58,35 @@ def looped(
         compiler, the loop lacks a statistic, or the dtype or the strides of `x` are not supported.
     """
     names, x = tuple(columns.values()), x.resolve_neg()
-    call = _prepared(x, axes, names, mask)
+    call = prepared(x, axes, names, mask)
     if call is None:
         return None
     if torch.compiler.is_compiling():
-        if x.ndim > MOST_AXES:  # up to there any strides will do, and these may change until the graph runs
+        table = table_in_graph(x, axes, names, threshold, mask)
+        if table is None:
             return None
-        table = torch.ops.reducers.loop(x, axes, ",".join(names), threshold, mask)
-        return {key: row.to(_dtype(name, x.dtype)) for row, (key, name) in zip(table.unbind(), columns.items(), strict=True)}
+        return {key: row.to(column_dtype(name, x.dtype)) for row, (key, name) in zip(table.unbind(), columns.items(), strict=True)}
     results = [torch.empty(call.kept, dtype=dtype, device="cpu") for dtype in call.dtypes]
     if not {*map(type, results)} <= _PLAIN or not _run(call, x, threshold, mask, [result.data_ptr() for result in results]):
         return None
     if x.dtype is not torch.float32:
-        results = [result.to(_dtype(name, x.dtype)) for name, result in zip(names, results, strict=True)]
+        results = [result.to(column_dtype(name, x.dtype)) for name, result in zip(names, results, strict=True)]
     return dict(zip(columns, results, strict=True))
 
 
+def table_in_graph(
+    x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], threshold: float, mask: Tensor | None = None
+) -> Tensor | None:
+    """Return the statistics as rows, float64 [names, ...], by one node of a graph; None if the loop does not take `x`."""
+    # Up to so many axes any strides will do, and these may change until the graph runs.
+    if x.ndim > MOST_AXES or prepared(x, axes, names, mask) is None:
+        return None
+    table: Tensor = torch.ops.reducers.loop(x, axes, ",".join(names), threshold, mask)
+    return table
+
+
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """What is the same in all calls with tensors of these sizes, strides and dtypes.
 
     Attributes:
@@ -93,10 +104,8 @@ class _Call:
     places: tuple[int, ...]
 
 
-def _prepared(
-    x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, least: int = LEAST_RUN
-) -> _Call | None:
-    """Return what the loop is given; None if it does not take the tensor, the mask, or the columns."""
+def prepared(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, least: int = LEAST_RUN) -> Call | None:
+    """Return what the loop is given; None if it does not take the tensor, the mask or the columns, or runs are below `least`."""
     if x.device.type != "cpu" or (mask is not None and (mask.device.type != "cpu" or mask.dtype is not torch.bool)):
         return None
     return _call(tuple(x.shape), x.stride(), x.dtype, axes, names, None if mask is None else mask.stride(), least)
@@ -111,7 +120,7 @@ def _call(
     names: tuple[str, ...],
     mask_strides: tuple[int, ...] | None,
     least: int,
-) -> _Call | None:
+) -> Call | None:
     elements, needed = ELEMENTS.get(dtype), _needed(names)
     if mask_strides is not None and needed is not None and needed & _SQUARES:
         needed |= _SUM  # the centre is not 0 then
@@ -121,11 +130,17 @@ def _call(
         return None
     task.about_zero = "mean" not in names and "m2" not in names
     places = tuple(map(_place, names))
-    dtypes = tuple(torch.float32 if name in ("min", "max") else _dtype(name, dtype) for name in names)
+    dtypes = tuple(torch.float32 if name in ("min", "max") else column_dtype(name, dtype) for name in names)
     for place, written in zip(places, dtypes, strict=True):
         task.kinds[place] = _KINDS[written]
     kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-    return _Call(task, function, kept, dtypes, places)
+    return Call(task, function, kept, dtypes, places)
+
+
+def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
+    """Return whether the loop computes these columns of tensors of a dtype, and there is a compiler for it."""
+    elements, needed = ELEMENTS.get(dtype), _needed(names)
+    return elements is not None and needed is not None and build(needed, elements) is not None
 
 
 @lru_cache(maxsize=256)
@@ -141,7 +156,7 @@ def _needed(names: tuple[str, ...]) -> int | None:
     return None if not names or one_result or one_sum else needed
 
 
-def _run(call: _Call, x: Tensor, threshold: float, mask: Tensor | None, results: Sequence[int], kinds: bool = True) -> bool:
+def _run(call: Call, x: Tensor, threshold: float, mask: Tensor | None, results: Sequence[int], kinds: bool = True) -> bool:
     """Write the results to these addresses; return False if a tensor has no memory of its own, or if there is none.
 
     Args:
@@ -149,27 +164,37 @@ def _run(call: _Call, x: Tensor, threshold: float, mask: Tensor | None, results:
     """
     if type(x) not in _PLAIN or type(mask) not in _PLAIN:
         return False
-    task = Task.from_buffer_copy(call.task)
+    task = task_for(call, x.dtype, threshold, results)
     try:
         task.x, task.mask = x.data_ptr(), 0 if mask is None else mask.data_ptr()
     except RuntimeError:  # such as inside vmap
         return False
     if not task.x or (mask is not None and not task.mask):
         return False
+    if not kinds:
+        task.kinds = type(task.kinds)()
+    return bool(call.function(ctypes.byref(task), 1, torch.get_num_threads()) == 0)
+
+
+def task_for(call: Call, dtype: torch.dtype, threshold: float, results: Sequence[int]) -> Task:
+    """Return the task of a call that writes its results to these addresses; it lacks the tensor and the mask.
+
+    Args:
+        dtype: of the tensor.
+    """
+    task = Task.from_buffer_copy(call.task)
     addresses = task.results
     for place, address in zip(call.places, results, strict=True):
         addresses[place] = address
-    if not kinds:
-        task.kinds = type(task.kinds)()
-    task.threshold, task.threads = float32_threshold(threshold, x.dtype), torch.get_num_threads()
-    return bool(call.function(ctypes.byref(task)) == 0)
+    task.threshold = float32_threshold(threshold, dtype)
+    return task
 
 
 def _place(name: str) -> int:
     return RESULTS.index(_COLUMNS[name][1])
 
 
-def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+def column_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a column for tensors of a dtype."""
     return torch.int64 if name in _COUNTS else dtype if name in ("min", "max") else torch.float64
 
@@ -182,10 +207,10 @@ def _names(columns: str) -> tuple[str, ...]:
 def _in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> Tensor:
     """What the operator does: the table of `looped` as one node of a graph."""
     along, names, x = tuple(axes), _names(columns), x.resolve_neg()
-    call = _prepared(x, along, names, mask)
+    call = prepared(x, along, names, mask)
     if call is None:  # the compiler chose other strides than those that were traced
         x, mask = x.contiguous(), None if mask is None else mask.contiguous()
-        call = _prepared(x, along, names, mask, least=1)
+        call = prepared(x, along, names, mask, least=1)
     if call is not None:
         table = torch.empty((len(names), *call.kept), dtype=torch.float64, device="cpu")
         start, row = table.data_ptr(), 8 * table.stride(0)

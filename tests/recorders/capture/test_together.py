@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
-from recorders.capture.graph_buffers import GraphBuffer, GraphRow
+from recorders.capture.graph_buffers import MOST, GraphBuffer, GraphRow
 from recorders.monitors.graphs import GraphReceiver
 from reducers import EMA, Mean, Moments, Summary
 
@@ -45,9 +45,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     together, alone = GraphReceiver.receive_together, GraphReceiver.receive
 
-    def count_together(receivers: Any, *args: Any) -> None:
-        found[f"for {len(receivers)}"] += 1
-        together(receivers, *args)
+    def count_together(numbers: Any, *args: Any) -> None:
+        found[f"for {len(numbers)}"] += 1
+        together(numbers, *args)
 
     def count_alone(self: Any, *args: Any) -> None:
         found["alone"] += 1
@@ -89,12 +89,12 @@ def test_one_call_for_all_monitors_made_alike(calls: Counter[str]) -> None:
 
 def test_the_same_as_one_call_a_layer(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
     _, _, together, traced = pair()
-    train(traced, 100)  # more than a buffer holds
+    train(traced, MOST + 5)  # more than a buffer holds
     torch._dynamo.reset()
     monkeypatch.setattr("recorders.capture.compiled.gather", lambda *_: False)
     _, _, alone, traced = pair()
-    train(traced, 100)
-    assert calls == {f"for {LAYERS}": 300, "alone": 300 * LAYERS}
+    train(traced, MOST + 5)
+    assert calls == {f"for {LAYERS}": 3 * (MOST + 5), "alone": 3 * (MOST + 5) * LAYERS}
     for name, monitor in together.items():
         for key, value in monitor.state.items():
             torch.testing.assert_close(alone[name].state[key], value, rtol=1e-12, atol=1e-12)
@@ -174,8 +174,8 @@ def test_a_buffer_counts_an_observation_for_all_or_for_none(monkeypatch: pytest.
     before = row.count
 
     def interrupted(self: GraphBuffer, packs: Any) -> bool:
-        for slots, pack in zip(self._slots, packs, strict=True):
-            slots[self.count].copy_(pack)
+        for own, pack in zip(self._packs, packs, strict=True):
+            own[self.count].copy_(pack)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -210,12 +210,12 @@ def test_full_buffers_are_freed_at_once() -> None:
         with torch.no_grad():
             traced(X)
             first = weakref.ref(row_of(recorder["out/0"]).buffer)
-            for _ in range(100):
+            for _ in range(MOST):
                 traced(X)
     finally:
         gc.enable()
     assert first() is None
-    assert recorder["out/0"].samples == 101
+    assert recorder["out/0"].samples == 1 + MOST
 
 
 def row_of(monitor: Any) -> GraphRow:

@@ -1,0 +1,65 @@
+"""Observations in graphs that the loop reads: big ones by a node of their own, small ones together when the graph ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from reducers.combinators.rows import statistics_of
+from reducers.core.inputs import observation
+from reducers.core.patterns import arrange
+from reducers.core.reducer import Reducer
+from reducers.core.statistic import Statistic
+from reducers.kernels.dispatch import BIG_IN_GRAPH
+from reducers.kernels.loop.sweeping import table_in_graph
+from reducers.kernels.loop.together import Pack, kinds_of
+
+__all__ = ["GraphObservation", "graph_observations"]
+
+
+class GraphObservation(NamedTuple):
+    """An observation as a statistic arranges it, for `read_together`.
+
+    Attributes:
+        x: a copy of the tensor, which the compiler makes only if it must; or a table of what the loop read.
+        is_table: which of them.
+        axes: those that are reduced.
+        columns: the keys of the state, and which statistic each of them is.
+        threshold: see `Statistic.threshold`.
+        kinds: the shape and the dtype of what the state will hold, by key.
+    """
+
+    x: Tensor
+    is_table: bool
+    axes: tuple[int, ...]
+    columns: Mapping[str, str]
+    threshold: float
+    kinds: Mapping[str, Pack]
+
+
+def graph_observations(reducer: Reducer, x: Tensor) -> list[GraphObservation] | None:
+    """Return the observation as each of the statistics that `reducer` is made of arranges it, with the keys of the reducer's state.
+
+    Returns:
+        None if the loop does not compute all of them, or there is no compiler for it.
+
+    Raises:
+        PatternError: a pattern does not match the shape of `x`.
+    """
+    found = []
+    for prefix, statistic in statistics_of(reducer) or ():
+        if not statistic.columns or type(statistic).update is not Statistic.update:
+            return None
+        arranged, axes = arrange(observation(statistic, (x,)), statistic.pattern)
+        columns = {prefix + key: column for key, column in statistic.columns.items()}
+        kinds = kinds_of(arranged, axes, columns)
+        if kinds is None:
+            return None
+        is_table = arranged.numel() >= BIG_IN_GRAPH
+        read = table_in_graph(arranged, axes, tuple(columns.values()), statistic.threshold) if is_table else arranged.clone()
+        if read is None:
+            return None
+        found.append(GraphObservation(read, is_table, axes, columns, statistic.threshold, kinds))
+    return found or None
