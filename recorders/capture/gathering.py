@@ -67,7 +67,7 @@ class Together:
     readings: str
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def from_text(text: str) -> Together:
     """What `as_text` was given."""
     return Together(*ast.literal_eval(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -90,13 +91,9 @@ def _cache() -> Path:
             return folder
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         pass
-    return Path(_own_folder().name)
-
-
-@lru_cache(maxsize=1)
-def _own_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that goes with the process; a library that is loaded stays when its file is gone."""
-    return tempfile.TemporaryDirectory(prefix="torch_recorders_")
+    own = tempfile.mkdtemp(prefix="torch_recorders_")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)  # a library that is loaded stays when its file is gone
+    return Path(own)
 
 
 def _processor() -> str:

@@ -191,7 +191,7 @@ def _indices(numbers: list[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _reader(text: str) -> _Reader:
     told, packs = ast.literal_eval(text)
     readings = [Reading(done, shape, axes, names, float.fromhex(limit), places) for done, shape, axes, names, limit, places in told]

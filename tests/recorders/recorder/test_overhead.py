@@ -29,8 +29,8 @@ from recorders import (
     RecordingWarning,
     StateMonitor,
 )
+from recorders.capture.graph_buffers import GraphBuffer
 from recorders.capture.hooks import Hook
-from recorders.monitors.buffer import Buffer
 from recorders.recorder import meter
 from recorders.schedule import call_cost, stopwatch
 from reducers import Count, Last, Mean, Norm, Reducer, Sum
@@ -749,13 +749,13 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
 def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(3, 2)
     recorder = Recorder(ForwardMonitor(Sum())).modules(layer)
-    add_lifts = Buffer.add_lifts
+    add = GraphBuffer.add
 
-    def slow(self: Any, *args: Any) -> None:
+    def slow(self: Any, *args: Any) -> Any:
         time.spend(2.0)
-        add_lifts(self, *args)
+        return add(self, *args)
 
-    monkeypatch.setattr(Buffer, "add_lifts", slow)
+    monkeypatch.setattr(GraphBuffer, "add", slow)
     compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
     for _ in range(5):
         compiled(torch.ones(1, 3))
