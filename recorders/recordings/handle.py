@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["SyncHandle"]
 
 T = TypeVar("T")
+
+LONGEST_AT_EXIT_S = 5.0
+
+_under_way: set[Work] = set()
+"""Collectives that nobody has waited for yet, also if their handle was dropped."""
 
 
 class SyncHandle(Generic[T]):
@@ -39,6 +46,8 @@ class SyncHandle(Generic[T]):
         self._result: T
         self._error: Exception | None = None
         self._lock = threading.Lock()
+        _under_way.difference_update([work for work in _under_way if work.is_completed()])
+        _under_way.update(works)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {'completed' if self.is_completed() else 'under way'}>"
@@ -62,7 +71,16 @@ class SyncHandle(Generic[T]):
                         self._result = self._finish()
                 except Exception as error:
                     self._error = error
+                _under_way.difference_update(self._works)
                 self._finish, self._works = None, ()
         if self._error is not None:
             raise self._error
         return self._result
+
+
+@atexit.register
+def wait_at_exit() -> None:
+    """Waits for collectives under way, but not for long: one that ends while Python is taken down ends the process abnormally."""
+    limit = time.monotonic() + LONGEST_AT_EXIT_S
+    while time.monotonic() < limit and not all(work.is_completed() for work in _under_way):
+        time.sleep(0.01)

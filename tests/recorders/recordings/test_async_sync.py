@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from world import Place, World, alike, returned
 
 from recorders import ForwardMonitor, ParameterGradientMonitor, ParameterMonitor, Recorder, Recording, Subrecording, load
+from recorders.recordings import handle as handles
 from recorders.recordings.exchange import Exchange
 from recorders.recordings.sync import sync
 from reducers import Collect, Max, Mean, Moments, Product, Quantile
@@ -188,3 +189,29 @@ def test_a_handle_that_nobody_waits_for_costs_nothing(tmp_path: Path, end: str, 
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
     assert [load(tmp_path / str(rank))["out/0"].samples for rank in (0, 1)] == [1, 1]
+
+
+class Under:
+    """A collective that ends after so many looks."""
+
+    def __init__(self, looks: float) -> None:
+        self.looks = looks
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_a_process_ends_after_its_collectives_or_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "_under_way", under_way := set())
+    monkeypatch.setattr(handles, "LONGEST_AT_EXIT_S", 0.1)
+    work: Any = Under(3)
+    handles.SyncHandle([work], lambda: None)
+    handles.wait_at_exit()
+    assert work.looks < 0
+    never: Any = Under(float("inf"))
+    waited_for = handles.SyncHandle([never], lambda: 1)
+    assert under_way == {never}
+    handles.wait_at_exit()
+    assert waited_for.wait() == 1
+    assert under_way == set()
