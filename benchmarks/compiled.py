@@ -154,7 +154,8 @@ def rows(network: str) -> list[Row]:
                 own, name = copy.deepcopy(net), f"{execution}, {mode}"
                 held[name] = put(own)
                 call = separate(own)
-                step = stepping(torch.compile(call) if execution == "compiled" else call, own, x, what)
+                # The compiler remembers the sizes of earlier networks, and would make those of the next one dynamic.
+                step = stepping(torch.compile(call, dynamic=False) if execution == "compiled" else call, own, x, what)
                 told[name] = {"network": network, "leaf modules": leaves, "what": what, "execution": execution, "mode": mode}
                 if execution == "compiled":
                     told[name].update(counted(step))
