@@ -106,7 +106,7 @@ def gather(emit: Any, twin: str, lift: Lift) -> bool:
     if found is None:
         return False
     found.lifts.setdefault(twin, []).append(lift)
-    found.held += sum(one.x.nbytes for parts in lift.read.values() for one in parts)
+    found.held += _held([lift])
     if found.held > MOST_HELD:
         _emit_all(found)
     return True
@@ -116,7 +116,9 @@ def hand_over(emit: Any, twin: str) -> None:
     """Hands over what was gathered for the monitors of a twin: what they get next follows it."""
     found = _found(emit)
     if found is not None:
-        _emit(found.lifts.pop(twin, []))
+        lifts = found.lifts.pop(twin, [])
+        found.held -= _held(lifts)
+        _emit(lifts)
 
 
 def hand_over_at_end(emit: Any) -> None:
@@ -139,6 +141,10 @@ def _found(emit: Any) -> Gathered | None:
         _backwards[task] = Gathered()
         at_end_of_backward(lambda: outside_modes(_emit_all, _backwards.pop(task, Gathered())))
     return _backwards[task]
+
+
+def _held(lifts: Sequence[Lift]) -> int:
+    return sum(one.x.nbytes for lift in lifts for parts in lift.read.values() for one in parts)
 
 
 def _emit_all(found: Gathered) -> None:

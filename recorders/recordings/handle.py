@@ -20,7 +20,7 @@ T = TypeVar("T")
 LONGEST_AT_EXIT_S = 5.0
 
 _under_way: set[Work] = set()
-"""Collectives that nobody has waited for yet, also if their handle was dropped."""
+"""Collectives that nobody has waited for, up to the next sync after they ended. Copied to go through it: threads may sync."""
 
 
 class SyncHandle(Generic[T]):
@@ -46,7 +46,7 @@ class SyncHandle(Generic[T]):
         self._result: T
         self._error: Exception | None = None
         self._lock = threading.Lock()
-        _under_way.difference_update([work for work in _under_way if work.is_completed()])
+        _under_way.difference_update([work for work in tuple(_under_way) if work.is_completed()])
         _under_way.update(works)
 
     def __repr__(self) -> str:
@@ -82,5 +82,5 @@ class SyncHandle(Generic[T]):
 def wait_at_exit() -> None:
     """Waits for collectives under way, but not for long: one that ends while Python is taken down ends the process abnormally."""
     limit = time.monotonic() + LONGEST_AT_EXIT_S
-    while time.monotonic() < limit and not all(work.is_completed() for work in _under_way):
+    while time.monotonic() < limit and not all(work.is_completed() for work in tuple(_under_way)):
         time.sleep(0.01)

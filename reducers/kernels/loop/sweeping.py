@@ -58,14 +58,14 @@ def looped(
         compiler, the loop lacks a statistic, or the dtype or the strides of `x` are not supported.
     """
     names, x = tuple(columns.values()), x.resolve_neg()
-    call = prepared(x, axes, names, mask)
-    if call is None:
-        return None
     if torch.compiler.is_compiling():
         table = table_in_graph(x, axes, names, threshold, mask)
         if table is None:
             return None
         return {key: row.to(column_dtype(name, x.dtype)) for row, (key, name) in zip(table.unbind(), columns.items(), strict=True)}
+    call = prepared(x, axes, names, mask)
+    if call is None:
+        return None
     results = [torch.empty(call.kept, dtype=dtype, device="cpu") for dtype in call.dtypes]
     if not {*map(type, results)} <= _PLAIN or not _run(call, x, threshold, mask, [result.data_ptr() for result in results]):
         return None

@@ -234,7 +234,7 @@ def test_calls_of_all_kinds_are_counted() -> None:
         assert sum(row.skipped.values()) == 4
 
 
-def test_chosen_steps_and_a_budget() -> None:
+def test_chosen_steps() -> None:
     layers = net()
     recorder = Recorder(ForwardMonitor(Summary(), every_step=2)).modules(layers, leaves=True)
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.0)

@@ -78,7 +78,7 @@ def check(found: Sequence[State], wanted: Sequence[State]) -> None:
         assert one.keys() == other.keys()
         for key, value in one.items():
             assert value.dtype == other[key].dtype
-            torch.testing.assert_close(value, other[key], rtol=1e-6, atol=1e-6, equal_nan=True)
+            torch.testing.assert_close(value, other[key], rtol=1e-10, atol=1e-12, equal_nan=True)
 
 
 def all_at_once() -> tuple[list[list[GraphObservation]], list[State]]:
