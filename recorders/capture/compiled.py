@@ -28,6 +28,7 @@ from recorders._torch import NoAutocast, NoInference, has_dispatch_modes, make_e
 from recorders.capture import packing
 from recorders.capture.gathering import NEXT, Lift, gather, hand_over, hand_over_at_end, packed
 from recorders.capture.gathering import from_text as together_from
+from recorders.capture.guards import without_new_guards
 from recorders.capture.handles import emit_accumulations
 from recorders.capture.layouts import as_text, as_text_of_all, from_text
 from recorders.capture.operands import is_spread, local_part
@@ -151,12 +152,12 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
         if reducer is not None and reducer.liftable:
             # All monitors of a twin are due in the same steps, if nothing else is asked of them.
             alike = twin.gate.only_steps_and_mode and not _among_ranks()
-            with contextlib.suppress(Exception):  # reported when the leaves are lifted
+            with contextlib.suppress(Exception), without_new_guards(leaves.values()):  # reported when the leaves are lifted
                 read = _read(reducer, leaves) if alike else None
             if read and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, {}, read)):
                 return
-            # A reducer that reads values, or fails, gets the values, or reports its error, outside the graph.
-            with contextlib.suppress(Exception):
+            # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
+            with contextlib.suppress(Exception), without_new_guards(leaves.values()):
                 lifts = _lifts(reducer, leaves)
             if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts)):
                 return

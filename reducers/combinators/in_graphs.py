@@ -13,7 +13,7 @@ from reducers.core.patterns import arrange
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
 from reducers.kernels.dispatch import BIG_IN_GRAPH
-from reducers.kernels.loop.sweeping import table_in_graph
+from reducers.kernels.loop.sweeping import are_numbers, table_in_graph
 from reducers.kernels.loop.together import Pack, kinds_of
 
 __all__ = ["GraphObservation", "graph_observations"]
@@ -57,7 +57,8 @@ def graph_observations(reducer: Reducer, x: Tensor) -> list[GraphObservation] | 
         kinds = kinds_of(arranged, axes, columns)
         if kinds is None:
             return None
-        is_table = arranged.numel() >= BIG_IN_GRAPH
+        # Of one whose size is a symbol it is not known how much memory the graph would keep.
+        is_table = not are_numbers(arranged.shape) or arranged.numel() >= BIG_IN_GRAPH
         read = table_in_graph(arranged, axes, tuple(columns.values()), statistic.threshold) if is_table else arranged.clone()
         if read is None:
             return None

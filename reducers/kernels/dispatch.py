@@ -13,7 +13,7 @@ from reducers.errors import warn_user
 from reducers.kernels.chunks import BIG
 from reducers.kernels.cpu import sweep
 from reducers.kernels.inductor import fused_moments
-from reducers.kernels.loop.sweeping import looped
+from reducers.kernels.loop.sweeping import are_numbers, looped
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
@@ -142,13 +142,13 @@ def loop_sweep(
     """Return the statistics of a big CPU tensor over `axes`, by a loop in C++ that reads it once; the arguments of `device_sweep`.
 
     Returns:
-        None if the loop does not take the tensor, or there is no compiler. Inside a graph also if Dynamo traces the reducer, or
-        the size is not known; what is lifted by a monitor is traced without Dynamo.
+        None if the loop does not take the tensor, or there is no compiler. Inside a graph also if Dynamo traces the reducer; what
+        is lifted by a monitor is traced without Dynamo. A size that is a symbol of the graph is taken for a big one.
     """
     if not columns or x.device.type != "cpu" or x.layout is not torch.strided:
         return None
     if torch.compiler.is_compiling():
-        if torch.compiler.is_dynamo_compiling() or not all(isinstance(size, int) for size in x.shape) or x.numel() < BIG_IN_GRAPH:
+        if torch.compiler.is_dynamo_compiling() or (are_numbers(x.shape) and x.numel() < BIG_IN_GRAPH):
             return None
     elif x.numel() < BIG:
         return None

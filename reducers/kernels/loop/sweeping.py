@@ -17,7 +17,7 @@ from reducers.kernels.loop.plain import plain_table
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
-__all__ = ["Call", "column_dtype", "is_built", "looped", "prepared", "table_in_graph", "task_for"]
+__all__ = ["Call", "are_numbers", "column_dtype", "is_built", "looped", "prepared", "table_in_graph", "task_for"]
 
 _SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE = 1, 2, 4, 8, 16, 32  # enum What
 _COLUMNS = {
@@ -78,11 +78,18 @@ def table_in_graph(
     x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], threshold: float, mask: Tensor | None = None
 ) -> Tensor | None:
     """Return the statistics as rows, float64 [names, ...], by one node of a graph; None if the loop does not take `x`."""
-    # Up to so many axes any strides will do, and these may change until the graph runs.
-    if x.ndim > MOST_AXES or prepared(x, axes, names, mask) is None:
+    # Up to so many axes any strides will do, and these may change until the graph runs. Sizes too, if they are symbols.
+    if x.ndim > MOST_AXES or not is_built(names, x.dtype):
+        return None
+    if are_numbers((*x.shape, *x.stride())) and prepared(x, axes, names, mask) is None:
         return None
     table: Tensor = torch.ops.reducers.loop(x, axes, ",".join(names), threshold, mask)
     return table
+
+
+def are_numbers(sizes: Sequence[int]) -> bool:
+    """Return whether none of these is a symbol of a graph that is compiled for many sizes."""
+    return all(type(size) is int for size in sizes)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from reducers.kernels.loop.building import ELEMENTS
 from reducers.kernels.loop.layout import MOST_AXES, Task
 from reducers.kernels.loop.plain import plain_table
-from reducers.kernels.loop.sweeping import column_dtype, is_built, prepared, task_for
+from reducers.kernels.loop.sweeping import are_numbers, column_dtype, is_built, prepared, task_for
 
 __all__ = ["Pack", "Reading", "as_text", "kinds_of", "read_together"]
 
@@ -58,15 +58,17 @@ class Reading(NamedTuple):
 def kinds_of(x: Tensor, axes: Sequence[int], columns: Mapping[str, str]) -> dict[str, Pack] | None:
     """Return the shape and the dtype of each result, by key; None if the loop does not compute them of `x`.
 
+    Sizes of reduced axes may be symbols of a graph; those of kept axes may not, because memory for the results is made once.
+
     Args:
         columns: the keys of the state, and which statistic each of them is, as for `looped`.
     """
     names = tuple(columns.values())
-    if x.device.type != "cpu" or x.dtype not in ELEMENTS or x.ndim > MOST_AXES or not all(type(size) is int for size in x.shape):
+    kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    if x.device.type != "cpu" or x.dtype not in ELEMENTS or x.ndim > MOST_AXES or not are_numbers(kept):
         return None
     if x.numel() == 0 or not is_built(names, x.dtype):
         return None
-    kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
     return {key: Pack(1, kept, column_dtype(name, x.dtype)) for key, name in columns.items()}
 
 
