@@ -59,6 +59,7 @@ def with_and_without_a_compiler(request: pytest.FixtureRequest, monkeypatch: pyt
     """The loop in C++ reduces big CPU tensors, and small ones of graphs, if there is a compiler, and PyTorch's calls do if not."""
     if request.param == "plain calls":
         monkeypatch.setattr("reducers.kernels.dispatch.looped", lambda *_: None)
+        monkeypatch.setattr("reducers.kernels.dispatch.looped_weights", lambda *_: None)
         monkeypatch.setattr("reducers.combinators.in_graphs.kinds_of", lambda *_: None)
     way: str = request.param
     return way

@@ -14,6 +14,7 @@ from reducers.kernels.chunks import BIG
 from reducers.kernels.cpu import sweep
 from reducers.kernels.inductor import fused_moments
 from reducers.kernels.loop.sweeping import are_numbers, looped
+from reducers.kernels.loop.weighting import looped_weights
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
@@ -28,6 +29,7 @@ __all__ = [
     "give_up",
     "given_up",
     "loop_sweep",
+    "loop_weighted",
     "masked_moments",
     "row_dtypes",
     "traced_moments",
@@ -153,6 +155,13 @@ def loop_sweep(
     elif x.numel() < BIG:
         return None
     return looped(x, axes, columns, threshold, mask)
+
+
+def loop_weighted(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...]) -> State | None:
+    """The same of weighted statistics; the arguments are those of `device_weighted`. None inside graphs."""
+    if x.numel() < BIG or x.layout is not torch.strided or torch.compiler.is_compiling():
+        return None
+    return looped_weights(x, weights, axes, columns)
 
 
 def device_accumulation(device: str) -> Any:

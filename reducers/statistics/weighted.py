@@ -16,7 +16,7 @@ from reducers.core.patterns import arrange, kept_axes, validate
 from reducers.core.reducer import Reducer, Reduction
 from reducers.core.states import check_states, require_state, to_device
 from reducers.kernels.chunks import paired_pieces
-from reducers.kernels.dispatch import device_weighted
+from reducers.kernels.dispatch import device_weighted, loop_weighted
 from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
 from reducers.kernels.weighted import weighted_sum, weighted_sweep
 from reducers.state import Result, State
@@ -56,7 +56,7 @@ class _Weighted(Reducer):
         joined = device_weighted(swept, given, axes, self.columns, state)
         if joined is not None:
             return joined
-        fast = self.sweep(swept, given, axes)
+        fast = loop_weighted(swept, given, axes, self.columns) or self.sweep(swept, given, axes)
         if fast is not None:
             return self.merge(state, fast)
         weights = real(weights)
@@ -90,9 +90,9 @@ class WeightedMean(_Weighted):
     """Weighted mean of the finite elements, `sum(w x) / sum(w)`.
 
     `update(state, x, weights)`: weights are real numbers from 0 up. Their axes are the leading axes of `x`, and they broadcast
-    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. CPU observations of more
-    than 8,192 elements, with weights also in float32 or narrower, are summed in float32 with an error below 1e-6 of the sum of
-    magnitudes.
+    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. All is summed in float64.
+    If there is no C++ compiler, CPU observations of more than 8,192 elements, with weights also in float32 or narrower, are summed
+    in float32 with an error below 1e-6 of the sum of magnitudes.
 
     Args:
         pattern: see `Statistic`.

@@ -18,12 +18,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["ELEMENTS", "build"]
+__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_weighted"]
 
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 """The dtypes that the loop takes, and what it calls them."""
 
-SOURCE = Path(__file__).with_name("sweep.cpp")
+WEIGHTS = {**ELEMENTS, torch.float64: "Float64", torch.bool: "Byte"}
+"""The same of weights."""
+
+FOLDER = Path(__file__).parent
 TIMEOUT_S = 60.0
 _FLAGS = ("-std=c++17", "-O2", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi", "-Wl,--as-needed")
 
@@ -36,11 +39,25 @@ def build(statistics: int, elements: str) -> Any:
         statistics: the sum of bits of `enum What` in the source.
         elements: one of the values of `ELEMENTS`.
     """
+    return _built("sweep.cpp", [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"])
+
+
+@cache
+def build_weighted(elements: str, weights: str) -> Any:
+    """Return the same function for weighted statistics.
+
+    Args:
+        weights: one of the values of `WEIGHTS`.
+    """
+    return _built("weighted.cpp", [f"-DELEMENTS={elements}", f"-DWEIGHTS={weights}"])
+
+
+def _built(source: str, defines: list[str]) -> Any:
     compiler = _compiler()
     if compiler is None:
         return None
     try:
-        path = _compiled(compiler, [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"])
+        path = _compiled(compiler, FOLDER / source, defines)
         function = ctypes.CDLL(str(path)).reducers_sweep
     except (OSError, subprocess.SubprocessError, AttributeError):
         return None
@@ -58,21 +75,21 @@ def _compiler() -> str | None:
     )
 
 
-def _compiled(compiler: str, defines: list[str]) -> Path:
+def _compiled(compiler: str, source: Path, defines: list[str]) -> Path:
     """Return the path of the library, which is compiled if the cache does not have it."""
     flags = [*_FLAGS, *defines, *(["-march=native"] if platform.machine() == "x86_64" else [])]
     # The same OpenMP as PyTorch's, whose threads would otherwise be in the way of another's.
     libraries = sorted(str(path) for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    source = SOURCE.read_bytes()
+    text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     told = (compiler, str(os.stat(compiler).st_mtime_ns), *flags, *libraries, _processor())
-    key = hashlib.sha256(b"\0".join((source, *(part.encode() for part in told)))).hexdigest()[:32]
+    key = hashlib.sha256(b"\0".join((text, *(part.encode() for part in told)))).hexdigest()[:32]
     folder = _cache()
     path = folder / f"{key}.so"
     if not path.exists():
         handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
         try:
-            command = [compiler, *flags, str(SOURCE), *libraries, "-o", name]
+            command = [compiler, *flags, str(source), *libraries, "-o", name]
             subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
             os.replace(name, path)  # several processes may compile it at once
         finally:

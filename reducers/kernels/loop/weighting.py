@@ -1,0 +1,65 @@
+"""Weighted statistics of a CPU tensor in one read of elements and weights, by the loop in C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reducers.kernels.loop.building import ELEMENTS, WEIGHTS, build_weighted
+from reducers.kernels.loop.layout import Task, task_of
+from reducers.state import State
+
+__all__ = ["looped_weights"]
+
+_RESULTS = ("weight", "squares", "mean", "m2", "sum")  # enum Result
+_PLAIN = {Tensor, nn.Parameter}
+
+
+def looped_weights(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: Sequence[str]) -> State | None:
+    """Return weighted statistics of the finite elements of `x` over `axes`, in float64 throughout.
+
+    Args:
+        weights: real numbers from 0 up, in the shape of `x`, of any strides. What is not finite is excluded, with its element.
+        columns: the keys of the state: `weight` and `squares`, the sums of the weights and of their squares; `sum`, that of weights
+            times elements; `mean`, the weighted one; `m2`, the weighted sum of squared deviations from it.
+
+    Returns:
+        float64, in the shape of the kept axes. None if there is no compiler, or the dtype or the strides of a tensor are not
+        supported.
+    """
+    x, weights = x.resolve_neg(), weights.resolve_neg()
+    if {x.device.type, weights.device.type} != {"cpu"} or not {type(x), type(weights)} <= _PLAIN:
+        return None
+    task = _task(tuple(x.shape), x.stride(), weights.stride(), axes)
+    elements, kind = ELEMENTS.get(x.dtype), WEIGHTS.get(weights.dtype)
+    function = None if task is None or elements is None or kind is None else build_weighted(elements, kind)
+    if task is None or function is None:
+        return None
+    kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    found = {column: torch.empty(kept, dtype=torch.float64, device="cpu") for column in columns}
+    if not {*map(type, found.values())} <= _PLAIN:
+        return None
+    return found if _run(function, Task.from_buffer_copy(task), x, weights, found) else None
+
+
+@lru_cache(maxsize=1024)
+def _task(shape: tuple[int, ...], strides: tuple[int, ...], weight_strides: tuple[int, ...], axes: tuple[int, ...]) -> Task | None:
+    return task_of(shape, strides, axes, weight_strides)
+
+
+def _run(function: Any, task: Task, x: Tensor, weights: Tensor, results: State) -> bool:
+    """Write the results; return False if a tensor has no memory of its own, or there is none."""
+    try:
+        task.x, task.mask = x.data_ptr(), weights.data_ptr()
+        for column, result in results.items():
+            task.results[_RESULTS.index(column)] = result.data_ptr()
+    except RuntimeError:  # such as inside vmap
+        return False
+    if not task.x or not task.mask:
+        return False
+    return bool(function(ctypes.byref(task), 1, torch.get_num_threads()) == 0)
