@@ -36,6 +36,9 @@ class Hook:
         traced: whether a graph contains the hook, and guards that it is registered.
     """
 
+    # Slots: the compiler guards the dictionary of an object three times over, for each hook.
+    __slots__ = ("__weakref__", "fail", "receiver", "run", "trace", "traced", "usual")
+
     def __init__(
         self,
         run: Callable[..., None],
