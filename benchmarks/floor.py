@@ -51,12 +51,14 @@ from reducers import (
     Moments,
     NearestTrace,
     Norm,
+    PerObservation,
     Product,
     Quantile,
     Reducer,
     Reservoir,
     ScaledCumulativeTrace,
     ScaledNearestTrace,
+    Scan,
     Sparsity,
     Sum,
     Summary,
@@ -64,6 +66,7 @@ from reducers import (
     TopK,
     WeightedMean,
     WeightedMoments,
+    Whole,
     Window,
 )
 from reducers.combinators.fused import Fused
@@ -98,6 +101,7 @@ def patterned(pattern: str) -> dict[str, Reducer]:
         "EveryNth(Mean)": EveryNth(Mean(pattern), 1),
         "History(Mean)": History(Mean(pattern), duration=4.0),
         "Difference(Mean)": Difference(Mean(pattern)),
+        "PerObservation(Mean, Mean)": PerObservation(Mean(pattern), Mean("o ... -> ...")),
     }
 
 
@@ -108,7 +112,9 @@ def whole() -> dict[str, Reducer]:
         "First": First(),
         "Last": Last(),
         "Collect": Collect(),
+        "Whole(last=2)": Whole(last=2),
         "Fold(maximum)": Fold(torch.maximum),
+        "Scan(leaky)": Scan(_leaky, 0.0),
         "Reservoir": Reservoir(),
         "Geometry": Geometry(),
         "TimeSince": TimeSince(_positive),
@@ -162,6 +168,23 @@ def plain(x: Tensor, axes: tuple[int, ...] | None) -> dict[str, Callable[[], Any
     return found
 
 
+def of_one(pattern: str, axes: tuple[int, ...] | None) -> dict[str, Reducer]:
+    """All that take one tensor of floats."""
+    return {**patterned(pattern), **(whole() if axes is None else {"Covariance": Covariance(pattern)})}
+
+
+def without_row() -> list[str]:
+    """The names of public reducers that are not timed."""
+    timed: set[type] = set(map(type, of_integers("... ->").values()))
+    for _, pattern, axes in LAYOUTS.values():
+        timed |= set(map(type, of_one(pattern, axes).values()))
+        timed |= {type(reducer) for reducer, _ in of_two(torch.ones(2, 2), pattern).values()}
+    public = {getattr(reducers, name) for name in reducers.__all__ if inspect.isclass(getattr(reducers, name))}
+    return sorted(
+        kind.__name__ for kind in public if issubclass(kind, Reducer) and not inspect.isabstract(kind) and kind not in timed
+    )
+
+
 def updating(reducer: Reducer, *xs: Tensor) -> Callable[[], Any]:
     """One update of a state that has seen something."""
     return partial(reducer.update, reducer.update({}, *xs), *xs)
@@ -178,14 +201,13 @@ def measured(layout: str, x: Tensor, functions: dict[str, Callable[[], Any]], se
 
 
 def all_reducers() -> list[Row]:
+    if lacking := without_row():
+        raise RuntimeError(f"benchmarks/floor.py has no row for {lacking}: add them")
     rows: list[Row] = []
-    kinds: set[type] = set()
     generator = torch.Generator().manual_seed(0)
     for layout, (shape, pattern, axes) in LAYOUTS.items():
         x = torch.randn(shape, generator=generator)
-        one = {**patterned(pattern), **(whole() if axes is None else {"Covariance": Covariance(pattern)})}
-        two = of_two(x, pattern)
-        kinds |= {type(reducer) for reducer in one.values()} | {type(reducer) for reducer, _ in two.values()}
+        one, two = of_one(pattern, axes), of_two(x, pattern)
         functions = {
             **{name: updating(reducer, x) for name, reducer in one.items()},
             **{name: updating(reducer, x, other) for name, (reducer, other) in two.items()},
@@ -193,12 +215,7 @@ def all_reducers() -> list[Row]:
         }
         rows += measured(layout, x, functions)
     tokens = torch.randint(1000, (16, 128, 768), generator=generator, dtype=torch.int32)
-    kinds |= {type(reducer) for reducer in of_integers("... ->").values()}
     rows += measured("per tensor, 6 MB of int32", tokens, {name: updating(r, tokens) for name, r in of_integers("... ->").items()})
-    public = {getattr(reducers, name) for name in reducers.__all__ if inspect.isclass(getattr(reducers, name))}
-    missing = [kind for kind in public if issubclass(kind, Reducer) and not inspect.isabstract(kind) and kind not in kinds]
-    if missing:
-        raise RuntimeError(f"benchmarks/floor.py has no row for {sorted(kind.__name__ for kind in missing)}: add them")
     return rows
 
 
@@ -231,6 +248,10 @@ def by_size() -> list[Row]:
 
 def _positive(x: Tensor) -> Tensor:
     return x > 0
+
+
+def _leaky(x: Tensor, so_far: Tensor) -> Tensor:
+    return 0.9 * so_far + x
 
 
 def _deviation(result: dict[str, Tensor]) -> Tensor:

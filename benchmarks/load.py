@@ -1,6 +1,6 @@
 """What an update of 25 MB costs beside one busy process a core, as data-loader workers are, and while these processes are stopped.
 
-Quiet and busy rounds are taken in turn. Other work on the machine makes both slower: run it on a machine with nothing else to do.
+Quiet and busy phases are taken in turn. Other work on the machine makes both slower: run it on a machine with nothing else to do.
 Run: python benchmarks/load.py
 """
 
@@ -19,9 +19,10 @@ import torch
 from measure import spread, write
 
 from reducers import Extremes, Mean, Moments, Norm, Quantile, Reducer, Summary
+from reducers.kernels.loop.threads import ALONE_S
 
 SHAPE = (64, 128, 768)
-ROUNDS = 30
+PHASES, ROUNDS = 5, 10  # a phase is one that lasts, as workers do: the loops learn from calls that waited
 SETTLE_S = 0.02
 KINDS = (Mean, Norm, Extremes, Moments, Summary, Quantile)
 
@@ -44,7 +45,7 @@ def busy_processes() -> Iterator[Callable[[bool], None]]:
     def switch(on: bool) -> None:
         for process in running:
             process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
-        time.sleep(SETTLE_S)
+        time.sleep(SETTLE_S if on else SETTLE_S + ALONE_S)
 
     try:
         switch(False)
@@ -61,9 +62,9 @@ def measured(threads: int) -> list[dict[str, Any]]:
     timed = functions()
     times: dict[tuple[str, bool], list[float]] = {(name, busy): [] for busy in (False, True) for name in timed}
     with busy_processes() as switch:
-        for _ in range(ROUNDS):
-            for busy in (False, True):
-                switch(busy)
+        for phase in range(2 * PHASES):
+            switch(busy := phase % 2 == 1)
+            for _ in range(ROUNDS):
                 for name, function in timed.items():
                     function()
                     started = time.perf_counter()

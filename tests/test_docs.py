@@ -80,3 +80,10 @@ def test_the_tables_of_the_architecture_name_every_package_and_no_file_that_is_g
     packages = {f"{path.parent.name}/" for path in files if path.name == "__init__.py"} - {"reducers/", "recorders/"}
     assert named - {path.name for path in files} - packages == set()
     assert packages - named == set()
+
+
+def test_every_reducer_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import floor
+
+    assert floor.without_row() == []

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from reducers.kernels.loop.building import ELEMENTS, build
 from reducers.kernels.loop.layout import LEAST_RUN, MOST_AXES, RESULTS, Task, task_of
 from reducers.kernels.loop.plain import plain_table
+from reducers.kernels.loop.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
@@ -180,7 +181,7 @@ def _run(call: Call, x: Tensor, threshold: float, mask: Tensor | None, results: 
         return False
     if not kinds:
         task.kinds = type(task.kinds)()
-    return bool(call.function(ctypes.byref(task), 1, torch.get_num_threads()) == 0)
+    return in_threads(call.function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes) == 0
 
 
 def task_for(call: Call, dtype: torch.dtype, threshold: float, results: Sequence[int]) -> Task:

@@ -21,6 +21,7 @@ from reducers.kernels.loop.building import ELEMENTS
 from reducers.kernels.loop.layout import MOST_AXES, Task
 from reducers.kernels.loop.plain import plain_table
 from reducers.kernels.loop.sweeping import are_numbers, column_dtype, is_built, prepared, task_for
+from reducers.kernels.loop.threads import in_threads
 
 __all__ = ["Pack", "Reading", "as_text", "kinds_of", "read_together"]
 
@@ -141,7 +142,8 @@ class _Reader:
         for task, index in zip(group.tasks, group.indices, strict=True):
             task.x = xs[index].data_ptr()
         threads = min(torch.get_num_threads(), self._most_threads)
-        if group.function is None or group.function(ctypes.byref(group.memory), len(group.indices), threads):
+        memory, number = ctypes.byref(group.memory), len(group.indices)
+        if group.function is None or in_threads(group.function, memory, number, threads, 4 * A_THREAD * self._most_threads):
             for index in group.indices:
                 self._read_plainly(index, xs[index])
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from reducers.kernels.loop.building import ELEMENTS, WEIGHTS, build_weighted
 from reducers.kernels.loop.layout import Task, task_of
+from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
 
 __all__ = ["looped_weights"]
@@ -62,4 +63,4 @@ def _run(function: Any, task: Task, x: Tensor, weights: Tensor, results: State) 
         return False
     if not task.x or not task.mask:
         return False
-    return bool(function(ctypes.byref(task), 1, torch.get_num_threads()) == 0)
+    return in_threads(function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes + weights.nbytes) == 0

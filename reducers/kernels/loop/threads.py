@@ -1,0 +1,34 @@
+"""How many threads the loops use: one, for a while, if others had to be waited for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+__all__ = ["in_threads"]
+
+ALONE_S = 1.0  # for which one thread does all, after others had to be waited for
+SLOWEST = 3e9  # bytes a second that one thread reads at least
+WAIT_S = 1e-3  # a processor that another process holds is free after some milliseconds
+
+_alone_until = 0.0
+
+
+def in_threads(function: Any, tasks: Any, number: int, threads: int, size: int) -> int:
+    """Call a loop in so many threads, or in one; return what it returns. Its results do not depend on the threads.
+
+    All threads of OpenMP must have run before a call ends. If other processes, such as workers of a data loader, hold the
+    processors, the call waits for them longer than it would take in one thread. That is noticed when it ends.
+
+    Args:
+        size: the bytes that are read.
+    """
+    global _alone_until
+    started = time.perf_counter()
+    if threads == 1 or started < _alone_until:
+        return int(function(tasks, number, 1))
+    failed = int(function(tasks, number, threads))
+    ended = time.perf_counter()
+    if ended - started > WAIT_S + size / SLOWEST:
+        _alone_until = ended + ALONE_S
+    return failed
