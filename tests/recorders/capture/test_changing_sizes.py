@@ -113,7 +113,7 @@ class AsksForSizes(Mean):
 HANDED_OVER = [AsksForSizes(), Collect().premap(torch.ravel), First(), Histogram(edges=(-3.0, 0.0, 3.0)), Quantile()]
 
 
-@pytest.mark.parametrize("reducer", HANDED_OVER, ids=repr)
+@pytest.mark.parametrize("reducer", HANDED_OVER, ids=lambda reducer: type(reducer).__name__)
 def test_a_reducer_that_asks_for_sizes_does_not_compile_the_program_again(
     reducer: Reducer, caplog: pytest.LogCaptureFixture
 ) -> None:
