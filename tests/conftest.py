@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -63,3 +64,21 @@ def with_and_without_a_compiler(request: pytest.FixtureRequest, monkeypatch: pyt
         monkeypatch.setattr("reducers.combinators.in_graphs.kinds_of", lambda *_: None)
     way: str = request.param
     return way
+
+
+@pytest.fixture
+def at_several_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], Any]], list[Any]]]:
+    """Calls a function with 1, 2 and 3 threads, and returns what it returned; the loops do not resort to one of them."""
+    monkeypatch.setattr("reducers.kernels.loop.threads._alone_until", 0.0)
+    monkeypatch.setattr("reducers.kernels.loop.threads.WAIT_S", float("inf"))
+    before = torch.get_num_threads()
+
+    def results(function: Callable[[], Any]) -> list[Any]:
+        found = []
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.append(function())
+        return found
+
+    yield results
+    torch.set_num_threads(before)

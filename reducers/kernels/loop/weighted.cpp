@@ -108,6 +108,26 @@ template <class T, class W> struct Pair {
   }
 };
 
+// The rows of a part, from `first` to `stop`: of each a run of so many neighbours in memory.
+template <class T, class W> struct Rows {
+  const Task& task;
+  int64_t owner, start, size, first, stop;
+
+  Rows(const Task& of, const Cut& cut, int64_t owner, int64_t run_part, int64_t row_part)
+      : task(of),
+        owner(owner),
+        start(run_part * cut.run_a_part),
+        size(std::min(cut.run_a_part, of.length - start)),
+        first(row_part * cut.rows_a_part),
+        stop(std::min(cut.rows, first + cut.rows_a_part)) {}
+  Pair<T, W> at(int64_t row) const {
+    int64_t offset = start, weight_offset = start * task.mask_stride;
+    task.kept.offsets(owner, offset, weight_offset);
+    task.reduced.offsets(row, offset, weight_offset);
+    return Pair<T, W>(task, offset, weight_offset);
+  }
+};
+
 // Adds a run of neighbours in memory, all of which are reduced.
 template <class T, class W> static void add_run(Partial& part, const Pair<T, W>& pair, int64_t length) {
   const Doubles centre[2] = {all_doubles(part.centre), all_doubles(part.centre)};
@@ -130,23 +150,15 @@ template <class T, class W> static void add_run(Partial& part, const Pair<T, W>&
 
 template <class T, class W> static void read_rows(const Task& task, const Cut& cut, int64_t index, Partial* found) {
   const int64_t run_part = index % cut.run_parts, row_part = index / cut.run_parts % cut.row_parts;
-  const int64_t owner = index / (cut.run_parts * cut.row_parts), first = row_part * cut.rows_a_part;
-  const int64_t start = run_part * cut.run_a_part, size = std::min(cut.run_a_part, task.length - start);
-  const int64_t stop = std::min(cut.rows, first + cut.rows_a_part);
-  const auto pair_at = [&](int64_t row) {
-    int64_t offset = start, weight_offset = start * task.mask_stride;
-    task.kept.offsets(owner, offset, weight_offset);
-    task.reduced.offsets(row, offset, weight_offset);
-    return Pair<T, W>(task, offset, weight_offset);
-  };
+  const Rows<T, W> rows(task, cut, index / (cut.run_parts * cut.row_parts), run_part, row_part);
   Partial part = {};
   bool centred = false;
-  for (int64_t row = first; row < stop && !centred; ++row) {
-    const auto pair = pair_at(row);
-    for (int64_t at = 0; at < size && !centred; ++at)
+  for (int64_t row = rows.first; row < rows.stop && !centred; ++row) {
+    const auto pair = rows.at(row);
+    for (int64_t at = 0; at < rows.size && !centred; ++at)
       if ((centred = is_usable(pair.value(at), pair.weight(at)))) part.centre = pair.value(at);
   }
-  const auto read = [&] { for (int64_t row = first; row < stop; ++row) add_run(part, pair_at(row), size); };
+  const auto read = [&] { for (int64_t row = rows.first; row < rows.stop; ++row) add_run(part, rows.at(row), rows.size); };
   read();
   if (move_centre(part)) read();
   *found = part;
@@ -168,19 +180,12 @@ struct Lanes {
 
 template <class T, class W> static void read_columns(const Task& task, const Cut& cut, int64_t index, Partial* parts) {
   const int64_t row_part = index % cut.row_parts, run_part = index / cut.row_parts % cut.run_parts;
-  const int64_t owner = index / (cut.row_parts * cut.run_parts), first = row_part * cut.rows_a_part;
-  const int64_t start = run_part * cut.run_a_part, size = std::min(cut.run_a_part, task.length - start);
-  const int64_t stop = std::min(cut.rows, first + cut.rows_a_part);
-  const auto pair_at = [&](int64_t row) {
-    int64_t offset = start, weight_offset = start * task.mask_stride;
-    task.kept.offsets(owner, offset, weight_offset);
-    task.reduced.offsets(row, offset, weight_offset);
-    return Pair<T, W>(task, offset, weight_offset);
-  };
+  const Rows<T, W> part(task, cut, index / (cut.row_parts * cut.run_parts), run_part, row_part);
+  const int64_t size = part.size, first = part.first, stop = part.stop;
   for (int64_t column = 0; column < size; ++column) parts[column] = {};
   int64_t missing = size;
   for (int64_t row = first; missing && row < stop; ++row) {
-    const auto pair = pair_at(row);
+    const auto pair = part.at(row);
     for (int64_t column = 0; column < size; ++column) {
       if (parts[column].weight > 0 || !is_usable(pair.value(column), pair.weight(column))) continue;
       parts[column] = {1, 0, pair.value(column), 0, 0};  // found
@@ -193,10 +198,10 @@ template <class T, class W> static void read_columns(const Task& task, const Cut
   for (int64_t group = 0; group < groups; ++group) lanes[group].begin(parts + group * LANES);
   for (int64_t begin = first; begin < stop; begin += ROWS) {
     const int64_t rows = std::min(ROWS, stop - begin);
-    const Pair<T, W> base = pair_at(begin);
+    const Pair<T, W> base = part.at(begin);
     int64_t at[ROWS], weight_at[ROWS];
     for (int64_t row = 0; row < rows; ++row) {
-      const Pair<T, W> pair = pair_at(begin + row);
+      const Pair<T, W> pair = part.at(begin + row);
       at[row] = pair.x - base.x;
       weight_at[row] = pair.weights - base.weights;
     }
@@ -220,7 +225,7 @@ template <class T, class W> static void read_columns(const Task& task, const Cut
     Partial* mine = parts + group * LANES;
     const auto read = [&] {
       lanes[group].begin(mine);
-      for (int64_t row = first; row < stop; ++row) pair_at(row).template add_to<true>(lanes[group].sums, group * LANES, lanes[group].centre);
+      for (int64_t row = first; row < stop; ++row) part.at(row).template add_to<true>(lanes[group].sums, group * LANES, lanes[group].centre);
     };
     if (!finite(lanes[group].sums)) read();
     lanes[group].end(mine);
@@ -234,7 +239,7 @@ template <class T, class W> static void read_columns(const Task& task, const Cut
   for (int64_t column = rest; column < size; ++column) {
     const auto read = [&] {
       for (int64_t row = first; row < stop; ++row) {
-        const auto pair = pair_at(row);
+        const auto pair = part.at(row);
         add_one(parts[column], pair.value(column), pair.weight(column));
       }
     };

@@ -169,16 +169,9 @@ def test_sizes_around_blocks_and_parts(size: int) -> None:
             check(x, axes)
 
 
-def test_threads_do_not_change_a_bit() -> None:
-    threads = torch.get_num_threads()
+def test_threads_do_not_change_a_bit(at_several_threads: Callable[[Callable[[], Any]], list[Any]]) -> None:
     x, columns = torch.randn(40, 50, 96) * 100, {name: name for name in FAMILIES[0]}
-    try:
-        found = []
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            found += [[looped(x, axes, columns) for axes in ((0, 1, 2), (0, 1), (2,))]]
-    finally:
-        torch.set_num_threads(threads)
+    found = at_several_threads(lambda: [looped(x, axes, columns) for axes in ((0, 1, 2), (0, 1), (2,))])
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             assert one is not None

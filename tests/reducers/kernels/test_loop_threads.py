@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-from reducers import Summary, WeightedMoments
-from reducers.kernels.loop import building, threads
+from reducers.kernels.loop import threads
 from reducers.kernels.loop.threads import ALONE_S, in_threads
 
 MEGABYTE = 1 << 20
@@ -64,13 +62,3 @@ def test_one_thread_runs_for_a_while_after_a_wait(clock: Clock) -> None:
 def test_one_thread_that_is_slow_waited_for_nobody(clock: Clock) -> None:
     assert call(clock, 0.5, count=1) == 1
     assert call(clock, 0.0) == 8
-
-
-@pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
-def test_the_numbers_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weights = torch.randn(700, 900), torch.rand(700, 900)
-    found = []
-    for until in (0.0, float("inf")):
-        monkeypatch.setattr(threads, "_alone_until", until)
-        found.append({**Summary("b c -> c").update({}, x), **WeightedMoments().update({}, x, weights)})
-    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())

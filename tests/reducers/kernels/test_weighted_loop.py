@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -119,16 +120,10 @@ def test_a_centre_far_from_the_mean_costs_no_digits(axes: tuple[int, ...], finit
     check(x, weights, axes)
 
 
-def test_threads_do_not_change_a_bit() -> None:
-    threads = torch.get_num_threads()
+def test_threads_do_not_change_a_bit(at_several_threads: Callable[[Callable[[], Any]], list[Any]]) -> None:
     x = torch.randn(40, 50, 96) * 100
-    weights, found = drawn(x), []
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            found += [[looped_weights(x, weights, axes, COLUMNS) for axes in ((0, 1, 2), (0, 1), (2,))]]
-    finally:
-        torch.set_num_threads(threads)
+    weights = drawn(x)
+    found = at_several_threads(lambda: [looped_weights(x, weights, axes, COLUMNS) for axes in ((0, 1, 2), (0, 1), (2,))])
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             assert one is not None
