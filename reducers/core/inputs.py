@@ -54,7 +54,7 @@ def align_input(reducer: object, other: Tensor, x: Tensor, name: str) -> Tensor:
     sizes = (*other.shape, *(1 for _ in range(x.ndim - other.ndim)))
     if other.ndim > x.ndim or any(actual not in (1, expected) for actual, expected in zip(sizes, x.shape, strict=True)):
         raise ArgumentError(
-            f"{reducer!r} got a {name} of shape {tuple(other.shape)} for an observation of shape {tuple(x.shape)}: its axes must "
+            f"{reducer!r} got {name} of shape {tuple(other.shape)} for an observation of shape {tuple(x.shape)}: its axes must "
             "be the leading axes of the observation, each with the same length or length 1"
         )
     return other.reshape(sizes)

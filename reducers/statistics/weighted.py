@@ -15,6 +15,7 @@ from reducers.core.inputs import observation_with
 from reducers.core.patterns import arrange, kept_axes, validate
 from reducers.core.reducer import Reducer, Reduction
 from reducers.core.states import check_states, require_state, to_device
+from reducers.errors import DTypeError
 from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.dispatch import device_weighted, loop_weighted
 from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
@@ -49,6 +50,8 @@ class _Weighted(Reducer):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, weights = observation_with(self, xs, "weights")
+        if weights.is_complex():
+            raise DTypeError(f"{self!r} takes real weights, and got {weights.dtype}")
         if x.numel() == 0:
             return state
         (swept, axes), (given, _) = arrange(x, self.pattern), arrange(weights.expand(x.shape), self.pattern)
@@ -102,6 +105,7 @@ class WeightedMean(_Weighted):
 
     Raises:
         ArgumentError: the weights do not broadcast to the observation.
+        DTypeError: the weights are complex.
 
     >>> import torch
     >>> mean = WeightedMean()
@@ -149,6 +153,7 @@ class WeightedMoments(_Weighted):
 
     Raises:
         ArgumentError: `correction` is not a finite number from 0 up, or the weights do not broadcast to the observation.
+        DTypeError: the weights are complex.
 
     >>> import torch
     >>> moments = WeightedMoments(correction=0)

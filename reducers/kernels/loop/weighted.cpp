@@ -78,6 +78,14 @@ static void gather(Partial& part, const Sums& sums, int lane) {
 
 static bool is_usable(double x, double weight) { return std::isfinite(x) && std::isfinite(weight) && weight > 0; }
 
+// Takes the sums about another centre, which has about the distance of the elements.
+static void move(Partial& part, double centre) {
+  const double distance = part.centre - centre;
+  part.second += distance * (2 * part.first + part.weight * distance);
+  part.first += part.weight * distance;
+  part.centre = centre;
+}
+
 // Returns whether digits were lost, and forgets the sums for those about the mean.
 static bool move_centre(Partial& part) {
   const double shift = part.weight > 0 ? part.first / part.weight : 0;
@@ -255,30 +263,28 @@ template <class T, class W> struct Weighted {
   static void columns(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_columns<T, W>(task, cut, index, found); }
   // Joins b to a, which is earlier.
   static void join(Partial& a, const Partial& b) {
-    if (b.weight > 0 && !(a.weight > 0)) {
-      a.centre = b.centre;
-      a.first = b.first;
-      a.second = b.second;
-    } else if (b.weight > 0) {  // about the means of both, then about that of both together, which is the centre then
+    if (a.weight > 0 && b.weight > 0) {  // about the means of both, then about that of both together, which is the centre then
       const double shift_a = a.first / a.weight, shift_b = b.first / b.weight, weight = a.weight + b.weight;
       const double distance = (b.centre - a.centre) + (shift_b - shift_a);
       const double deviations = (a.second - a.first * shift_a) + (b.second - b.first * shift_b);
       a.second = deviations + distance * distance * a.weight * (b.weight / weight);
       a.centre += shift_a + distance * (b.weight / weight);
       a.first = 0;
+    } else {  // there is no mean: about the centre of one of them
+      Partial other = b;
+      move(b.weight > 0 ? a : other, b.weight > 0 ? b.centre : a.centre);
+      a.first += other.first;
+      a.second += other.second;
     }
     a.weight += b.weight;
     a.squares += b.squares;
   }
   static void write(const Task& task, const Partial& part, int64_t position) {
-    const double shift = part.weight > 0 ? part.first / part.weight : 0;
-    const double found[RESULTS] = {
-        part.weight,
-        part.squares,
-        part.centre + shift,
-        std::max(0.0, part.second - part.first * shift),
-        part.first + part.weight * part.centre,
-    };
+    const double sum = part.first + part.weight * part.centre;
+    const double shift = part.weight > 0 ? part.first / part.weight : sum - part.centre;
+    const double m2 = part.second - shift * (2 * part.first - part.weight * shift);
+    const bool rounded = m2 < 0 && m2 > -FAR * std::fabs(part.second);
+    const double found[RESULTS] = {part.weight, part.squares, part.centre + shift, rounded ? 0 : m2, sum};
     write_all(task, found, RESULTS, position);
   }
 };

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reducers import Reducer, WeightedMean, WeightedMoments
+from reducers.errors import DTypeError
 from reducers.kernels import dispatch
 from reducers.kernels.loop import building, weighting
 from reducers.kernels.loop.layout import task_of
@@ -118,6 +119,39 @@ def test_a_centre_far_from_the_mean_costs_no_digits(axes: tuple[int, ...], finit
     if not finite:
         x[33, 55] = torch.nan
     check(x, weights, axes)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (0,), (1,)], ids=str)
+@pytest.mark.parametrize("some", ["a few", "most", "all", "the first rows", "the last rows", "those that outweigh the others"])
+def test_weights_below_zero_give_what_plain_calls_give(some: str, axes: tuple[int, ...]) -> None:
+    """They have no meaning, but a big observation is no other than a small one."""
+    x, weights = torch.randn(300, 517) + 3, torch.rand(300, 517)
+    rows, chance = torch.arange(300)[:, None], torch.rand(300, 517)
+    negative = {
+        "a few": chance < 0.1,
+        "most": chance < 0.7,
+        "all": chance < 2,
+        "the first rows": rows < 100,
+        "the last rows": rows > 200,
+        "those that outweigh the others": rows < 151,
+    }[some]
+    weights = torch.where(negative, -weights, weights)
+    found = looped_weights(x, weights, axes, COLUMNS)
+    assert found is not None
+    plain = WeightedMoments().lift(x.double(), weights.double(), axes)
+    kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    sizes, distance = weights.double().abs(), x.double() - plain["mean"].reshape(kept)
+    total = (10 * sizes).sum(axes)  # of the elements' magnitudes, about
+    divisor = torch.where(plain["weight"] > 0, plain["weight"], 1.0)
+    bounds = {"weight": total, "squares": total, "mean": total / divisor, "m2": 1e3 * (sizes * distance.square()).sum(axes)}
+    for name, value in plain.items():
+        assert ((found[name] - value).abs() <= 1e-12 * bounds[name]).all(), name
+
+
+@pytest.mark.parametrize("reducer", [WeightedMean(), WeightedMoments()], ids=repr)
+def test_complex_weights_are_refused(reducer: Reducer) -> None:
+    with pytest.raises(DTypeError, match="real weights"):
+        reducer.update({}, torch.randn(5, 3), torch.rand(5) + 1j)
 
 
 def test_threads_do_not_change_a_bit(at_several_threads: Callable[[Callable[[], Any]], list[Any]]) -> None:
