@@ -61,6 +61,8 @@ def with_and_without_a_compiler(request: pytest.FixtureRequest, monkeypatch: pyt
     if request.param == "plain calls":
         monkeypatch.setattr("reducers.kernels.dispatch.looped", lambda *_: None)
         monkeypatch.setattr("reducers.kernels.dispatch.looped_weights", lambda *_: None)
+        monkeypatch.setattr("reducers.kernels.counting.looped_bits", lambda *_: None)
+        monkeypatch.setattr("reducers.kernels.counting.looped_edges", lambda *_: None)
         monkeypatch.setattr("reducers.combinators.in_graphs.kinds_of", lambda *_: None)
     way: str = request.param
     return way

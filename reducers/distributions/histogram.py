@@ -89,6 +89,18 @@ class Histogram(Statistic):
         assert self.high is not None
         return self.low, self.high, (self.high - self.low) / self.bins
 
+    def _even(self, dtype: torch.dtype) -> tuple[float, float] | None:
+        """Return the first edge and the bins a unit, if the index of a bin, computed from these in `dtype`, is off by one at most.
+
+        That is so if bins are much wider than rounding errors, and neither differences nor the bins a unit are too big for `dtype`.
+        """
+        if self.edges is not None:
+            return None
+        (low, high, step), numbers = self._range, torch.finfo(dtype)
+        most = max(abs(low), abs(high))
+        fits = most < numbers.max / 4 and 1 / step < numbers.max / 4
+        return (low, 1 / step) if fits and step > 16 * numbers.eps * most else None
+
     def _edges(self, device: torch.device) -> Tensor:
         """Return the edges in float64, on the CPU, which every device may lack; on the meta device they take no memory."""
         device = device if device.type == "meta" else torch.device("cpu")
@@ -110,7 +122,8 @@ class Histogram(Statistic):
         if not has_device_bins(x):
             return None
         make = _kept_bounds if type(x) is Tensor else _make_bounds  # of a fake tensor, no bounds may be kept
-        return device_edges(x, axes, make(self, x.device, _is_narrow(x)), state)
+        bounds = make(self, x.device, _is_narrow(x))
+        return device_edges(x, axes, bounds, self._even(bounds.dtype), state)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Histogram")
@@ -122,8 +135,8 @@ class Histogram(Statistic):
             is_nan = x.isnan()
             x = torch.where(is_nan, torch.inf, x)
         bounds = _make_bounds(self, x.device, _is_narrow(x))
-        computable = self.edges is None and _is_index_computable(*self._range, torch.finfo(bounds.dtype).eps)
-        counts = bin_counts(x, axes, bounds.shape[0] + 1, lambda piece: self._bin(piece.to(bounds.dtype), bounds, computable))
+        even = self._even(bounds.dtype)
+        counts = bin_counts(x, axes, bounds.shape[0] + 1, lambda piece: _bin(piece.to(bounds.dtype), bounds, even))
         nan = torch.zeros_like(counts[..., 0]) if mask is None else is_nan.sum(dim=axes)
         counts[..., -1] -= nan
         return {"counts": torch.cat((counts, nan.unsqueeze(-1)), dim=-1)}
@@ -132,18 +145,6 @@ class Histogram(Statistic):
         counts = super().lift_masked(x, mask, axes)["counts"]
         nan = counts[..., -1] - (~mask).sum(dim=axes)
         return {"counts": torch.cat((counts[..., :-1], nan.unsqueeze(-1)), dim=-1)}
-
-    def _bin(self, x: Tensor, bounds: Tensor, computable: bool) -> Tensor:
-        """Return 0 below the first edge, 1 to `bins` inside, and `bins + 1` above the last edge."""
-        if not computable:
-            return torch.bucketize(x.contiguous(), bounds, right=True, out_int32=True)
-        assert self.low is not None
-        assert self.high is not None
-        last = bounds.shape[0] - 1
-        index = (x - self.low).mul_(last / (self.high - self.low)).clamp_(0, last - 1).to(torch.int32)
-        # rounding may be off by one bin; index_select is many times as fast as indexing by brackets
-        lower, upper = (side.index_select(0, index.reshape(-1)).reshape(x.shape) for side in (bounds, bounds[1:]))
-        return 1 + index + (x >= upper).int() - (x < lower).int()
 
     def join(self, a: State, b: State) -> State:
         return {"counts": a["counts"] + b["counts"]}
@@ -163,9 +164,15 @@ def _is_finite_number(value: float | None) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _is_index_computable(low: float, high: float, step: float, eps: float) -> bool:
-    """Return whether bins are so much wider than rounding errors that an index computed by division is off by at most one."""
-    return step > 16 * eps * max(abs(low), abs(high))
+def _bin(x: Tensor, bounds: Tensor, even: tuple[float, float] | None) -> Tensor:
+    """Return 0 below the first bound, 1 to `bins` inside, and `bins + 1` from the last bound."""
+    if even is None:
+        return torch.bucketize(x.contiguous(), bounds, right=True, out_int32=True)
+    low, bins_a_unit = even
+    index = (x - low).mul_(bins_a_unit).clamp_(0, bounds.shape[0] - 2).to(torch.int32)
+    # rounding may be off by one bin; index_select is many times as fast as indexing by brackets
+    lower, upper = (side.index_select(0, index.reshape(-1)).reshape(x.shape) for side in (bounds, bounds[1:]))
+    return 1 + index + (x >= upper).int() - (x < lower).int()
 
 
 def _is_narrow(x: Tensor) -> bool:

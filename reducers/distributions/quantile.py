@@ -117,7 +117,7 @@ class Quantile(Statistic):
         return {"counts": counts, "min": low, "max": high}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._observe_patterns(x, axes) or super().observe(x, axes)
+        return self.swept(x, axes, {}) or self._observe_patterns(x, axes) or super().observe(x, axes)
 
     def _observe_patterns(self, x: Tensor, axes: tuple[int, ...]) -> State | None:
         """Count bit patterns first, and then which bucket each belongs to; None if that does not pay off or some are not finite."""

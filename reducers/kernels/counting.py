@@ -8,7 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from reducers.kernels.chunks import BIG
 from reducers.kernels.dispatch import Kernel, found, tried
+from reducers.kernels.loop.binned import looped_bits, looped_edges
+from reducers.kernels.loop.building import ELEMENTS
 from reducers.state import State
 
 __all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]
@@ -28,24 +31,29 @@ BINS: dict[str, Callable[[], tuple[Kernel, Kernel] | None]] = {"cuda": _triton_b
 
 
 def has_device_bins(x: Tensor) -> bool:
-    """Return whether a kernel counts the bins of tensors on the device of `x`."""
-    return found(BINS, x.device) is not None
+    """Return whether a kernel may count the bins of tensors like `x`."""
+    return found(BINS, x.device) is not None or _is_for_loop(x)
 
 
-def device_edges(x: Tensor, axes: tuple[int, ...], bounds: Tensor, state: State | None = None) -> State | None:
+def device_edges(
+    x: Tensor, axes: tuple[int, ...], bounds: Tensor, even: tuple[float, float] | None = None, state: State | None = None
+) -> State | None:
     """Return the `counts` of the elements of `x` between bounds, added to those of a state, by a kernel that reads `x` once.
 
     Args:
         bounds: float32 or float64, on the device of `x`.
+        even: the first bound, and bounds a unit, if a bin that these give is off by one at most; else None.
         state: what was observed before, or nothing.
 
     Returns:
         what `reducers.kernels.triton.binned.binned_by_edges` returns; None in the same cases as `device_sweep`.
     """
-    kernels = found(BINS, x.device)
-    if kernels is None or not _counts_fit(x, axes, len(bounds) + 2, state):
+    kernels, loops = found(BINS, x.device), _is_for_loop(x)
+    if not (kernels or loops) or not _counts_fit(x, axes, len(bounds) + 2, state):
         return None
-    return tried(kernels[0], x.resolve_neg(), axes, bounds, state)
+    if loops:
+        return looped_edges(x, axes, bounds, even, state or {})
+    return None if kernels is None else tried(kernels[0], x.resolve_neg(), axes, bounds, state)
 
 
 def device_bits(
@@ -56,11 +64,20 @@ def device_bits(
     Returns:
         what `reducers.kernels.triton.binned.binned_by_bits` returns; None in the same cases as `device_sweep`.
     """
-    kernels = found(BINS, x.device)
+    kernels, loops = found(BINS, x.device), _is_for_loop(x)
     bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
-    if kernels is None or not _counts_fit(x, axes, bins, state, "min", "max"):
+    if not (kernels or loops) or not _counts_fit(x, axes, bins, state, "min", "max"):
         return None
-    return tried(kernels[1], x.resolve_neg(), axes, bits, exponents, state)
+    if loops:
+        return looped_bits(x, axes, bits, exponents, state or {})
+    return None if kernels is None else tried(kernels[1], x.resolve_neg(), axes, bits, exponents, state)
+
+
+def _is_for_loop(x: Tensor) -> bool:
+    """Return whether the loop in C++ may count the bins of `x`, outside of graphs."""
+    if x.device.type != "cpu" or x.dtype not in ELEMENTS or x.layout is not torch.strided or torch.compiler.is_compiling():
+        return False
+    return x.numel() >= BIG
 
 
 @lru_cache(maxsize=1)

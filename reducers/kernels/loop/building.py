@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_weighted"]
+__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_weighted"]
 
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 """The dtypes that the loop takes, and what it calls them."""
@@ -50,6 +50,16 @@ def build_weighted(elements: str, weights: str) -> Any:
         weights: one of the values of `WEIGHTS`.
     """
     return _built("weighted.cpp", [f"-DELEMENTS={elements}", f"-DWEIGHTS={weights}"])
+
+
+@cache
+def build_binned(way: str, elements: str) -> Any:
+    """Return the same function for counts in bins.
+
+    Args:
+        way: the name of one of the structs in the source that find bins.
+    """
+    return _built("binned.cpp", [f"-DBINS={way}", f"-DELEMENTS={elements}"])
 
 
 def _built(source: str, defines: list[str]) -> Any:

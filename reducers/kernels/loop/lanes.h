@@ -114,3 +114,27 @@ static inline Ints selected(const uint8_t* mask) {
   return found;
 #endif
 }
+
+// Returns the numbers at these places of a table.
+static inline Floats at_places(const float* table, const Ints& places) {
+#if defined(__AVX512F__)
+  return Floats(_mm512_i32gather_ps(__m512i(places), table, 4));
+#elif defined(__AVX2__)
+  return Floats(_mm256_i32gather_ps(table, __m256i(places), 4));
+#else
+  Floats found;
+  for (int lane = 0; lane < LANES; ++lane) found[lane] = table[places[lane]];
+  return found;
+#endif
+}
+
+// Returns numbers without what follows the point.
+static inline Ints truncated(const Floats& x) {
+#if defined(__AVX512F__)
+  return Ints(_mm512_cvttps_epi32(__m512(x)));
+#elif defined(__AVX__)
+  return Ints(_mm256_cvttps_epi32(__m256(x)));
+#else
+  return __builtin_convertvector(x, Ints);
+#endif
+}

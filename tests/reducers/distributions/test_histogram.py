@@ -120,3 +120,15 @@ def test_arguments(arguments: dict[str, object], message: str) -> None:
 def test_complex_numbers_have_no_order() -> None:
     with pytest.raises(DTypeError, match="no order"):
         Histogram(edges=(0.0, 1.0)).update({}, torch.ones(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    "ends", [(-1e300, 1e300), (-1e39, 1e39), (-3e38, 3e38), (0.0, 1e39), (0.0, 1e-44), (-1e-40, 1e-40), (-1e-38, 2e-38)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_bins_that_float32_can_hardly_hold(dtype: torch.dtype, ends: tuple[float, float]) -> None:
+    low, high = ends
+    shares = torch.linspace(-0.1, 1.1, 97, dtype=torch.float64)
+    x = torch.cat((low * (1 - shares) + high * shares, torch.tensor([0.0, torch.inf, -torch.inf, torch.nan]))).to(dtype)
+    for observed in (x, x.repeat(100)):  # by PyTorch's calls, and by the loop
+        assert_like_numpy(Histogram(bins=7, low=low, high=high), observed)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reducers import Extremes, Mean, Moments, Norm, Quantile, Reducer, Summary
+from reducers import Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Summary
 from reducers.core.statistic import Statistic
 from reducers.kernels.loop.building import build
 from reducers.kernels.rows import row_moments, row_squares, row_sum
@@ -145,3 +145,14 @@ def test_the_loop_takes_kept_axes_in_one_region_of_its_own(
     x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0))
     for observed in (x, x.bfloat16(), torch.where(x > 3, torch.nan, x)):
         assert regions(reducer(pattern), observed) == 0  # calls of PyTorch
+
+
+@pytest.mark.parametrize(
+    "reducer", [Quantile(), Histogram(bins=64, low=-4.0, high=4.0), Histogram(edges=(-1.0, 0.0, 1.0))], ids=repr
+)
+def test_the_loop_counts_bins_in_one_region_of_its_own(reducer: Statistic, with_and_without_a_compiler: str) -> None:
+    if with_and_without_a_compiler == "plain calls" or build(1, "Float32") is None:
+        pytest.skip("of the loop")
+    x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0))
+    for observed in (x, x.bfloat16(), torch.where(x > 3, torch.nan, x)):
+        assert regions(reducer, observed) == 0

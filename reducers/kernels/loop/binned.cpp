@@ -1,0 +1,257 @@
+// Counts of a tensor's elements in bins, in one read: by the leading bits of floating-point numbers, or by edges.
+//
+// Counts are exact, so how the work is cut changes none. A block is a kept position, or as many neighbouring ones as there are
+// lanes. If there are enough blocks, a thread counts a block into the result; if not, several count shares of it, each into a
+// table of its own, which is added to the result in the end.
+
+#include "lanes.h"
+#include "parts.h"
+
+enum Result { COUNTS, LOW, HIGH };
+
+struct Bins {
+  int64_t number;               // of a kept position
+  int64_t shift, zero, middle;  // by bits: how many are left out, where zero ends, the bin of zero
+  const float* edges;           // by edges: ascending; the last one that is counted to is the next number above the last edge
+  int64_t last;                 // the index of the last edge
+  int64_t half;                 // of the edges, with those that fill up: a power of two
+  double low, scale;            // the first edge, and bins a unit, if the bins have one width
+};
+
+struct Binning {
+  Task task;
+  Bins bins;
+};
+
+struct Seen {
+  Floats low = all_floats(INFINITE), high = all_floats(-INFINITE);
+  Ints excluded = {};  // not 0 in a lane in which an element is in no bin
+};
+
+static inline Ints bits_of(const Floats& x) {
+  Ints bits;
+  std::memcpy(&bits, &x, sizeof(x));
+  return bits;
+}
+
+// Each way to find bins writes the bin of each lane, also of elements that are in none: they are taken back later.
+struct Bits {
+  static const bool EXTREMES = true;
+  static inline Ints excluded(const Floats& x) { return (bits_of(x) & 0x7fffffff) >= 0x7f800000; }
+  static inline void find(const Bins& bins, const Floats& x, int32_t* found, Seen& seen) {
+    const Ints bits = bits_of(x), good = ~excluded(x);
+    const Floats least = good ? x : all_floats(INFINITE), most = good ? x : all_floats(-INFINITE);
+    seen.low = least < seen.low ? least : seen.low;
+    seen.high = most > seen.high ? most : seen.high;
+    seen.excluded |= ~good;
+    const int32_t zero = int32_t(bins.zero), middle = int32_t(bins.middle);
+    // Without the sign's complement, the order of integers is that of floats.
+    Ints number = (((bits >> 31) & 0x7fffffff) ^ bits) >> int32_t(bins.shift);
+    number -= clamped(number, -zero, zero - 1);
+    number = clamped(number, -middle, middle) + middle;
+    std::memcpy(found, &number, sizeof(number));
+  }
+  static inline Ints clamped(const Ints& x, int32_t low, int32_t high) {
+    const Ints least = Ints{} + low, most = Ints{} + high, raised = x > least ? x : least;
+    return raised < most ? raised : most;
+  }
+};
+
+// Bins of one width: division finds the bin, or the one beside it. NaN is counted after all bins.
+struct Even {
+  static const bool EXTREMES = false;
+  static inline Ints excluded(const Floats&) { return Ints{}; }
+  static inline void find(const Bins& bins, const Floats& x, int32_t* found, Seen&) {
+    const Floats place = (x - float(bins.low)) * float(bins.scale), none = all_floats(0), most = all_floats(float(bins.last - 1));
+    const Floats raised = place > none ? place : none;
+    const Ints bin = truncated(raised < most ? raised : most);
+    const Ints above = x >= at_places(bins.edges + 1, bin), below = x < at_places(bins.edges, bin);  // -1 if so
+    const Ints number = x == x ? bin + 1 - above + below : Ints{} + int32_t(bins.last + 2);
+    std::memcpy(found, &number, sizeof(number));
+  }
+};
+
+// The number of edges that are at most the element, by bisection. After the last there are so many infinite ones that each step
+// halves what is left.
+struct Edges {
+  static const bool EXTREMES = false;
+  static inline Ints excluded(const Floats&) { return Ints{}; }
+  static inline void find(const Bins& bins, const Floats& x, int32_t* found, Seen&) {
+    const Ints most = Ints{} + int32_t(bins.last + 1);
+    Ints number = {};
+    for (int32_t half = int32_t(bins.half); half > 0; half /= 2) {
+      const Ints beyond = x >= at_places(bins.edges + half - 1, number);  // -1 if so
+      number -= beyond * half;
+    }
+    number = number < most ? number : most;
+    number = x == x ? number : most + 1;
+    std::memcpy(found, &number, sizeof(number));
+  }
+};
+
+template <class T> static Floats padded(const typename T::Type* x, int64_t size) {
+  Floats found;
+  for (int lane = 0; lane < LANES; ++lane) found[lane] = T::value(x[lane < size ? lane : 0]);
+  return found;
+}
+
+// Counts `size` elements, at most as many as there are lanes. `apart` is the distance between the tables of neighbours.
+template <class B, class T>
+static inline void count(const Bins& bins, const typename T::Type* x, int64_t size, int64_t* counts, int64_t apart, Seen& seen) {
+  int32_t found[LANES];
+  B::find(bins, size == LANES ? load<T>(x) : padded<T>(x, size), found, seen);
+  if (size < LANES) {
+    for (int lane = 0; lane < size; ++lane) ++counts[lane * apart + found[lane]];
+  } else if (apart) {
+    for (int lane = 0; lane < LANES; ++lane) ++counts[lane * apart + found[lane]];
+  } else {  // two numbers a load: loads are what takes time
+    uint64_t pairs[HALF];
+    std::memcpy(pairs, found, sizeof(found));
+    for (int pair = 0; pair < HALF; ++pair) {
+      ++counts[uint32_t(pairs[pair])];
+      ++counts[pairs[pair] >> 32];
+    }
+  }
+}
+
+// Takes back those that are in no bin.
+template <class B, class T>
+static void take_back(const Bins& bins, const typename T::Type* x, int64_t size, int64_t* counts, int64_t apart) {
+  int32_t found[LANES];
+  Seen unused;
+  const Floats value = size == LANES ? load<T>(x) : padded<T>(x, size);
+  B::find(bins, value, found, unused);
+  const Ints excluded = B::excluded(value);
+  for (int lane = 0; lane < size; ++lane)
+    if (excluded[lane]) --counts[lane * apart + found[lane]];
+}
+
+struct Blocks {
+  int64_t wide;                   // kept positions of a block, at most
+  int64_t a_run;                  // blocks in a run of neighbours that are kept
+  int64_t number;
+  int64_t run_parts, run_a_part;  // of neighbours that are reduced
+  int64_t pieces;                 // of a block, each a row or part of one
+  int64_t shares;                 // that a block is cut into, for threads
+  int64_t elements;               // in all, about
+
+  Blocks(const Task& task, int64_t threads) {
+    wide = task.columns ? LANES : 1;
+    a_run = task.columns ? (task.length + LANES - 1) / LANES : 1;
+    number = product(task.kept) * a_run;
+    run_a_part = task.columns ? 1 : std::min(task.length, PART);
+    run_parts = task.columns ? 1 : (task.length + run_a_part - 1) / run_a_part;
+    pieces = product(task.reduced) * run_parts;
+    const int64_t a_block = wide * pieces * run_a_part, worthwhile = (a_block + PART - 1) / PART;
+    shares = number >= 4 * threads || threads == 1 ? 1 : std::min({(8 * threads + number - 1) / number, worthwhile, pieces});
+    elements = number * a_block;
+  }
+  // Returns the first of the kept positions of a block, and how many it has.
+  int64_t begin(const Task& task, int64_t block, int64_t& found) const {
+    if (!task.columns) return found = 1, block;
+    const int64_t column = block % a_run * wide;
+    found = std::min(wide, task.length - column);
+    return block / a_run * task.length + column;
+  }
+};
+
+// Calls a function with the vectors of a share, and how many elements each has.
+template <class T, class F>
+static inline void each_vector(const Task& task, const Blocks& blocks, int64_t block, int64_t share, F function) {
+  const int64_t column = block % blocks.a_run * blocks.wide, owner = block / blocks.a_run;
+  const int64_t first = blocks.pieces * share / blocks.shares, stop = blocks.pieces * (share + 1) / blocks.shares;
+  int64_t base = 0, unused = 0;
+  task.kept.offsets(owner, base, unused);
+  for (int64_t piece = first; piece < stop; ++piece) {
+    const int64_t start = task.columns ? column : piece % blocks.run_parts * blocks.run_a_part;
+    int64_t offset = base + start;
+    task.reduced.offsets(piece / blocks.run_parts, offset, unused);
+    const auto* x = static_cast<const typename T::Type*>(task.x) + offset;
+    const int64_t length = std::min(task.columns ? blocks.wide : blocks.run_a_part, task.length - start);
+    int64_t at = 0;
+    for (; at + LANES <= length; at += LANES) function(x + at, int64_t(LANES));
+    if (at < length) function(x + at, length - at);
+  }
+}
+
+template <class B, class T>
+static void count_share(const Binning& all, const Blocks& blocks, int64_t block, int64_t share, int64_t* counts, Seen& seen) {
+  typedef const typename T::Type* Place;
+  const int64_t apart = all.task.columns ? all.bins.number : 0;
+  Seen own = seen;
+  own.excluded = Ints{};
+  const auto add_rows = [&](Place x, int64_t size) { count<B, T>(all.bins, x, size, counts, 0, own); };
+  const auto add_columns = [&](Place x, int64_t size) { count<B, T>(all.bins, x, size, counts, apart, own); };
+  all.task.columns ? each_vector<T>(all.task, blocks, block, share, add_columns) : each_vector<T>(all.task, blocks, block, share, add_rows);
+  seen = own;
+  bool excluded = false;
+  for (int lane = 0; lane < LANES; ++lane) excluded |= own.excluded[lane] != 0;
+  if (!excluded) return;
+  each_vector<T>(all.task, blocks, block, share, [&](Place x, int64_t size) { take_back<B, T>(all.bins, x, size, counts, apart); });
+}
+
+// Joins the extremes of a block to the results.
+static void join_extremes(const Task& task, int64_t first, int64_t size, const Seen& seen) {
+  float* low = static_cast<float*>(task.results[LOW]) + first;
+  float* high = static_cast<float*>(task.results[HIGH]) + first;
+  for (int lane = 0; lane < LANES; ++lane) {
+    const int64_t at = task.columns ? lane : 0;
+    if (at >= size) break;
+    low[at] = std::min(low[at], seen.low[lane]);
+    high[at] = std::max(high[at], seen.high[lane]);
+  }
+}
+
+// Counts into the results, or into a table of its own if threads share blocks.
+template <class B, class T> struct Counter {
+  const Binning& all;
+  const Blocks& blocks;
+  int64_t* const own;
+  int64_t block, first, size;  // block: -1 at first
+  Seen seen;
+
+  void count(int64_t item) {
+    if (item / blocks.shares != block) {
+      end();
+      block = item / blocks.shares;
+      first = blocks.begin(all.task, block, size);
+    }
+    count_share<B, T>(all, blocks, block, item % blocks.shares, own ? own : results(), seen);
+  }
+  void end() {
+    if (block < 0) return;
+    const int64_t number = size * all.bins.number;
+    int64_t* counts = results();
+#pragma omp critical
+    {
+      for (int64_t bin = 0; own && bin < number; ++bin) counts[bin] += own[bin];
+      if (B::EXTREMES) join_extremes(all.task, first, size, seen);
+    }
+    if (own) std::fill(own, own + number, 0);
+    seen = Seen();
+    block = -1;
+  }
+  int64_t* results() const { return static_cast<int64_t*>(all.task.results[COUNTS]) + first * all.bins.number; }
+};
+
+template <class B, class T> static int run_bins(const Binning& all, int64_t most_threads) {
+  const Blocks blocks(all.task, most_threads);
+  const int64_t items = blocks.number * blocks.shares;
+  const int threads = int(std::min({most_threads, items, (blocks.elements + PART - 1) / PART}));
+  int failed = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : failed)
+  {
+    int64_t* own = blocks.shares > 1 ? new (std::nothrow) int64_t[blocks.wide * all.bins.number]() : nullptr;
+    const bool ready = own || blocks.shares == 1;
+    failed += !ready;
+    Counter<B, T> counter{all, blocks, own, -1, 0, 0, Seen()};
+#pragma omp for schedule(dynamic)
+    for (int64_t item = 0; item < items; ++item)
+      if (ready) counter.count(item);
+    counter.end();
+    delete[] own;
+  }
+  return failed;
+}
+
+extern "C" int reducers_sweep(const Binning* all, int64_t, int64_t threads) { return run_bins<BINS, ELEMENTS>(*all, threads); }
