@@ -14,7 +14,7 @@ from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.cpu import count_above
-from reducers.kernels.dispatch import device_sweep
+from reducers.kernels.dispatch import device_sweep, loop_sweep
 from reducers.kernels.precision import count_of, finite, real
 from reducers.state import Result, State
 
@@ -161,6 +161,7 @@ def _check_eps(eps: float, caller: str) -> None:
 def _observe_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
     """Return the counts of an observation of any size, without temporaries as big as it."""
     swept = device_sweep(x, axes, _COLUMNS, eps)
+    swept = loop_sweep(x, axes, _COLUMNS, eps) if swept is None else swept
     if swept is not None:
         return swept
     active = count_above(x, axes, eps)

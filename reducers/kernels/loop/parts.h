@@ -39,8 +39,8 @@ struct Task {
   int64_t mask_stride;  // along the run: 0 or 1
   Axes kept, reduced;   // the other axes
   double threshold;
-  void* results[12];    // of each result a number for each kept position; null if it is not asked for
-  int64_t kinds[12];    // 0 double, 1 int64, 2 float
+  void* results[14];    // of each result a number for each kept position; null if it is not asked for
+  int64_t kinds[14];    // 0 double, 1 int64, 2 float
 };
 
 static int64_t product(const Axes& axes) {

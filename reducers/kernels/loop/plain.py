@@ -26,6 +26,8 @@ def plain_table(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], thresh
         "zeros": lambda: (good & (wide == 0)).sum(axes),
         "mean": lambda: mean.squeeze(axes),
         "m2": lambda: torch.where(good, wide - mean, 0.0).square().sum(axes),
+        "m3": lambda: torch.where(good, wide - mean, 0.0).pow(3).sum(axes),
+        "m4": lambda: torch.where(good, wide - mean, 0.0).pow(4).sum(axes),
         "sum": lambda: filled.sum(axes),
         "exact": lambda: filled.sum(axes),
         "squares": lambda: filled.square().sum(axes),

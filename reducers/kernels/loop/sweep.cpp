@@ -8,19 +8,22 @@
 #include "lanes.h"
 #include "parts.h"
 
-enum What { SUM_OF = 1, SQUARES_OF = 2, EXTREMES = 4, ZEROS = 8, MAGNITUDES = 16, ACTIVE = 32, SUMS = SUM_OF | SQUARES_OF };
+enum What { SUM_OF = 1, SQUARES_OF = 2, EXTREMES = 4, ZEROS = 8, MAGNITUDES = 16, ACTIVE = 32, POWERS = 64, SUMS = SUM_OF | SQUARES_OF };
 
-enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, RESULTS };
+constexpr bool HIGHER = STATISTICS & POWERS;  // the third and the fourth power, beside both sums: without them there is no memory for them
+
+enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, M3, M4, RESULTS };
 
 struct Partial {
   double count, nan, inf, zeros, centre, first, second, low, high, total;
+  double third[HIGHER], fourth[HIGHER];
 };
 
 const Partial EMPTY = {0, 0, 0, 0, 0, 0, 0, INFINITE, -INFINITE, 0};
 
 // What is added up, lane by lane.
 struct Sums {
-  Doubles first[2], second[2];
+  Doubles first[2], second[2], third[2 * HIGHER], fourth[2 * HIGHER];
   Floats low, high, zeros, probe, total;
 };
 
@@ -33,6 +36,16 @@ static inline Floats magnitude(const Floats& x) {
   return found;
 }
 
+template <int WHAT> static inline void add_powers(Sums& sums, int half, const Doubles& distance) {
+  const Doubles square = distance * distance;
+  if (WHAT & SUM_OF) sums.first[half] += distance;
+  if (WHAT & SQUARES_OF) sums.second[half] += square;
+  if (WHAT & POWERS) {
+    sums.third[half] += square * distance;
+    sums.fourth[half] += square * square;
+  }
+}
+
 // Adds elements without a look at them. `zeros`, `probe` and `total` hold counts, which a block keeps exact, or NaN.
 template <int WHAT> static inline void add(Sums& sums, const Floats& x, const Doubles* centre, float threshold) {
   if (WHAT & SUMS) {
@@ -40,8 +53,7 @@ template <int WHAT> static inline void add(Sums& sums, const Floats& x, const Do
     halves(x, wide);
     for (int half = 0; half < 2; ++half) {
       const Doubles distance = wide[half] - centre[half];
-      if (WHAT & SUM_OF) sums.first[half] += distance;
-      if (WHAT & SQUARES_OF) sums.second[half] += distance * distance;
+      add_powers<WHAT>(sums, half, distance);
     }
   } else if (!(WHAT & MAGNITUDES)) {
     sums.probe += x - x;
@@ -84,6 +96,10 @@ template <int WHAT> static inline void add_one(Partial& part, float x, float thr
     const double distance = double(x) - part.centre;
     part.first += distance;
     part.second += distance * distance;
+    if (WHAT & POWERS) {
+      *part.third += distance * distance * distance;
+      *part.fourth += distance * distance * distance * distance;
+    }
   }
   if (WHAT & EXTREMES) {
     part.low = std::min(part.low, double(x));
@@ -100,6 +116,10 @@ template <int WHAT> static void gather(Partial& part, const Sums& sums, int64_t 
     if (WHAT & SUMS) {
       part.first += sums.first[0][lane] + sums.first[1][lane];
       part.second += sums.second[0][lane] + sums.second[1][lane];
+    }
+    if (WHAT & POWERS) {
+      *part.third += sums.third[0][lane] + sums.third[1][lane];
+      *part.fourth += sums.fourth[0][lane] + sums.fourth[1][lane];
     }
     if (WHAT & MAGNITUDES) part.total += sums.first[0][lane] + sums.first[1][lane];
   }
@@ -147,9 +167,10 @@ static void select(Partial& part, const typename T::Type* x, const uint8_t* mask
       Doubles wide[2];
       halves(good ? (WHAT & SUMS ? value : size) : (WHAT & SUMS ? all_floats(float(part.centre)) : none), wide);
       for (int half = 0; half < 2; ++half) {
-        const Doubles distance = WHAT & SUMS ? wide[half] - centre : wide[half];
-        sums.first[half] += distance;
-        if (WHAT & SQUARES_OF) sums.second[half] += distance * distance;
+        if (WHAT & SUMS)
+          add_powers<WHAT | SUM_OF>(sums, half, wide[half] - centre);
+        else
+          sums.first[half] += wide[half];
       }
     }
   }
@@ -262,6 +283,10 @@ template <int WHAT> struct Lanes {
       part.count += double(rows) - others;
       (WHAT & MAGNITUDES ? part.total : part.first) += sums.first[half][place];
       part.second += sums.second[half][place];
+      if (WHAT & POWERS) {
+        *part.third += sums.third[half][place];
+        *part.fourth += sums.fourth[half][place];
+      }
       part.low = std::min(part.low, double(sums.low[lane]));
       part.high = std::max(part.high, double(sums.high[lane]));
       part.zeros += sums.zeros[lane];
@@ -367,6 +392,19 @@ template <int WHAT, class T> static void read_columns(const Task& task, const Cu
   delete[] lanes;
 }
 
+// Sums of powers of the distances from the mean, and how far it is from the centre.
+struct Central {
+  double shift, second, third = 0, fourth = 0;
+
+  explicit Central(const Partial& part) {
+    shift = part.count > 0 ? part.first / part.count : 0;
+    second = part.second - part.first * shift;
+    if (!HIGHER) return;
+    third = *part.third - shift * (3 * part.second - 2 * shift * part.first);
+    fourth = *part.fourth - shift * (4 * *part.third - shift * (6 * part.second - 3 * shift * part.first));
+  }
+};
+
 template <int W, class T> struct Statistics {
   typedef ::Partial Partial;
   static void rows(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_rows<W, T>(task, cut, index, found); }
@@ -374,18 +412,23 @@ template <int W, class T> struct Statistics {
   // Joins b to a, which is earlier.
   static void join(Partial& a, const Partial& b) {
     if (b.count > 0) {
-      if (a.count == 0) {
-        a.centre = b.centre;
-        a.first = b.first;
-        a.second = b.second;
-      } else if (a.centre == b.centre) {
+      if (a.count == 0) a.centre = b.centre;
+      if (a.centre == b.centre) {
         a.first += b.first;
         a.second += b.second;
+        if (HIGHER) {
+          *a.third += *b.third;
+          *a.fourth += *b.fourth;
+        }
       } else {  // about the mean of b, then about the centre of a
-        const double shift = b.first / b.count, deviations = b.second - b.first * shift;
-        const double distance = (b.centre - a.centre) + shift;
+        const Central about(b);
+        const double distance = (b.centre - a.centre) + about.shift, square = distance * distance;
         a.first += b.count * distance;
-        a.second += deviations + b.count * distance * distance;
+        a.second += about.second + b.count * square;
+        if (HIGHER) {
+          *a.third += about.third + distance * (3 * about.second + b.count * square);
+          *a.fourth += about.fourth + distance * (4 * about.third + distance * (6 * about.second + b.count * square));
+        }
       }
       a.low = std::min(a.low, b.low);
       a.high = std::max(a.high, b.high);
@@ -397,20 +440,23 @@ template <int W, class T> struct Statistics {
     a.total += b.total;
   }
   static void write(const Task& task, const Partial& part, int64_t position) {
-    const double shift = part.count > 0 ? part.first / part.count : 0, centre = part.centre;
+    const Central about(part);
+    const double centre = part.centre;
     const double found[RESULTS] = {
         part.count,
         part.nan,
         part.inf,
         part.zeros,
-        centre + shift,
-        std::max(0.0, part.second - part.first * shift),
+        centre + about.shift,
+        std::max(0.0, about.second),
         part.first + part.count * centre,
         part.second + centre * (2 * part.first + part.count * centre),
         part.low,
         part.high,
         std::max(0.0, std::max(-part.low, part.high)),
         part.total,
+        about.third,
+        std::max(0.0, about.fourth),
     };
     write_all(task, found, RESULTS, position);
   }

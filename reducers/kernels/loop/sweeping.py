@@ -20,7 +20,7 @@ from reducers.state import State
 
 __all__ = ["Call", "are_numbers", "column_dtype", "is_built", "looped", "prepared", "table_in_graph", "task_for"]
 
-_SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE = 1, 2, 4, 8, 16, 32  # enum What
+_SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE, _POWERS = 1, 2, 4, 8, 16, 32, 64  # enum What
 _COLUMNS = {
     "count": (0, "count"),
     "nan": (0, "nan"),
@@ -30,6 +30,8 @@ _COLUMNS = {
     "exact": (_SUM, "sum"),
     "mean": (_SUM, "mean"),
     "m2": (_SUM | _SQUARES, "m2"),
+    "m3": (_SUM | _SQUARES | _POWERS, "m3"),
+    "m4": (_SUM | _SQUARES | _POWERS, "m4"),
     "squares": (_SQUARES, "squares"),
     "min": (_EXTREMES, "min"),
     "max": (_EXTREMES, "max"),
@@ -136,7 +138,7 @@ def _call(
     function = None if task is None or elements is None or needed is None else build(needed, elements)
     if task is None or function is None:
         return None
-    task.about_zero = "mean" not in names and "m2" not in names
+    task.about_zero = not {"mean", "m2", "m3", "m4"} & set(names)
     places = tuple(map(_place, names))
     dtypes = tuple(torch.float32 if name in ("min", "max") else column_dtype(name, dtype) for name in names)
     for place, written in zip(places, dtypes, strict=True):

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no
 FAMILIES = [
     ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf"),
     ("count", "mean", "m2"),
+    ("count", "mean", "m2", "m3"),
+    ("count", "mean", "m2", "m3", "m4"),
+    ("m4", "min", "zeros"),
     ("count", "sum"),
     ("exact",),
     ("count", "squares"),
@@ -83,6 +86,8 @@ def reference(x: Tensor, axes: tuple[int, ...], mask: Tensor | None, threshold: 
         "count": count,
         "mean": mean.squeeze(axes),
         "m2": torch.where(good, (wide - mean).square(), 0.0).sum(axes),
+        "m3": torch.where(good, (wide - mean).pow(3), 0.0).sum(axes),
+        "m4": torch.where(good, (wide - mean).pow(4), 0.0).sum(axes),
         "min": low.to(x.dtype),
         "max": high.to(x.dtype),
         "zeros": (good & (wide == 0)).sum(axes),
@@ -114,6 +119,12 @@ def check(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None, threshol
             elif name == "m2":
                 floor = 1e-22 * wanted["count"] * scale.square()  # rounding of the reference, if the mean is far from 0
                 assert ((value - wanted[name]).abs() <= 1e-9 * wanted[name] + floor).all(), (family, name)
+            elif name in ("m3", "m4"):
+                power = int(name[1])
+                spread = wanted["m2"] * (wanted["m2"] / wanted["count"].clamp(min=1)) ** (power / 2 - 1)
+                floor = 1e-15**power * wanted["count"] * scale**power  # as above
+                bound = 1e-9 * (wanted["m4"] if power == 4 else spread.maximum(wanted["m3"].abs())) + floor
+                assert ((value - wanted[name]).abs() <= bound).all(), (family, name)
             elif value.dtype is torch.float64 and name != "peak":
                 torch.testing.assert_close(value, wanted[name], rtol=1e-10, atol=0)
             else:
@@ -233,7 +244,7 @@ def test_what_has_no_memory_of_its_own_is_left_to_others() -> None:
     assert looped(torch.empty(100, 100, device="meta"), (0, 1), columns) is None
     assert dispatch.loop_sweep(x.to_sparse(), (0, 1), columns) is None
     assert looped(x.double(), (0, 1), columns) is None
-    assert looped(x, (0, 1), {"m4": "m4"}) is None
+    assert looped(x, (0, 1), {"m5": "m5"}) is None
     assert looped(x, (0, 1), {"sum": "sum", "magnitudes": "magnitudes"}) is None
     parameter = looped(nn.Parameter(x), (0, 1), columns)
     assert parameter is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reducers import Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Summary
+from reducers import Activity, Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Summary
 from reducers.core.statistic import Statistic
 from reducers.kernels.loop.building import build
 from reducers.kernels.rows import row_moments, row_squares, row_sum
@@ -136,9 +138,11 @@ def test_counts_of_patterns_are_those_of_buckets(
 
 
 @pytest.mark.parametrize("pattern", ["... d -> d", "b ... -> b", "b c d -> c"])
-@pytest.mark.parametrize("reducer", [Mean, Norm, Extremes, Moments, Summary])
+@pytest.mark.parametrize(
+    "reducer", [Mean, Norm, Extremes, Moments, partial(Moments, order=4), Summary, partial(Activity, death=True)]
+)
 def test_the_loop_takes_kept_axes_in_one_region_of_its_own(
-    reducer: type[Statistic], pattern: str, with_and_without_a_compiler: str
+    reducer: Callable[[str], Statistic], pattern: str, with_and_without_a_compiler: str
 ) -> None:
     if with_and_without_a_compiler == "plain calls" or build(1, "Float32") is None:
         pytest.skip("of the loop")
