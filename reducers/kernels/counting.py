@@ -8,7 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from reducers.kernels.chunks import BIG
 from reducers.kernels.dispatch import Kernel, found, tried
 from reducers.kernels.loop.binned import looped_bits, looped_edges
 from reducers.kernels.loop.building import ELEMENTS
@@ -75,9 +74,7 @@ def device_bits(
 
 def _is_for_loop(x: Tensor) -> bool:
     """Return whether the loop in C++ may count the bins of `x`, outside of graphs."""
-    if x.device.type != "cpu" or x.dtype not in ELEMENTS or x.layout is not torch.strided or torch.compiler.is_compiling():
-        return False
-    return x.numel() >= BIG
+    return x.device.type == "cpu" and x.dtype in ELEMENTS and x.layout is torch.strided and not torch.compiler.is_compiling()
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from reducers.errors import warn_user
-from reducers.kernels.chunks import BIG
 from reducers.kernels.cpu import sweep
 from reducers.kernels.inductor import fused_moments
 from reducers.kernels.loop.sweeping import are_numbers, looped
@@ -141,25 +140,24 @@ def given_up() -> bool:
 def loop_sweep(
     x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, mask: Tensor | None = None
 ) -> State | None:
-    """Return the statistics of a big CPU tensor over `axes`, by a loop in C++ that reads it once; the arguments of `device_sweep`.
+    """Return the statistics of a CPU tensor over `axes`, by a loop in C++ that reads it once; the arguments of `device_sweep`.
 
     Returns:
-        None if the loop does not take the tensor, or there is no compiler. Inside a graph also if Dynamo traces the reducer; what
-        is lifted by a monitor is traced without Dynamo. A size that is a symbol of the graph is taken for a big one.
+        None if the loop does not take the tensor, or there is no compiler. Inside a graph also of small tensors, and if Dynamo
+        traces the reducer; what is lifted by a monitor is traced without Dynamo. A size that is a symbol is taken for a big one.
     """
     if not columns or x.device.type != "cpu" or x.layout is not torch.strided:
         return None
     if torch.compiler.is_compiling():
-        if torch.compiler.is_dynamo_compiling() or (are_numbers(x.shape) and x.numel() < BIG_IN_GRAPH):
+        small = are_numbers(x.shape) and x.numel() < BIG_IN_GRAPH
+        if small or torch.compiler.is_dynamo_compiling():
             return None
-    elif x.numel() < BIG:
-        return None
     return looped(x, axes, columns, threshold, mask)
 
 
 def loop_weighted(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...]) -> State | None:
     """The same of weighted statistics; the arguments are those of `device_weighted`. None inside graphs."""
-    if x.numel() < BIG or x.layout is not torch.strided or torch.compiler.is_compiling():
+    if x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
     return looped_weights(x, weights, axes, columns)
 

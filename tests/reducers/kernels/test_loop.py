@@ -232,8 +232,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("reducer", REDUCERS, ids=repr)
 def test_an_update_is_one_call(reducer: Reducer, calls: list[Any]) -> None:
     reducer.update({}, torch.randn(100, 100))
-    reducer.update({}, torch.randn(90, 90))  # too small
-    assert calls == [(100, 100)]
+    reducer.update({}, torch.randn(4, 8))
+    reducer.update({}, torch.randn(2, 3))  # the neighbours are too few
+    assert calls == [(100, 100), (4, 8)]
 
 
 def test_what_has_no_memory_of_its_own_is_left_to_others() -> None:

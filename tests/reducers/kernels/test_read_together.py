@@ -176,9 +176,7 @@ def test_what_is_left_to_others(x: Tensor) -> None:
     assert graph_observations(Mean(), x) is None
 
 
-@pytest.mark.parametrize(
-    "reducer", [Norm(p=3), WeightedMean(), Mean().premap(torch.abs), Product(a=Mean(), b=Norm(p=3))]
-)
+@pytest.mark.parametrize("reducer", [Norm(p=3), WeightedMean(), Mean().premap(torch.abs), Product(a=Mean(), b=Norm(p=3))])
 def test_reducers_that_are_left_to_others(reducer: Reducer) -> None:
     assert graph_observations(reducer, torch.randn(4, 4)) is None
 

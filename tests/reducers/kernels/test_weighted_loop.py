@@ -186,8 +186,9 @@ def test_an_update_is_one_call(reducer: Reducer, monkeypatch: pytest.MonkeyPatch
     run = weighting._run
     monkeypatch.setattr(weighting, "_run", lambda *args: made.append(tuple(args[2].shape)) or run(*args))
     reducer.update({}, torch.randn(100, 100), torch.rand(100))
-    reducer.update({}, torch.randn(90, 90), torch.rand(90))  # too small
-    assert made == [(100, 100)]
+    reducer.update({}, torch.randn(4, 8), torch.rand(4))
+    reducer.update({}, torch.randn(2, 3), torch.rand(2))  # the neighbours are too few
+    assert made == [(100, 100), (4, 8)]
 
 
 def test_what_the_loop_does_not_take_is_left_to_others() -> None:
