@@ -55,15 +55,26 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     yield from processes(tmp_path_factory, 4)
 
 
+def take_no_loop(patch: pytest.MonkeyPatch) -> None:
+    """The loops in C++ take no tensor, as without a compiler, or on a device that has none."""
+    patch.setattr("reducers.kernels.dispatch.looped", lambda *_: None)
+    patch.setattr("reducers.kernels.dispatch.looped_weights", lambda *_: None)
+    patch.setattr("reducers.kernels.counting.looped_bits", lambda *_: None)
+    patch.setattr("reducers.kernels.counting.looped_edges", lambda *_: None)
+    patch.setattr("reducers.combinators.in_graphs.kinds_of", lambda *_: None)
+
+
+@pytest.fixture
+def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loop in C++ takes a tensor, as on a GPU."""
+    take_no_loop(monkeypatch)
+
+
 @pytest.fixture(params=["the loop", "plain calls"])
 def with_and_without_a_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The loop in C++ reduces big CPU tensors, and small ones of graphs, if there is a compiler, and PyTorch's calls do if not."""
+    """The loops in C++ reduce CPU tensors if there is a compiler, and PyTorch's calls do if not."""
     if request.param == "plain calls":
-        monkeypatch.setattr("reducers.kernels.dispatch.looped", lambda *_: None)
-        monkeypatch.setattr("reducers.kernels.dispatch.looped_weights", lambda *_: None)
-        monkeypatch.setattr("reducers.kernels.counting.looped_bits", lambda *_: None)
-        monkeypatch.setattr("reducers.kernels.counting.looped_edges", lambda *_: None)
-        monkeypatch.setattr("reducers.combinators.in_graphs.kinds_of", lambda *_: None)
+        take_no_loop(monkeypatch)
     way: str = request.param
     return way
 

@@ -47,12 +47,12 @@ def device_edges(
     Returns:
         what `reducers.kernels.triton.binned.binned_by_edges` returns; None in the same cases as `device_sweep`.
     """
-    kernels, loops = found(BINS, x.device), _is_for_loop(x)
-    if not (kernels or loops) or not _counts_fit(x, axes, len(bounds) + 2, state):
+    kernels = found(BINS, x.device)
+    if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, len(bounds) + 2, state):
         return None
-    if loops:
+    if kernels is None:
         return looped_edges(x, axes, bounds, even, state or {})
-    return None if kernels is None else tried(kernels[0], x.resolve_neg(), axes, bounds, state)
+    return tried(kernels[0], x.resolve_neg(), axes, bounds, state)
 
 
 def device_bits(
@@ -63,13 +63,13 @@ def device_bits(
     Returns:
         what `reducers.kernels.triton.binned.binned_by_bits` returns; None in the same cases as `device_sweep`.
     """
-    kernels, loops = found(BINS, x.device), _is_for_loop(x)
+    kernels = found(BINS, x.device)
     bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
-    if not (kernels or loops) or not _counts_fit(x, axes, bins, state, "min", "max"):
+    if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, bins, state, "min", "max"):
         return None
-    if loops:
+    if kernels is None:
         return looped_bits(x, axes, bits, exponents, state or {})
-    return None if kernels is None else tried(kernels[1], x.resolve_neg(), axes, bits, exponents, state)
+    return tried(kernels[1], x.resolve_neg(), axes, bits, exponents, state)
 
 
 def _is_for_loop(x: Tensor) -> bool:

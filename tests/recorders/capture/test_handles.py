@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_cpu(fresh_compiler: None, without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors take the way of CUDA tensors."""
     torch.manual_seed(0)
     failed: list[Exception] = []

@@ -27,7 +27,7 @@ KINDS = [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor, Opt
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def launched(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """CPU tensors of a step take the kernels for many tensors. How many rows had a tensor, for each time they were launched."""
     given: list[int] = []
     sweep = many.swept_rows

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cas
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitors take the kernels for CPU tensors; small tensors have two tiles, do not wait as they are, and three slots."""
     monkeypatch.setattr(layout, "_TILE", 16)
     monkeypatch.setattr(layout, "_MAX_PARTS", 2)

@@ -33,7 +33,7 @@ KINDS = ("offset", "holes", "nothing finite", "normal")
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reducers take the kernels for CPU tensors, and small tensors have many tiles in several parts."""
     monkeypatch.setattr(layout, "_TILE", 64)
     monkeypatch.setattr(layout, "_MAX_PARTS", 4)

@@ -40,7 +40,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reducers take the kernels for CPU tensors."""
     failed: list[Exception] = []
     monkeypatch.setattr(dispatch, "_failed", failed)

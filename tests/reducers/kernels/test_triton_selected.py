@@ -38,7 +38,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def taken(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Reducers take the kernels for CPU tensors; what these found."""
     failed: list[Exception] = []
     calls: list[Any] = []
