@@ -220,7 +220,7 @@ class MonitorState(NamedTuple):
     @property
     def has_pending(self) -> bool:
         """Whether there are observations that the states do not include."""
-        return any(pending.count != self.reduced.get(key, 0) for key, pending in self.pending.items())
+        return bool(self.pending) and any(pending.count != self.reduced.get(key, 0) for key, pending in self.pending.items())
 
     @property
     def samples(self) -> int:

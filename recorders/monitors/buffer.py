@@ -77,9 +77,11 @@ class Buffer:
         paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
         alone = self.batchable and len(tensors) == len(paths) > 0
         with self.lock:
-            if alone and self._add_pending(paths, tensors):
-                return
-            stored = self.flush()
+            stored = self.stored
+            if stored.pending:
+                if alone and self._add_pending(paths, tensors):
+                    return
+                stored = self.flush()
             states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
             waiting = new_buffer(paths, tensors) or new_slots(self.engine, paths, tensors) if alone else None
             self.stored = stored.after(states, waiting)

@@ -171,9 +171,9 @@ def store_lifts(monitor: Recording, layout: str, packs: list[Tensor], told: Mapp
 
 def add_alone(monitor: Recording, x: Any) -> bool:
     """Adds `x`, which passed the gate, to the pending observations if they accept it; returns whether they did."""
-    if type(x) is not Tensor or not monitor._may_wait or is_compiling():
-        return False
     buffer = monitor.buffer
+    if not buffer.stored.pending or type(x) is not Tensor or not monitor._may_wait or is_compiling():
+        return False
     try:
         with buffer.lock:
             full = buffer.add_alone(x)

@@ -109,7 +109,10 @@ class Statistic(Reducer):
         swept = device_sweep(x, axes, self.columns, self.threshold, state, mask)
         if swept is not None:
             return swept
-        looped = loop_sweep(x, axes, self.columns, self.threshold, mask)
+        swept = loop_sweep(x, axes, self.columns, self.threshold, state, mask)
+        if swept is not None or not state:
+            return swept
+        looped = loop_sweep(x, axes, self.columns, self.threshold, None, mask)
         return None if looped is None else self.merge(state, looped)
 
     def update_all(self, state: State, xs: Tensor) -> State:

@@ -138,28 +138,42 @@ def given_up() -> bool:
 
 
 def loop_sweep(
-    x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, mask: Tensor | None = None
+    x: Tensor,
+    axes: tuple[int, ...],
+    columns: Mapping[str, str],
+    threshold: float = 0.0,
+    state: State | None = None,
+    mask: Tensor | None = None,
 ) -> State | None:
-    """Return the statistics of a CPU tensor over `axes`, by a loop in C++ that reads it once; the arguments of `device_sweep`.
+    """Return the statistics of a CPU tensor over `axes`, joined with those of a state, by a loop in C++ that reads it once.
+
+    The arguments are those of `device_sweep`.
 
     Returns:
-        None if the loop does not take the tensor, or there is no compiler. Inside a graph also of small tensors, and if Dynamo
-        traces the reducer; what is lifted by a monitor is traced without Dynamo. A size that is a symbol is taken for a big one.
+        None if the loop does not take the tensor, the state does not fit, or there is no compiler. Inside a graph also with a
+        state, of small tensors, and if Dynamo traces the reducer; what is lifted by a monitor is traced without Dynamo. A size
+        that is a symbol is taken for a big one.
     """
     if not columns or x.device.type != "cpu" or x.layout is not torch.strided:
         return None
     if torch.compiler.is_compiling():
+        if state:
+            return None
         small = are_numbers(x.shape) and x.numel() < BIG_IN_GRAPH
         if small or torch.compiler.is_dynamo_compiling():
             return None
-    return looped(x, axes, columns, threshold, mask)
+    return looped(x, axes, columns, threshold, mask, state)
 
 
-def loop_weighted(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...]) -> State | None:
+def loop_weighted(
+    x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State | None = None
+) -> State | None:
     """The same of weighted statistics; the arguments are those of `device_weighted`. None inside graphs."""
     if x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    return looped_weights(x, weights, axes, columns)
+    if not fits(x, axes, dict.fromkeys(columns, "sum"), state, torch.float64):
+        return None
+    return looped_weights(x, weights, axes, columns, state)
 
 
 def device_accumulation(device: str) -> Any:
@@ -248,13 +262,16 @@ def fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: St
         return True
     if len(state) != len(columns) or not all(key in state for key in columns):
         return False
-    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    integer = not dtype.is_floating_point
-    for key, column in columns.items():
-        value = state[key]
-        own = column in ("min", "max")
-        counted = column in ("count", "zeros", "nan", "inf", "active") or (integer and column in ("sum", "exact"))
-        wanted = dtype if own else torch.int64 if counted else torch.float64
-        if list(value.shape) != kept or value.dtype is not wanted or not value.is_contiguous():
+    kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    for value, wanted in zip(map(state.__getitem__, columns), _wanted(tuple(columns.values()), dtype), strict=True):
+        if value.shape != kept or value.dtype is not wanted or not value.is_contiguous() or value.is_neg():
             return False
     return True
+
+
+@lru_cache(maxsize=256)
+def _wanted(columns: tuple[str, ...], dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of these columns in a state."""
+    counts = {"count", "zeros", "nan", "inf", "active"} | (set() if dtype.is_floating_point else {"sum", "exact"})
+    own = ("min", "max")
+    return tuple(dtype if name in own else torch.int64 if name in counts else torch.float64 for name in columns)

@@ -59,6 +59,9 @@ class _Weighted(Reducer):
         joined = device_weighted(swept, given, axes, self.columns, state)
         if joined is not None:
             return joined
+        joined = loop_weighted(swept, given, axes, self.columns, state)
+        if joined is not None:
+            return joined
         fast = loop_weighted(swept, given, axes, self.columns) or self.sweep(swept, given, axes)
         if fast is not None:
             return self.merge(state, fast)

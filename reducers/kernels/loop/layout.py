@@ -40,6 +40,7 @@ class Task(ctypes.Structure):
         ("threshold", ctypes.c_double),
         ("results", ctypes.c_void_p * len(RESULTS)),
         ("kinds", ctypes.c_int64 * len(RESULTS)),
+        ("before", ctypes.c_void_p * len(RESULTS)),
     )
 
 

@@ -41,6 +41,7 @@ struct Task {
   double threshold;
   void* results[14];    // of each result a number for each kept position; null if it is not asked for
   int64_t kinds[14];    // 0 double, 1 int64, 2 float
+  const void* before[14];  // what was observed before, as the results; null if nothing was
 };
 
 static int64_t product(const Axes& axes) {
@@ -83,14 +84,25 @@ struct Cut {
   }
 };
 
-// Writes the results of a kept position that are asked for.
+// Writes the results of a kept position that are asked for. Integers, which are counts, are added to those before: doubles are exact
+// up to 2^53 only.
 static void write_all(const Task& task, const double* found, int results, int64_t position) {
   for (int result = 0; result < results; ++result) {
     if (!task.results[result]) continue;
     if (task.kinds[result] == 0) static_cast<double*>(task.results[result])[position] = found[result];
-    if (task.kinds[result] == 1) static_cast<int64_t*>(task.results[result])[position] = int64_t(found[result]);
+    if (task.kinds[result] == 1) {
+      const auto* before = static_cast<const int64_t*>(task.before[result]);
+      static_cast<int64_t*>(task.results[result])[position] = int64_t(found[result]) + (before ? before[position] : 0);
+    }
     if (task.kinds[result] == 2) static_cast<float*>(task.results[result])[position] = float(found[result]);
   }
+}
+
+// Returns a result that was observed before, if there is one, which is no integer unless it is a count.
+static double before(const Task& task, int result, int64_t position) {
+  const void* all = task.before[result];
+  if (task.kinds[result] == 1) return double(static_cast<const int64_t*>(all)[position]);
+  return task.kinds[result] == 2 ? double(static_cast<const float*>(all)[position]) : static_cast<const double*>(all)[position];
 }
 
 // Returns whether there was memory. A kernel is what reads a part, joins two, and writes a result. A position that one part has needs no table: its results are written at once.

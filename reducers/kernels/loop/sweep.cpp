@@ -439,10 +439,37 @@ template <int W, class T> struct Statistics {
     a.zeros += b.zeros;
     a.total += b.total;
   }
+  // Joins what was observed before to the results, all but the counts: Chan, Golub and LeVeque 1983, and Pebay 2008.
+  static void join_before(const Task& task, double* found, int64_t position) {
+    for (int result : {SUM, SQUARES, TOTAL})
+      if (task.before[result] && task.kinds[result] == 0) found[result] += before(task, result, position);
+    if (task.before[MIN]) found[MIN] = std::min(before(task, MIN, position), found[MIN]);
+    for (int result : {MAX, PEAK})
+      if (task.before[result]) found[result] = std::max(before(task, result, position), found[result]);
+    if (!task.before[MEAN]) return;
+    const double a = before(task, COUNT, position), b = found[COUNT], count = a + b;
+    if (a == 0) return;
+    double old[RESULTS] = {};
+    for (int result : {MEAN, M2, M3, M4})
+      if (task.before[result]) old[result] = before(task, result, position);
+    if (b == 0) {
+      for (int result : {MEAN, M2, M3, M4}) found[result] = old[result];
+      return;
+    }
+    const double delta = found[MEAN] - old[MEAN], square = delta * delta, share_a = a / count, share_b = b / count, product = share_a * share_b;
+    if (task.before[M4]) {
+      const double spread = 6 * (share_a * share_a * found[M2] + share_b * share_b * old[M2]) + square * count * product * (1 - 3 * product);
+      found[M4] += old[M4] + delta * (4 * (share_a * found[M3] - share_b * old[M3]) + delta * spread);
+    }
+    if (task.before[M3])
+      found[M3] += old[M3] + delta * (3 * (share_a * found[M2] - share_b * old[M2]) + square * count * product * (share_a - share_b));
+    found[M2] += old[M2] + square * share_b * a;
+    found[MEAN] = old[MEAN] + delta * share_b;
+  }
   static void write(const Task& task, const Partial& part, int64_t position) {
     const Central about(part);
     const double centre = part.centre;
-    const double found[RESULTS] = {
+    double found[RESULTS] = {
         part.count,
         part.nan,
         part.inf,
@@ -458,6 +485,7 @@ template <int W, class T> struct Statistics {
         about.third,
         std::max(0.0, about.fourth),
     };
+    join_before(task, found, position);
     write_all(task, found, RESULTS, position);
   }
 };

@@ -47,18 +47,25 @@ _COUNTS = frozenset(("count", "nan", "inf", "zeros", "active"))
 
 
 def looped(
-    x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0, mask: Tensor | None = None
+    x: Tensor,
+    axes: tuple[int, ...],
+    columns: Mapping[str, str],
+    threshold: float = 0.0,
+    mask: Tensor | None = None,
+    state: State | None = None,
 ) -> State | None:
-    """Return the statistics of `x` over `axes`, in float64 throughout.
+    """Return the statistics of `x` over `axes`, joined with those of a state, in float64 throughout.
 
     Args:
         columns: the keys of the state, and which of `reducers.kernels.triton.arguments.COLUMNS` each of them is.
         threshold: the magnitude above which an element is active, at least 0.
         mask: bool, in the shape of `x`, of any strides: the elements that are observed.
+        state: what was observed before, or nothing. There is none in a graph.
 
     Returns:
         counts int64; `min` and `max` in the dtype of `x`; all else float64, in the shape of the kept axes. None if there is no
-        compiler, the loop lacks a statistic, or the dtype or the strides of `x` are not supported.
+        compiler, the loop lacks a statistic, the dtype or the strides of `x` are not supported, or the state has other keys, shapes
+        or dtypes than the results.
     """
     names, x = tuple(columns.values()), x.resolve_neg()
     if torch.compiler.is_compiling():
@@ -69,12 +76,32 @@ def looped(
     call = prepared(x, axes, names, mask)
     if call is None:
         return None
-    results = [torch.empty(call.kept, dtype=dtype, device="cpu") for dtype in call.dtypes]
-    if not {*map(type, results)} <= _PLAIN or not _run(call, x, threshold, mask, [result.data_ptr() for result in results]):
+    before = _before(call, columns, state) if state else []
+    if before is None:
         return None
-    if x.dtype is not torch.float32:
-        results = [result.to(column_dtype(name, x.dtype)) for name, result in zip(names, results, strict=True)]
+    results = [x.new_empty(call.kept, dtype=dtype) for dtype in call.dtypes]
+    if not _PLAIN.issuperset(map(type, results)):
+        return None
+    if not _run(call, x, threshold, mask, [result.data_ptr() for result in results], before):
+        return None
+    if call.dtypes != call.state_dtypes:
+        results = [result.to(dtype) for result, dtype in zip(results, call.state_dtypes, strict=True)]
     return dict(zip(columns, results, strict=True))
+
+
+def _before(call: Call, columns: Mapping[str, str], state: State) -> list[Tensor] | None:
+    """Return what was observed before, by column, in the dtypes that the loop writes; None if the state does not fit."""
+    if not call.joins or len(state) != len(columns):
+        return None
+    before = []
+    for key, dtype, own in zip(columns, call.dtypes, call.state_dtypes, strict=True):
+        value = state.get(key)
+        if type(value) is not Tensor or value.dtype is not own or value.shape != call.kept:
+            return None
+        if not value.is_contiguous() or value.is_neg():
+            return None
+        before.append(value if own is dtype else value.to(dtype))
+    return before
 
 
 def table_in_graph(
@@ -103,7 +130,9 @@ class Call:
         task: sizes, strides, and in which dtypes results are written.
         function: the compiled loop.
         kept: the shape of a result.
-        dtypes: of the results, in the order of the columns.
+        dtypes: of the results that the loop writes, in the order of the columns.
+        state_dtypes: of the results as they are returned.
+        joins: whether states with these columns can be joined: means and powers need those below them.
         places: where each of them is in `RESULTS`.
     """
 
@@ -111,6 +140,8 @@ class Call:
     function: Any
     kept: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
+    state_dtypes: tuple[torch.dtype, ...]
+    joins: bool
     places: tuple[int, ...]
 
 
@@ -140,11 +171,12 @@ def _call(
         return None
     task.about_zero = not {"mean", "m2", "m3", "m4"} & set(names)
     places = tuple(map(_place, names))
-    dtypes = tuple(torch.float32 if name in ("min", "max") else column_dtype(name, dtype) for name in names)
+    state_dtypes = tuple(column_dtype(name, dtype) for name in names)
+    dtypes = tuple(torch.float32 if found is dtype else found for found in state_dtypes)
     for place, written in zip(places, dtypes, strict=True):
         task.kinds[place] = _KINDS[written]
     kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-    return Call(task, function, kept, dtypes, places)
+    return Call(task, function, kept, dtypes, state_dtypes, _joins(names), places)
 
 
 def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
@@ -166,16 +198,33 @@ def _needed(names: tuple[str, ...]) -> int | None:
     return None if not names or one_result or one_sum else needed
 
 
-def _run(call: Call, x: Tensor, threshold: float, mask: Tensor | None, results: Sequence[int], kinds: bool = True) -> bool:
+def _joins(names: tuple[str, ...]) -> bool:
+    powers = ("count", "mean", "m2", "m3", "m4")
+    highest = max((powers.index(name) for name in names if name in powers), default=0)
+    return set(powers[: highest + 1] if highest else ()) <= set(names)
+
+
+def _run(
+    call: Call,
+    x: Tensor,
+    threshold: float,
+    mask: Tensor | None,
+    results: Sequence[int],
+    before: Sequence[Tensor] = (),
+    kinds: bool = True,
+) -> bool:
     """Write the results to these addresses; return False if a tensor has no memory of its own, or if there is none.
 
     Args:
+        before: what was observed before, to which results are joined; or nothing.
         kinds: whether the results are of the dtypes of the call; all float64 if not.
     """
     if type(x) not in _PLAIN or type(mask) not in _PLAIN:
         return False
     task = task_for(call, x.dtype, threshold, results)
     try:
+        for place, value in zip(call.places if before else (), before, strict=True):
+            task.before[place] = value.data_ptr()
         task.x, task.mask = x.data_ptr(), 0 if mask is None else mask.data_ptr()
     except RuntimeError:  # such as inside vmap
         return False

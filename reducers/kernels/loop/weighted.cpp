@@ -279,12 +279,24 @@ template <class T, class W> struct Weighted {
     a.weight += b.weight;
     a.squares += b.squares;
   }
+  // Joins what was observed before to the results: West 1979.
+  static void join_before(const Task& task, double* found, int64_t position) {
+    if (task.before[MEAN]) {
+      const double a = before(task, WEIGHT, position), mean = before(task, MEAN, position), delta = found[MEAN] - mean;
+      const double share = found[WEIGHT] / (a + found[WEIGHT] > 0 ? a + found[WEIGHT] : 1);
+      found[MEAN] = mean + delta * share;
+      found[M2] += before(task, M2, position) + delta * delta * share * a;
+    }
+    for (int result : {WEIGHT, SQUARES, SUM})
+      if (task.before[result]) found[result] += before(task, result, position);
+  }
   static void write(const Task& task, const Partial& part, int64_t position) {
     const double sum = part.first + part.weight * part.centre;
     const double shift = part.weight > 0 ? part.first / part.weight : sum - part.centre;
     const double m2 = part.second - shift * (2 * part.first - part.weight * shift);
     const bool rounded = m2 < 0 && m2 > -FAR * std::fabs(part.second);
-    const double found[RESULTS] = {part.weight, part.squares, part.centre + shift, rounded ? 0 : m2, sum};
+    double found[RESULTS] = {part.weight, part.squares, part.centre + shift, rounded ? 0 : m2, sum};
+    join_before(task, found, position);
     write_all(task, found, RESULTS, position);
   }
 };

@@ -21,13 +21,16 @@ _RESULTS = ("weight", "squares", "mean", "m2", "sum")  # enum Result
 _PLAIN = {Tensor, nn.Parameter}
 
 
-def looped_weights(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: Sequence[str]) -> State | None:
-    """Return weighted statistics of the finite elements of `x` over `axes`, in float64 throughout.
+def looped_weights(
+    x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: Sequence[str], state: State | None = None
+) -> State | None:
+    """Return weighted statistics of the finite elements of `x` over `axes`, joined with those of a state, in float64 throughout.
 
     Args:
         weights: real numbers from 0 up, in the shape of `x`, of any strides. What is not finite is excluded, with its element.
         columns: the keys of the state: `weight` and `squares`, the sums of the weights and of their squares; `sum`, that of weights
             times elements; `mean`, the weighted one; `m2`, the weighted sum of squared deviations from it.
+        state: what was observed before, with the same keys, shapes and dtypes; or nothing.
 
     Returns:
         float64, in the shape of the kept axes. None if there is no compiler, or the dtype or the strides of a tensor are not
@@ -43,9 +46,10 @@ def looped_weights(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: S
         return None
     kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
     found = {column: torch.empty(kept, dtype=torch.float64, device="cpu") for column in columns}
-    if not {*map(type, found.values())} <= _PLAIN:
+    before = state or {}
+    if not {*map(type, (*found.values(), *before.values()))} <= _PLAIN:
         return None
-    return found if _run(function, Task.from_buffer_copy(task), x, weights, found) else None
+    return found if _run(function, Task.from_buffer_copy(task), x, weights, found, before) else None
 
 
 @lru_cache(maxsize=1024)
@@ -53,12 +57,14 @@ def _task(shape: tuple[int, ...], strides: tuple[int, ...], weight_strides: tupl
     return task_of(shape, strides, axes, weight_strides)
 
 
-def _run(function: Any, task: Task, x: Tensor, weights: Tensor, results: State) -> bool:
+def _run(function: Any, task: Task, x: Tensor, weights: Tensor, results: State, before: State) -> bool:
     """Write the results; return False if a tensor has no memory of its own, or there is none."""
     try:
         task.x, task.mask = x.data_ptr(), weights.data_ptr()
         for column, result in results.items():
             task.results[_RESULTS.index(column)] = result.data_ptr()
+        for column, value in before.items():
+            task.before[_RESULTS.index(column)] = value.data_ptr()
     except RuntimeError:  # such as inside vmap
         return False
     if not task.x or not task.mask:

@@ -57,7 +57,7 @@ class Copies:
 
 
 @pytest.fixture(autouse=True)
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def calls(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """CPU tensors wait in slots."""
     Copies.calls = {"written": 0, "joined": 0}
     failed: list[Exception] = []
