@@ -1,8 +1,9 @@
-"""PendingSlots: big observations on a GPU that wait as partial statistics, in the slots of a table.
+"""PendingSlots: observations that wait as partial statistics, in the slots of a table: big ones, or if there is no room for copies.
 
-An observation is one launch, which reads it once, and allocates nothing. When all slots are full, or somebody looks, one launch
-joins them, one after another. So the bits of the states are those of one update after another, however many slots there are and
-whoever looks when. Observations that are not like those before are not accepted: those before are joined first then.
+An observation is one launch on a GPU, or one call of a loop on a CPU, which reads it once, and allocates nothing. When all slots
+are full, or somebody looks, another joins them, one after another. So the bits of the states are those of one update after another,
+however many slots there are and whoever looks when. Observations that are not like those before are not accepted: those before are
+joined first then.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["PendingSlots", "new_slots"]
 MOST = 32  # the most slots of a table: the launch that joins them is 3 % of all then
 ENOUGH = 1 << 23  # the bytes of the tables of one monitor
 TOGETHER = 1 << 28  # the bytes of all tables of the process
+ROOM = {"cpu": (3 << 16, 1 << 25)}  # both, on devices that gain nothing by more: a join costs as much as the call that it saves
 
 _all_tables: WeakSet[PendingSlots] = WeakSet()
 
@@ -38,15 +40,16 @@ class PendingSlots:
         count: the number of slots in use; a slot that is not counted is written again.
     """
 
-    __slots__ = ("__weakref__", "_kinds", "_looks", "_tables", "capacity", "count", "paths", "size")
+    __slots__ = ("__weakref__", "_kinds", "_looks", "_room", "_tables", "capacity", "count", "paths", "size")
     exact = True
 
     def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor], kinds: Sequence[Slots]) -> None:
         self.paths, self.count, self.size = paths, 0, sum(kind.size for kind in kinds)
         self._kinds, self._looks = kinds, [_look(x) for x in tensors]
         self._tables: list[Tensor] = []
+        self._room = ROOM.get(tensors[0].device.type, (ENOUGH, TOGETHER))
         _all_tables.add(self)
-        self.capacity = _capacity(self.size)
+        self.capacity = _capacity(self.size, *self._room)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ class PendingSlots:
         if self.count < self.capacity:
             return self
         other = copy.copy(self)
-        other.count, other.capacity = 0, _capacity(self.size)
+        other.count, other.capacity = 0, _capacity(self.size, *self._room)
         if other.capacity != self.capacity:
             other._tables = []
         _all_tables.add(other)
@@ -118,6 +121,6 @@ def _look(x: Tensor) -> tuple[Any, ...] | None:
     return x.shape, x.stride(), x.dtype, x.device, x.is_neg()
 
 
-def _capacity(size: int) -> int:
-    """Returns the number of slots of so many bytes that a monitor may have."""
-    return min(MOST, min(ENOUGH, TOGETHER // max(1, len(_all_tables))) // max(1, size))
+def _capacity(size: int, enough: int, together: int) -> int:
+    """Returns the number of slots of so many bytes that a monitor may have; `enough` bytes for one, `together` for all."""
+    return min(MOST, min(enough, together // max(1, len(_all_tables))) // max(1, size))

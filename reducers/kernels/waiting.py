@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels import dispatch
+from reducers.kernels.loop.slots import slots_for
 from reducers.state import State
 
 __all__ = ["SLOTS", "Slots", "device_slots", "joinable", "new_table", "written"]
@@ -33,8 +34,9 @@ class Slots(Protocol):
         """Return a table of so many slots."""
         ...
 
-    def write(self, table: Tensor, x: Tensor, slot: int) -> None:
-        """Write the partial statistics of an observation into a slot."""
+    def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
+        """Write the partial statistics of an observation into a slot; return whether it could be read."""
+        ...
 
     def join(self, table: Tensor, state: State, first: int, last: int) -> State:
         """Return a state joined with the slots from `first` to `last`, in order. An empty state takes one slot."""
@@ -45,18 +47,19 @@ def _triton_slots() -> Callable[..., Slots | None] | None:
     """The slots of Triton's sweep; None if it is missing."""
     if dispatch._triton_sweep() is None:
         return None
-    from reducers.kernels.triton.slots import slots_for
+    from reducers.kernels.triton import slots
 
-    return slots_for
+    return slots.slots_for
 
 
-SLOTS: dict[str, Callable[[], Callable[..., Slots | None] | None]] = {"cuda": _triton_slots}  # by type of device
+# By type of device.
+SLOTS: dict[str, Callable[[], Callable[..., Slots | None] | None]] = {"cuda": _triton_slots, "cpu": lambda: slots_for}
 
 
 def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> Slots | None:
     """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `device_sweep`."""
-    slots_for = dispatch.found(SLOTS, x.device) if columns else None
-    return None if slots_for is None else slots_for(x, axes, columns, threshold)
+    find = dispatch.found(SLOTS, x.device) if columns else None
+    return None if find is None else find(x, axes, columns, threshold)
 
 
 def joinable(slots: Slots, state: State) -> bool:
@@ -80,10 +83,9 @@ def written(slots: Slots, table: Tensor, x: Tensor, slot: int) -> bool:
     if dispatch.given_up() or (type(x) is Tensor and x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
     try:
-        slots.write(table, x, slot)
+        return slots.write(table, x, slot)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         dispatch.give_up(error)
         return False
-    return True

@@ -12,13 +12,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_weighted"]
+__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_join", "build_weighted"]
 
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 """The dtypes that the loop takes, and what it calls them."""
@@ -28,6 +29,7 @@ WEIGHTS = {**ELEMENTS, torch.float64: "Float64", torch.bool: "Byte"}
 
 FOLDER = Path(__file__).parent
 TIMEOUT_S = 60.0
+_SWEEP = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # tasks, how many, and threads
 _FLAGS = ("-std=c++17", "-O2", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi", "-Wl,--as-needed")
 
 
@@ -40,6 +42,13 @@ def build(statistics: int, elements: str) -> Any:
         elements: one of the values of `ELEMENTS`.
     """
     return _built("sweep.cpp", [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"])
+
+
+@cache
+def build_join(statistics: int, elements: str) -> Any:
+    """Return the function `reducers_join` for these statistics and elements; None if it cannot be compiled."""
+    arguments = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    return _built("sweep.cpp", [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"], "reducers_join", arguments)
 
 
 @cache
@@ -62,16 +71,16 @@ def build_binned(way: str, elements: str) -> Any:
     return _built("binned.cpp", [f"-DBINS={way}", f"-DELEMENTS={elements}"])
 
 
-def _built(source: str, defines: list[str]) -> Any:
+def _built(source: str, defines: list[str], name: str = "reducers_sweep", arguments: Sequence[Any] = _SWEEP) -> Any:
     compiler = _compiler()
     if compiler is None:
         return None
     try:
         path = _compiled(compiler, FOLDER / source, defines)
-        function = ctypes.CDLL(str(path)).reducers_sweep
+        function = getattr(ctypes.CDLL(str(path)), name)
     except (OSError, subprocess.SubprocessError, AttributeError):
         return None
-    function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    function.restype, function.argtypes = ctypes.c_int, list(arguments)
     return function
 
 

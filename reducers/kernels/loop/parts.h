@@ -84,21 +84,25 @@ struct Cut {
   }
 };
 
-// Writes the results of a kept position that are asked for. Integers, which are counts, are added to those before: doubles are exact
-// up to 2^53 only.
+// Writes a result of a kept position: a number, or if it is an integer a count.
+static void write_one(const Task& task, int result, int64_t position, double number, int64_t count) {
+  void* all = task.results[result];
+  if (task.kinds[result] == 0) static_cast<double*>(all)[position] = number;
+  if (task.kinds[result] == 1) static_cast<int64_t*>(all)[position] = count;
+  if (task.kinds[result] == 2) static_cast<float*>(all)[position] = float(number);
+}
+
+// Writes the results that are asked for. Counts are added to those before as integers: doubles are exact up to 2^53 only.
 static void write_all(const Task& task, const double* found, int results, int64_t position) {
   for (int result = 0; result < results; ++result) {
     if (!task.results[result]) continue;
-    if (task.kinds[result] == 0) static_cast<double*>(task.results[result])[position] = found[result];
-    if (task.kinds[result] == 1) {
-      const auto* before = static_cast<const int64_t*>(task.before[result]);
-      static_cast<int64_t*>(task.results[result])[position] = int64_t(found[result]) + (before ? before[position] : 0);
-    }
-    if (task.kinds[result] == 2) static_cast<float*>(task.results[result])[position] = float(found[result]);
+    const auto* before = static_cast<const int64_t*>(task.before[result]);
+    const int64_t count = task.kinds[result] == 1 ? int64_t(found[result]) + (before ? before[position] : 0) : 0;
+    write_one(task, result, position, found[result], count);
   }
 }
 
-// Returns a result that was observed before, if there is one, which is no integer unless it is a count.
+// Returns a result that was observed before.
 static double before(const Task& task, int result, int64_t position) {
   const void* all = task.before[result];
   if (task.kinds[result] == 1) return double(static_cast<const int64_t*>(all)[position]);

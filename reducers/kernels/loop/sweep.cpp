@@ -405,6 +405,46 @@ struct Central {
   }
 };
 
+// Joins what was observed before to the results, all but the counts that are integers: Chan, Golub and LeVeque 1983, and Pebay 2008.
+// It is no part of its callers, so that all of them get the same bits.
+__attribute__((noinline)) static void join_results(double* found, const double* old, const bool* asked) {
+  for (int result : {SUM, SQUARES, TOTAL})
+    if (asked[result]) found[result] += old[result];
+  if (asked[MIN]) found[MIN] = std::min(old[MIN], found[MIN]);
+  for (int result : {MAX, PEAK})
+    if (asked[result]) found[result] = std::max(old[result], found[result]);
+  const double a = old[COUNT], b = found[COUNT], count = a + b;
+  if (!asked[MEAN] || a == 0) return;
+  if (b == 0) {
+    for (int result : {MEAN, M2, M3, M4}) found[result] = old[result];
+    return;
+  }
+  const double delta = found[MEAN] - old[MEAN], square = delta * delta, share_a = a / count, share_b = b / count, product = share_a * share_b;
+  if (asked[M4]) {
+    const double spread = 6 * (share_a * share_a * found[M2] + share_b * share_b * old[M2]) + square * count * product * (1 - 3 * product);
+    found[M4] += old[M4] + delta * (4 * (share_a * found[M3] - share_b * old[M3]) + delta * spread);
+  }
+  if (asked[M3])
+    found[M3] += old[M3] + delta * (3 * (share_a * found[M2] - share_b * old[M2]) + square * count * product * (share_a - share_b));
+  found[M2] += old[M2] + square * share_b * a;
+  found[MEAN] = old[MEAN] + delta * share_b;
+}
+
+// What was observed before, of one kept position.
+struct Before {
+  double numbers[RESULTS] = {};
+  bool asked[RESULTS] = {}, any = false;  // of results that are no integers
+
+  Before(const Task& task, int64_t position) {
+    for (int result = 0; result < RESULTS; ++result) {
+      if (!task.before[result]) continue;
+      numbers[result] = before(task, result, position);
+      asked[result] = task.kinds[result] != 1;
+      any = true;
+    }
+  }
+};
+
 template <int W, class T> struct Statistics {
   typedef ::Partial Partial;
   static void rows(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_rows<W, T>(task, cut, index, found); }
@@ -439,33 +479,6 @@ template <int W, class T> struct Statistics {
     a.zeros += b.zeros;
     a.total += b.total;
   }
-  // Joins what was observed before to the results, all but the counts: Chan, Golub and LeVeque 1983, and Pebay 2008.
-  static void join_before(const Task& task, double* found, int64_t position) {
-    for (int result : {SUM, SQUARES, TOTAL})
-      if (task.before[result] && task.kinds[result] == 0) found[result] += before(task, result, position);
-    if (task.before[MIN]) found[MIN] = std::min(before(task, MIN, position), found[MIN]);
-    for (int result : {MAX, PEAK})
-      if (task.before[result]) found[result] = std::max(before(task, result, position), found[result]);
-    if (!task.before[MEAN]) return;
-    const double a = before(task, COUNT, position), b = found[COUNT], count = a + b;
-    if (a == 0) return;
-    double old[RESULTS] = {};
-    for (int result : {MEAN, M2, M3, M4})
-      if (task.before[result]) old[result] = before(task, result, position);
-    if (b == 0) {
-      for (int result : {MEAN, M2, M3, M4}) found[result] = old[result];
-      return;
-    }
-    const double delta = found[MEAN] - old[MEAN], square = delta * delta, share_a = a / count, share_b = b / count, product = share_a * share_b;
-    if (task.before[M4]) {
-      const double spread = 6 * (share_a * share_a * found[M2] + share_b * share_b * old[M2]) + square * count * product * (1 - 3 * product);
-      found[M4] += old[M4] + delta * (4 * (share_a * found[M3] - share_b * old[M3]) + delta * spread);
-    }
-    if (task.before[M3])
-      found[M3] += old[M3] + delta * (3 * (share_a * found[M2] - share_b * old[M2]) + square * count * product * (share_a - share_b));
-    found[M2] += old[M2] + square * share_b * a;
-    found[MEAN] = old[MEAN] + delta * share_b;
-  }
   static void write(const Task& task, const Partial& part, int64_t position) {
     const Central about(part);
     const double centre = part.centre;
@@ -485,11 +498,42 @@ template <int W, class T> struct Statistics {
         about.third,
         std::max(0.0, about.fourth),
     };
-    join_before(task, found, position);
+    const Before old(task, position);
+    if (old.any) join_results(found, old.numbers, old.asked);
     write_all(task, found, RESULTS, position);
   }
 };
 
 extern "C" int reducers_sweep(const Task* tasks, int64_t number, int64_t threads) {
   return run_all<Statistics<STATISTICS, ELEMENTS>>(tasks, number, threads);
+}
+
+// Joins the rows of a table [rows, number, positions], in order, to what was observed before; if nothing was, to the first row.
+// `columns` says which result each of the numbers is.
+extern "C" int reducers_join(const Task* task, const double* table, int64_t rows, const int64_t* columns, int64_t number, int64_t positions) {
+  for (int64_t position = 0; position < positions; ++position) {
+    Before old(*task, position);
+    int64_t counts[RESULTS] = {};
+    for (int64_t column = 0; column < number; ++column) {
+      const int result = int(columns[column]);
+      old.asked[result] = task->kinds[result] != 1;
+      if (!old.asked[result] && old.any) counts[result] = static_cast<const int64_t*>(task->before[result])[position];
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      double found[RESULTS] = {};
+      for (int64_t column = 0; column < number; ++column) found[columns[column]] = table[(row * number + column) * positions + position];
+      if (old.any) join_results(found, old.numbers, old.asked);
+      for (int64_t column = 0; column < number; ++column) {
+        const int result = int(columns[column]);
+        if (!old.asked[result]) counts[result] += int64_t(found[result]);
+        old.numbers[result] = old.asked[result] ? found[result] : double(counts[result]);
+      }
+      old.any = true;
+    }
+    for (int64_t column = 0; column < number; ++column) {
+      const int result = int(columns[column]);
+      write_one(*task, result, position, old.numbers[result], counts[result]);
+    }
+  }
+  return 0;
 }

@@ -18,7 +18,18 @@ from reducers.kernels.loop.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
-__all__ = ["Call", "are_numbers", "column_dtype", "is_built", "looped", "prepared", "table_in_graph", "task_for"]
+__all__ = [
+    "Call",
+    "are_numbers",
+    "call_for",
+    "column_dtype",
+    "is_built",
+    "looped",
+    "needed_of",
+    "prepared",
+    "table_in_graph",
+    "task_for",
+]
 
 _SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE, _POWERS = 1, 2, 4, 8, 16, 32, 64  # enum What
 _COLUMNS = {
@@ -149,20 +160,21 @@ def prepared(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Ten
     """Return what the loop is given; None if it does not take the tensor, the mask or the columns, or runs are below `least`."""
     if x.device.type != "cpu" or (mask is not None and (mask.device.type != "cpu" or mask.dtype is not torch.bool)):
         return None
-    return _call(tuple(x.shape), x.stride(), x.dtype, axes, names, None if mask is None else mask.stride(), least)
+    return call_for(tuple(x.shape), x.stride(), x.dtype, axes, names, None if mask is None else mask.stride(), least)
 
 
 @lru_cache(maxsize=4096)
-def _call(
+def call_for(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: torch.dtype,
     axes: tuple[int, ...],
     names: tuple[str, ...],
-    mask_strides: tuple[int, ...] | None,
-    least: int,
+    mask_strides: tuple[int, ...] | None = None,
+    least: int = LEAST_RUN,
 ) -> Call | None:
-    elements, needed = ELEMENTS.get(dtype), _needed(names)
+    """The same for CPU tensors of this shape, and masks of these strides."""
+    elements, needed = ELEMENTS.get(dtype), needed_of(names)
     if mask_strides is not None and needed is not None and needed & _SQUARES:
         needed |= _SUM  # the centre is not 0 then
     task = None if elements is None or needed is None else task_of(shape, strides, axes, mask_strides, least)
@@ -181,12 +193,12 @@ def _call(
 
 def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
     """Return whether the loop computes these columns of tensors of a dtype, and there is a compiler for it."""
-    elements, needed = ELEMENTS.get(dtype), _needed(names)
+    elements, needed = ELEMENTS.get(dtype), needed_of(names)
     return elements is not None and needed is not None and build(needed, elements) is not None
 
 
 @lru_cache(maxsize=256)
-def _needed(names: tuple[str, ...]) -> int | None:
+def needed_of(names: tuple[str, ...]) -> int | None:
     """Return what the loop must add up for these columns; None if it cannot."""
     needed = 0
     for name in names:

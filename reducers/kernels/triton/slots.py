@@ -47,7 +47,7 @@ class Slots:
         self.join(table, dict(zip(self.columns, nothing, strict=True)), 0, 0)
         return table
 
-    def write(self, table: Tensor, x: Tensor, slot: int) -> None:
+    def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         """Write the partial statistics of an observation, which must be like `like`, into a slot: one launch, and no allocation."""
         if type(x) is Tensor:
             with torch.cuda.device(x.device if x.is_cuda else -1):
@@ -55,6 +55,7 @@ class Slots:
         else:
             x = x.as_strided(self.like.shape, self.like.stride())
             sweep_into(x, table, self.axes, self._names, self.threshold, None, slot)
+        return True
 
     def join(self, table: Tensor, state: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
         """Return a state joined with the slots from `first` to `last`, in order: one launch. An empty state takes one slot."""

@@ -45,9 +45,10 @@ class Copies:
     def new_table(self, slots: int, device: torch.device) -> Tensor:
         return torch.full((slots, *self.like.shape), torch.nan, dtype=self.like.dtype)
 
-    def write(self, table: Tensor, x: Tensor, slot: int) -> None:
+    def write(self, table: Tensor, x: Tensor, slot: int) -> bool:
         self.calls["written"] += 1
         table[slot].copy_(x.reshape(self.like.shape))
+        return True
 
     def join(self, table: Tensor, state: State, first: int, last: int) -> State:
         self.calls["joined"] += 1
@@ -63,6 +64,7 @@ def calls(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     failed: list[Exception] = []
     monkeypatch.setattr(dispatch, "_failed", failed)
     monkeypatch.setitem(waiting.SLOTS, "cpu", lambda: Copies)
+    monkeypatch.delitem(recorders.capture.slots.ROOM, "cpu")
     return Copies.calls
 
 
