@@ -11,6 +11,8 @@ import pytest
 import torch
 from world import SIZE, World
 
+from reducers.kernels import dispatch, waiting
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
@@ -62,6 +64,8 @@ def take_no_loop(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("reducers.kernels.counting.looped_bits", lambda *_: None)
     patch.setattr("reducers.kernels.counting.looped_edges", lambda *_: None)
     patch.setattr("reducers.combinators.in_graphs.kinds_of", lambda *_: None)
+    patch.delitem(dispatch.ROWS, "cpu", raising=False)
+    patch.delitem(waiting.SLOTS, "cpu", raising=False)
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-__all__ = ["Axis", "merged"]
+from torch import Tensor
+
+__all__ = ["Axis", "fills_memory", "merged"]
 
 Axis: TypeAlias = tuple[int, int, int]
 """Length, stride, and stride of another tensor that is read along with it, such as a mask."""
@@ -22,3 +24,13 @@ def merged(axes: Iterable[Axis]) -> list[Axis]:
         else:
             found.append((size, stride, other))
     return found or [(1, 1, 1)]
+
+
+def fills_memory(x: Tensor) -> bool:
+    """Return whether the elements lie in memory without gaps, each once, in any order of the axes."""
+    reach = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != reach:
+            return False
+        reach *= size
+    return True

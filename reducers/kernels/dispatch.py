@@ -12,6 +12,7 @@ from torch import Tensor
 from reducers.errors import warn_user
 from reducers.kernels.cpu import sweep
 from reducers.kernels.inductor import fused_moments
+from reducers.kernels.loop import rows
 from reducers.kernels.loop.sweeping import are_numbers, looped
 from reducers.kernels.loop.weighting import looped_weights
 from reducers.kernels.masked import masked_sweep
@@ -100,7 +101,7 @@ def _triton_weighted() -> Kernel | None:
 
 
 SWEEPS: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_sweep}  # by type of device
-ROWS: dict[str, Callable[[], Any]] = {"cuda": _triton_rows}
+ROWS: dict[str, Callable[[], Any]] = {"cuda": _triton_rows, "cpu": lambda: rows}
 WEIGHTED: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_weighted}
 _failed: list[Exception] = []
 

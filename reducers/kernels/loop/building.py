@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_join", "build_weighted"]
+__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_join", "build_rows", "build_weighted"]
 
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 """The dtypes that the loop takes, and what it calls them."""
@@ -49,6 +49,12 @@ def build_join(statistics: int, elements: str) -> Any:
     """Return the function `reducers_join` for these statistics and elements; None if it cannot be compiled."""
     arguments = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     return _built("sweep.cpp", [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"], "reducers_join", arguments)
+
+
+@cache
+def build_rows(statistics: int, elements: str) -> Any:
+    """Return the function `reducers_rows` for these statistics and elements; None if it cannot be compiled."""
+    return _built("sweep.cpp", [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"], "reducers_rows")
 
 
 @cache

@@ -113,6 +113,12 @@ static double before(const Task& task, int result, int64_t position) {
 template <class Kernel> static bool run(const Task& task, int64_t most_threads) {
   typedef typename Kernel::Partial Partial;
   const Cut cut(task, sizeof(Partial));
+  if (cut.parts == 1 && !task.columns) {  // without a parallel region, which would take longer than a small tensor
+    Partial found;
+    Kernel::rows(task, cut, 0, &found);
+    Kernel::write(task, found, 0);
+    return true;
+  }
   const int threads = int(std::min<int64_t>(most_threads, (cut.parts + cut.together - 1) / cut.together));
   const bool joined = cut.shares > 1;
   Partial* table = joined ? new (std::nothrow) Partial[cut.parts * cut.width] : nullptr;

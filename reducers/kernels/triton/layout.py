@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reducers.kernels.axes import Axis, merged
 
-__all__ = ["MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "fills_memory", "plan", "plan_of_many", "power_of_two"]
+__all__ = ["MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "plan", "plan_of_many", "power_of_two"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
 _MAX_PARTS = 1024  # programs for one column of tiles: enough for any GPU, and independent of it, as results must be
@@ -184,16 +184,6 @@ def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]
         sizes += [min(size, length - first) for first in found]
     numbers = [stop - start for start, stop in zip(starts, [*starts[1:], len(owners)], strict=True)]
     return len(owners), [*owners, *firsts, *sizes, *starts, *numbers]
-
-
-def fills_memory(x: Tensor) -> bool:
-    """Return whether the elements lie in memory without gaps, each once, in any order of the axes."""
-    reach = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride != reach:
-            return False
-        reach *= size
-    return True
 
 
 def _tile(dtype: torch.dtype) -> int:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.library import triton_op
 
+from reducers.kernels.axes import fills_memory
 from reducers.kernels.triton.arguments import DTYPES, dtype_of, fields
 from reducers.kernels.triton.launch import _join, _sweep
-from reducers.kernels.triton.layout import cut_many, fills_memory
+from reducers.kernels.triton.layout import cut_many
 
 __all__ = ["Family", "Tables", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
 

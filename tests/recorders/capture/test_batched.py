@@ -28,6 +28,12 @@ from recorders import (
 from recorders.capture.stacks import StackRow
 from reducers import Collect, Count, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
 
+
+@pytest.fixture(autouse=True)
+def _both_ways(with_and_without_a_compiler: str) -> None:
+    """The loop in C++ writes the rows, and if there is no compiler they are lifted."""
+
+
 BOTH = Product(norm=Norm(), summary=Summary())
 
 

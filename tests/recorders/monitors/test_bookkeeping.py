@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from recorders import ForwardInputMonitor, ForwardMonitor, Monitor
-from reducers import Mean
+from reducers import Mean, Reducer, Summary
+from reducers.kernels.loop import building
 
 
 def calls(function: Callable[[], Any]) -> int:
@@ -36,6 +37,7 @@ def calls(function: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("kind", [ForwardMonitor, ForwardInputMonitor])
 @pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.usefixtures("without_loops")
 def test_a_call_that_is_reduced_at_once_makes_few_others(kind: Callable[..., Monitor], gradients: bool) -> None:
     x, mean, layer, bare = torch.randn(16, 1024), Mean(), nn.Identity(), nn.Identity()
     state = mean.update({}, x)
@@ -45,6 +47,20 @@ def test_a_call_that_is_reduced_at_once_makes_few_others(kind: Callable[..., Mon
         assert torch.is_grad_enabled() == gradients
     assert monitor.samples == monitor.counts["calls"] == 3
     assert 0 < beside <= 95  # 138 on the way that asks everything
+
+
+@pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("kind", [ForwardMonitor, ForwardInputMonitor])
+@pytest.mark.parametrize("reducer", [Mean(), Summary()], ids=str)
+def test_a_call_whose_statistics_wait_makes_fewer_than_an_update(reducer: Reducer, kind: Callable[..., Monitor]) -> None:
+    x, layer, bare = torch.randn(16, 1024), nn.Identity(), nn.Identity()
+    state = reducer.update({}, x)
+    monitor = kind(reducer, layer)
+    layer(x)
+    beside = calls(lambda: layer(x)) - calls(lambda: bare(x))
+    assert 0 < beside <= 60
+    assert beside < calls(lambda: reducer.update(state, x))
+    assert monitor.samples == 4
 
 
 @pytest.mark.parametrize("gradients", [False, True])

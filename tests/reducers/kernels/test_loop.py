@@ -294,7 +294,7 @@ def test_a_graph_runs_where_there_is_no_compiler(family: tuple[str, ...], monkey
     x, mask = DATA["not finite"](torch.randn(50, 60)), torch.rand(50, 60) < 0.5
     calls = [(x, axes, ",".join(family), 0.5, chosen) for axes in ([0, 1], [0], [1]) for chosen in (None, mask)]
     found = [torch.ops.reducers.loop(*call) for call in calls]
-    monkeypatch.setattr(sweeping, "_call", lambda *_: None)
+    monkeypatch.setattr(sweeping, "call_for", lambda *_: None)
     for call, one in zip(calls, found, strict=True):
         torch.testing.assert_close(torch.ops.reducers.loop(*call), one, rtol=1e-10, atol=1e-12)
 

@@ -24,6 +24,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 from reducers import Moments, Norm, Product, Summary
 from reducers.combinators.rows import RowSweep, swept_dtypes
 from reducers.kernels import dispatch
+from reducers.kernels.axes import fills_memory
 from reducers.kernels.triton import layout, many
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.launch import _sweep
@@ -150,7 +151,7 @@ def test_any_order_of_the_axes_gaps_and_places_in_memory() -> None:
         torch._neg_view(x),
         torch.nn.Parameter(x[0]),
     ]
-    assert [layout.fills_memory(x) for x in xs] == [True, True, True, False, False, True, True, True, True]
+    assert [fills_memory(x) for x in xs] == [True, True, True, False, False, True, True, True, True]
     found = swept(xs)
     for row, each in enumerate(xs):
         assert_row(found, row, each.detach())
@@ -288,7 +289,7 @@ def test_a_reducer_made_of_several_sweeps_each_of_them(monkeypatch: pytest.Monke
             torch.testing.assert_close(rows[key][row].double(), value.double(), rtol=1e-6, atol=allowed)
 
 
-def test_what_has_no_kernel_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_kernel_is_left_to_others(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_failed", [])
     assert swept_dtypes(Norm(), torch.ones(3)) is None  # on a CPU
     monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch._triton_rows)
