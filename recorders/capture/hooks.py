@@ -15,7 +15,18 @@ from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes, run_uncompiled
 from recorders.errors import MonitorError, RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["Hook"]
+__all__ = ["TRACED", "Hook"]
+
+
+class _Traced:
+    """Functions that hooks call while a graph is traced, as attributes.
+
+    If many hooks hold one object, the compiler compares what each of them holds with the first, in Python, in every call of the
+    graph. By a name all of them find it in one place, which is looked at once.
+    """
+
+
+TRACED = _Traced()
 
 
 class Hook:
@@ -26,7 +37,8 @@ class Hook:
 
     Args:
         run: is called outside of graphs.
-        trace: is called while a graph is traced, with `receiver` before the other arguments. If it is None, nothing is called.
+        trace: is called while a graph is traced, with `receiver` before the other arguments: a function, or the name of one in
+            `TRACED`. If it is None, nothing is called.
         receiver: see `recorders.capture.compiled.new_receiver`.
         fail: is called with the exception of `run`, and the module.
 
@@ -42,7 +54,7 @@ class Hook:
     def __init__(
         self,
         run: Callable[..., None],
-        trace: Callable[..., None] | None = None,
+        trace: Callable[..., None] | str | None = None,
         receiver: Tensor | None = None,
         fail: Callable[[Exception, Any], None] | None = None,
     ) -> None:
@@ -58,7 +70,8 @@ class Hook:
                     return
                 self._mark_traced()
                 try:
-                    self.trace(self.receiver, *args)
+                    trace = getattr(TRACED, self.trace) if isinstance(self.trace, str) else self.trace
+                    trace(self.receiver, *args)
                 except Exception:  # for example of a property that is read; it would end the user's compilation
                     if self.receiver is not None:
                         torch.ops.torch_recorders.fail(self.receiver)

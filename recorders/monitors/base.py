@@ -24,7 +24,7 @@ from recorders.monitors.graphs import GraphReceiver, is_due_in_graph
 from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import is_due, reduce, reducer_inputs, report_failures, work
 from recorders.monitors.snapshots import snapshot
-from recorders.monitors.twins import find_twin, renew_twins
+from recorders.monitors.twins import Twin, name_of_trace, renew_twins
 from recorders.recordings.past import Past
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.shown import Recorded
@@ -93,7 +93,7 @@ class Monitor(Recorded, Past, ABC):
         self._may_wait = self.bare and not self.given and self.buffer.batchable and type(self)._default is Monitor._default
         self._quick = self._may_wait and self.gate.only_steps
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
-        self._twin: Monitor | None = None
+        self._twin: Twin | None = None
         self._clock: Clock | None = None  # one of its own only if no recorder gives it another
         if module is not None:
             self.register(module)
@@ -155,6 +155,7 @@ class Monitor(Recorded, Past, ABC):
             self.deregister()
             self.hooks.move(target)
             self._ensure_clock()
+            self._twin = None
             try:
                 self.hooks.handles = self._attach(target)
             except RuntimeError as error:  # modules of torch.jit.script take no hooks
@@ -184,7 +185,7 @@ class Monitor(Recorded, Past, ABC):
 
     def _hook(self, run: Callable[..., None], trace: str | None = None) -> Hook:
         """A hook that calls `run`; in a graph that is being traced, the method `trace` of the twin."""
-        return Hook(run, None if trace is None else getattr(find_twin(self), trace), self.receiver.tensor, self._fail)
+        return Hook(run, None if trace is None else name_of_trace(self, trace), self.receiver.tensor, self._fail)
 
     def _ensure_clock(self) -> None:
         """Gives a monitor that chooses steps a clock, if it has none."""

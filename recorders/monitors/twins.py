@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import suppress
 from typing import Any
-from weakref import WeakValueDictionary
 
 from recorders.capture.compiled import new_twin_key
-from recorders.capture.hooks import Hook
+from recorders.capture.hooks import TRACED, Hook
 from recorders.capture.switching import hook_of
 
-__all__ = ["find_twin", "renew_twins"]
+__all__ = ["Twin", "name_of_trace", "renew_twins"]
 
-_twins: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+_twins: weakref.WeakValueDictionary[Any, Twin] = weakref.WeakValueDictionary()
 
 
-def find_twin(monitor: Any) -> Any:
+class Twin:
+    """What monitors that share a twin hold. When the last of them is freed, hooks no longer find its methods.
+
+    Attributes:
+        monitor: the twin itself.
+    """
+
+    def __init__(self, monitor: Any) -> None:
+        self.monitor = monitor
+        self._names: set[str] = set()
+        weakref.finalize(self, _forget, self._names).atexit = False
+
+    def name_of(self, method: str) -> str:
+        """The name by which hooks find this method in `TRACED`."""
+        name = f"{self.monitor.twin_key} {method}"
+        setattr(TRACED, name, getattr(self.monitor, method))
+        self._names.add(name)
+        return name
+
+
+def name_of_trace(monitor: Any, method: str) -> str:
+    """The name by which a hook of a monitor finds this method of its twin."""
+    if monitor._twin is None:
+        monitor._twin = _find_twin(monitor)
+    name: str = monitor._twin.name_of(method)
+    return name
+
+
+def renew_twins(monitor: Any) -> None:
+    """Gives the hooks of a monitor the twin for its present clock."""
+    monitor._twin = None
+    for hook in map(hook_of, [*monitor.hooks.handles, *monitor.hooks.suspended]):
+        if isinstance(hook, Hook) and isinstance(hook.trace, str):
+            hook.trace = name_of_trace(monitor, hook.trace.partition(" ")[2])
+
+
+def _find_twin(monitor: Any) -> Twin:
     """The twin of a monitor: one without a module, the same for all with this recipe and attribute, and clock if they choose steps.
 
     The compiler guards everything that it reads. If it read the monitors themselves, each would cost a graph.
@@ -27,16 +63,14 @@ def find_twin(monitor: Any) -> Any:
     with suppress(TypeError):  # an argument has no hash
         twin = _twins.get(key)
     if twin is None:
-        twin = monitor.constructor(monitor.attr)
-        twin.gate.chooses_steps, twin._clock, twin.twin_key = chooses_steps, clock, new_twin_key(twin)
+        twin = Twin(monitor.constructor(monitor.attr))
+        made = twin.monitor
+        made.gate.chooses_steps, made._clock, made.twin_key = chooses_steps, clock, new_twin_key(made)
         with suppress(TypeError):
             _twins[key] = twin
-    monitor._twin = twin  # which lives as long as a monitor has it
     return twin
 
 
-def renew_twins(monitor: Any) -> None:
-    """Gives the hooks of a monitor the twin for its present clock."""
-    for hook in map(hook_of, [*monitor.hooks.handles, *monitor.hooks.suspended]):
-        if isinstance(hook, Hook) and hook.trace is not None:
-            hook.trace = getattr(find_twin(monitor), hook.trace.__name__)
+def _forget(names: set[str]) -> None:
+    for name in names:
+        delattr(TRACED, name)
