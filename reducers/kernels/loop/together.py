@@ -121,7 +121,7 @@ class _Reader:
         if not self._lock.acquire(blocking=False):  # another thread reads, or a signal handler runs while this one does
             return _Reader(self._readings, self._kinds).read(xs)
         try:
-            self._read_all([x.resolve_neg() for x in xs])
+            self._read_all([x.resolve_neg() for x in xs] if any(map(Tensor.is_neg, xs)) else list(xs))
             return [pack.to(dtype, copy=True) for pack, dtype in zip(self._packs, self._dtypes, strict=True)]
         finally:
             self._lock.release()
