@@ -142,17 +142,16 @@ static Sums no_sums() {
 
 // Adds elements that are selected, several at a time, if they are finite.
 template <int WHAT, class T>
-static void select(Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t mask_stride, int64_t length, float threshold) {
+static void select(Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold) {
   Sums sums = no_sums();
   Ints count = {}, chosen_count = {}, zeros = {}, active = {};
   const Floats none = {};
   const Doubles centre = all_doubles(part.centre);
-  if (mask && !mask_stride && !*mask) return;
   int64_t start = 0;
   for (; start + LANES <= length; start += LANES) {
     const Floats value = load<T>(x + start), size = magnitude(value);
     Ints chosen = Ints{} - 1;
-    if (mask && mask_stride) chosen = selected(mask + start);
+    if (mask) chosen = selected(mask + start);
     const Ints good = chosen & (size < INFINITE);
     count -= good;
     chosen_count -= chosen;
@@ -184,10 +183,10 @@ static void select(Partial& part, const typename T::Type* x, const uint8_t* mask
   gather<WHAT & ~(ZEROS | ACTIVE)>(part, sums, finite);
   for (int64_t at = 0; finite < selected && at < start; ++at) {
     const float value = T::value(x[at]);
-    if ((!mask || mask[at * mask_stride]) && !(std::fabs(value) < INFINITE)) (value != value ? part.nan : part.inf) += 1;
+    if ((!mask || mask[at]) && !(std::fabs(value) < INFINITE)) (value != value ? part.nan : part.inf) += 1;
   }
   for (; start < length; ++start)
-    if (!mask || mask[start * mask_stride]) add_one<WHAT>(part, T::value(x[start]), threshold);
+    if (!mask || mask[start]) add_one<WHAT>(part, T::value(x[start]), threshold);
 }
 
 // Adds a block of elements that are selected; returns false, and adds nothing, if one is not finite. The centre, which is one of
@@ -220,13 +219,13 @@ static bool add_masked(Partial& part, const typename T::Type* x, const uint8_t* 
 // Adds a run of neighbours in memory, all of which are reduced. `filled` is whether the centre is an element that is selected.
 template <int WHAT, class T>
 static void add_run(
-    Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t mask_stride, int64_t length, float threshold, bool filled) {
+    Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold, bool filled) {
   const Doubles centre[2] = {all_doubles(part.centre), all_doubles(part.centre)};
   for (int64_t start = 0; start < length; start += BLOCK) {
     const int64_t size = std::min(BLOCK, length - start), whole = size - size % LANES;
     if (mask) {
-      if (!mask_stride || !filled || !add_masked<WHAT, T>(part, x + start, mask + start, size, threshold))
-        select<WHAT, T>(part, x + start, mask + start * mask_stride, mask_stride, size, threshold);
+      if (!filled || !add_masked<WHAT, T>(part, x + start, mask + start, size, threshold))
+        select<WHAT, T>(part, x + start, mask + start, size, threshold);
       continue;
     }
     Sums sums = no_sums();
@@ -238,17 +237,17 @@ static void add_run(
       gather<WHAT>(part, sums, whole);
       for (int64_t at = start + whole; at < start + size; ++at) add_one<WHAT>(part, T::value(x[at]), threshold);
     } else {
-      select<WHAT, T>(part, x + start, nullptr, 0, size, threshold);
+      select<WHAT, T>(part, x + start, nullptr, size, threshold);
     }
   }
 }
 
 // Returns the first element that is finite and selected: no centre is further from the mean than sqrt(count) deviations then.
 template <class T>
-static bool find_centre(Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t mask_stride, int64_t length) {
+static bool find_centre(Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t length) {
   for (int64_t at = 0; at < length; ++at) {
     const float value = T::value(x[at]);
-    if ((!mask || mask[at * mask_stride]) && std::fabs(value) < INFINITE) {
+    if ((!mask || mask[at]) && std::fabs(value) < INFINITE) {
       part.centre = value;
       return true;
     }
@@ -308,8 +307,12 @@ template <int WHAT, class T> static void read_rows(const Task& task, const Cut& 
     task.reduced.offsets(row, offset, mask_offset);
     const auto* x = static_cast<const typename T::Type*>(task.x) + offset;
     const uint8_t* mask = task.mask ? static_cast<const uint8_t*>(task.mask) + mask_offset : nullptr;
-    if (!centred) centred = find_centre<T>(part, x, mask, task.mask_stride, size);
-    add_run<WHAT, T>(part, x, mask, task.mask_stride, size, float(task.threshold), centred);
+    if (mask && !task.mask_stride) {  // it selects the row as a whole, or not at all
+      if (!*mask) continue;
+      mask = nullptr;
+    }
+    if (!centred) centred = find_centre<T>(part, x, mask, size);
+    add_run<WHAT, T>(part, x, mask, size, float(task.threshold), centred);
   }
   *found = part;
 }
