@@ -330,20 +330,22 @@ template <int WHAT, class T> static void read_columns(const Task& task, const Cu
 
   for (int64_t column = 0; column < size; ++column) parts[column] = EMPTY;
   if (task.mask || ((WHAT & SUMS) && !task.about_zero)) {
+    int32_t without[WIDTH];  // the columns without a centre
     int64_t missing = size;
+    for (int64_t column = 0; column < size; ++column) without[column] = int32_t(column);
     for (int64_t row = first; missing && row < stop; ++row) {
-      int64_t at = 0, mask_at = 0;
+      int64_t at = 0, mask_at = 0, left = 0;
       task.reduced.offsets(row, at, mask_at);
-      for (int64_t column = 0; column < size; ++column) {
+      for (int64_t index = 0; index < missing; ++index) {
+        const int32_t column = without[index];
         const float value = T::value(base[at + column]);
         const bool usable = std::fabs(value) < INFINITE && (!mask_base || mask_base[mask_at + column * task.mask_stride]);
-        if (parts[column].count || !usable) continue;
-        parts[column].centre = value;
-        parts[column].count = 1;  // found
-        --missing;
+        parts[column].centre = usable ? value : 0;
+        without[left] = column;
+        left += !usable;
       }
+      missing = left;
     }
-    for (int64_t column = 0; column < size; ++column) parts[column].count = 0;
   }
   auto* lanes = new (std::nothrow) Lanes<WHAT>[size / LANES + 1];
   const int64_t groups = lanes ? size / LANES : 0, rest = groups * LANES;
@@ -356,22 +358,28 @@ template <int WHAT, class T> static void read_columns(const Task& task, const Cu
       task.reduced.offsets(begin + row, at[row], mask_at[row]);
     }
     const int64_t ahead = rows > 1 ? at[rows - 1] + at[1] - 2 * at[0] : 0;  // the next rows, usually
+    const int64_t mask_ahead = rows > 1 ? mask_at[rows - 1] + mask_at[1] - 2 * mask_at[0] : 0;
     for (int64_t group = 0; group < groups; ++group) {
       Lanes<WHAT>& mine = lanes[group];
       Sums sums = mine.sums;
+      Ints count = mine.count;
+      const Floats fill = mine.fill;
+      const Doubles centre[2] = {mine.centre[0], mine.centre[1]};
       for (int64_t row = 0; row < rows; ++row) {
         const auto* x = base + at[row] + group * LANES;
         __builtin_prefetch(x + ahead);
         Floats value = load<T>(x);
         if (mask_base) {
           const uint8_t* mask = mask_base + mask_at[row];
+          __builtin_prefetch(mask + group * LANES + mask_ahead);
           const Ints chosen = task.mask_stride ? selected(mask + group * LANES) : Ints{} - (*mask ? 1 : 0);
-          value = chosen ? value : mine.fill;
-          mine.count -= chosen;
+          value = chosen ? value : fill;
+          count -= chosen;
         }
-        add<WHAT>(sums, value, mine.centre, threshold);
+        add<WHAT>(sums, value, centre, threshold);
       }
       mine.sums = sums;
+      mine.count = count;
     }
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t column = rest; column < size; ++column)
