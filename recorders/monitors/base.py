@@ -24,7 +24,7 @@ from recorders.monitors.graphs import GraphReceiver, is_due_in_graph
 from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import is_due, reduce, reducer_inputs, report_failures, work
 from recorders.monitors.snapshots import snapshot
-from recorders.monitors.twins import Twin, name_of_trace, renew_twins
+from recorders.monitors.twins import name_of_trace, renew_twins
 from recorders.recordings.past import Past
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.shown import Recorded
@@ -93,7 +93,6 @@ class Monitor(Recorded, Past, ABC):
         self._may_wait = self.bare and not self.given and self.buffer.batchable and type(self)._default is Monitor._default
         self._quick = self._may_wait and self.gate.only_steps
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
-        self._twin: Twin | None = None
         self._clock: Clock | None = None  # one of its own only if no recorder gives it another
         if module is not None:
             self.register(module)
@@ -155,7 +154,6 @@ class Monitor(Recorded, Past, ABC):
             self.deregister()
             self.hooks.move(target)
             self._ensure_clock()
-            self._twin = None
             try:
                 self.hooks.handles = self._attach(target)
             except RuntimeError as error:  # modules of torch.jit.script take no hooks

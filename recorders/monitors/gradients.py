@@ -67,7 +67,7 @@ class GradientMonitor(Monitor):
     @property
     def seen(self) -> bool:
         """Whether its module was called; or, in a shared graph, the module of a monitor with the same recipe."""
-        return self._seen or (self._twin is not None and bool(self._twin.monitor._seen))
+        return self._seen or (self.hooks.twin is not None and bool(self.hooks.twin.monitor._seen))
 
     def _trace_watch(self, receiver: Tensor, module: nn.Module, value: Any) -> None:
         found = [(path, tensor) for path, tensor in leaves(value) if tensor.requires_grad]

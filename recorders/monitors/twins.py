@@ -37,15 +37,15 @@ class Twin:
 
 def name_of_trace(monitor: Any, method: str) -> str:
     """The name by which a hook of a monitor finds this method of its twin."""
-    if monitor._twin is None:
-        monitor._twin = _find_twin(monitor)
-    name: str = monitor._twin.name_of(method)
+    if monitor.hooks.twin is None:
+        monitor.hooks.twin = _find_twin(monitor)
+    name: str = monitor.hooks.twin.name_of(method)
     return name
 
 
 def renew_twins(monitor: Any) -> None:
     """Gives the hooks of a monitor the twin for its present clock."""
-    monitor._twin = None
+    monitor.hooks.twin = None
     for hook in map(hook_of, [*monitor.hooks.handles, *monitor.hooks.suspended]):
         if isinstance(hook, Hook) and isinstance(hook.trace, str):
             hook.trace = name_of_trace(monitor, hook.trace.partition(" ")[2])

@@ -2,12 +2,15 @@
 //
 // Counts are exact, so how the work is cut changes none. A block is a kept position, or as many neighbouring ones as there are
 // lanes. If there are enough blocks, a thread counts a block into the result; if not, several count shares of it, each into a
-// table of its own, which is added to the result in the end.
+// table of its own, of half as many bytes, which is added to the result in the end.
 
 #include "lanes.h"
 #include "parts.h"
 
 enum Result { COUNTS, LOW, HIGH };
+
+constexpr int64_t WORTHWHILE = 16;          // elements a bin: fewer are counted into the result at once
+constexpr int64_t MOST = (int64_t(1) << 31) - PART;  // elements after which a table is added to the result: as many more still fit
 
 struct Bins {
   int64_t number;               // of a kept position
@@ -96,8 +99,8 @@ template <class T> static Floats padded(const typename T::Type* x, int64_t size)
 }
 
 // Counts `size` elements, at most as many as there are lanes. `apart` is the distance between the tables of neighbours.
-template <class B, class T>
-static inline void count(const Bins& bins, const typename T::Type* x, int64_t size, int64_t* counts, int64_t apart, Seen& seen) {
+template <class B, class T, class C>
+static inline void count(const Bins& bins, const typename T::Type* x, int64_t size, C* counts, int64_t apart, Seen& seen) {
   int32_t found[LANES];
   B::find(bins, size == LANES ? load<T>(x) : padded<T>(x, size), found, seen);
   if (size < LANES) {
@@ -107,6 +110,7 @@ static inline void count(const Bins& bins, const typename T::Type* x, int64_t si
   } else {  // two numbers a load: loads are what takes time
     uint64_t pairs[HALF];
     std::memcpy(pairs, found, sizeof(found));
+#pragma GCC unroll 8
     for (int pair = 0; pair < HALF; ++pair) {
       ++counts[uint32_t(pairs[pair])];
       ++counts[pairs[pair] >> 32];
@@ -115,8 +119,8 @@ static inline void count(const Bins& bins, const typename T::Type* x, int64_t si
 }
 
 // Takes back those that are in no bin.
-template <class B, class T>
-static void take_back(const Bins& bins, const typename T::Type* x, int64_t size, int64_t* counts, int64_t apart) {
+template <class B, class T, class C>
+static void take_back(const Bins& bins, const typename T::Type* x, int64_t size, C* counts, int64_t apart) {
   int32_t found[LANES];
   Seen unused;
   const Floats value = size == LANES ? load<T>(x) : padded<T>(x, size);
@@ -144,6 +148,7 @@ struct Blocks {
     pieces = product(task.reduced) * run_parts;
     const int64_t a_block = wide * pieces * run_a_part, worthwhile = (a_block + PART - 1) / PART;
     shares = number >= 4 * threads || threads == 1 ? 1 : std::min({(8 * threads + number - 1) / number, worthwhile, pieces});
+    shares = std::max(shares, (pieces * run_a_part + MOST - 1) / MOST);
     elements = number * a_block;
   }
   // Returns the first of the kept positions of a block, and how many it has.
@@ -174,8 +179,8 @@ static inline void each_vector(const Task& task, const Blocks& blocks, int64_t b
   }
 }
 
-template <class B, class T>
-static void count_share(const Binning& all, const Blocks& blocks, int64_t block, int64_t share, int64_t* counts, Seen& seen) {
+template <class B, class T, class C>
+static void count_share(const Binning& all, const Blocks& blocks, int64_t block, int64_t share, C* counts, Seen& seen) {
   typedef const typename T::Type* Place;
   const int64_t apart = all.task.columns ? all.bins.number : 0;
   Seen own = seen;
@@ -202,21 +207,24 @@ static void join_extremes(const Task& task, int64_t first, int64_t size, const S
   }
 }
 
-// Counts into the results, or into a table of its own if threads share blocks.
+// Counts into the results, or into a table of its own if there is one.
 template <class B, class T> struct Counter {
   const Binning& all;
   const Blocks& blocks;
-  int64_t* const own;
+  uint32_t* const own;
   int64_t block, first, size;  // block: -1 at first
+  int64_t held;                // elements of a position that the table holds, at most
   Seen seen;
 
   void count(int64_t item) {
-    if (item / blocks.shares != block) {
+    const int64_t share = item % blocks.shares;
+    if (item / blocks.shares != block || held >= MOST) {
       end();
       block = item / blocks.shares;
       first = blocks.begin(all.task, block, size);
     }
-    count_share<B, T>(all, blocks, block, item % blocks.shares, own ? own : results(), seen);
+    own ? count_share<B, T>(all, blocks, block, share, own, seen) : count_share<B, T>(all, blocks, block, share, results(), seen);
+    held += (blocks.pieces / blocks.shares + 1) * blocks.run_a_part;
   }
   void end() {
     if (block < 0) return;
@@ -230,6 +238,7 @@ template <class B, class T> struct Counter {
     if (own) std::fill(own, own + number, 0);
     seen = Seen();
     block = -1;
+    held = 0;
   }
   int64_t* results() const { return static_cast<int64_t*>(all.task.results[COUNTS]) + first * all.bins.number; }
 };
@@ -241,10 +250,11 @@ template <class B, class T> static int run_bins(const Binning& all, int64_t most
   int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : failed)
   {
-    int64_t* own = blocks.shares > 1 ? new (std::nothrow) int64_t[blocks.wide * all.bins.number]() : nullptr;
-    const bool ready = own || blocks.shares == 1;
+    const bool apart = blocks.shares > 1 || (blocks.number == 1 && blocks.elements > WORTHWHILE * all.bins.number);
+    uint32_t* own = apart ? new (std::nothrow) uint32_t[blocks.wide * all.bins.number]() : nullptr;
+    const bool ready = own || !apart;
     failed += !ready;
-    Counter<B, T> counter{all, blocks, own, -1, 0, 0, Seen()};
+    Counter<B, T> counter{all, blocks, own, -1, 0, 0, 0, Seen()};
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; ++item)
       if (ready) counter.count(item);

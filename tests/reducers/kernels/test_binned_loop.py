@@ -100,6 +100,19 @@ def test_threads_that_share_blocks_count_alike(reducer: str, at_several_threads:
             assert all(torch.equal(value, same[key]) for key, value in state.items())
 
 
+def test_more_elements_of_one_bin_than_32_bits_count() -> None:
+    """Tables of threads have 32 bits; rows that overlap in memory are as good as any."""
+    x = torch.ones((1 << 20) + 4_097).as_strided((4_097, 1 << 20), (1, 1))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = looped_bits(x, (0, 1), 5, NORMAL, {})
+    finally:
+        torch.set_num_threads(threads)
+    assert found is not None
+    assert int(found["counts"].max()) == int(found["counts"].sum()) == x.numel() > 1 << 32
+
+
 @pytest.mark.parametrize("pattern", ["... ->", "b d -> d"])
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_an_update_adds_to_the_state_and_leaves_it_as_it_was(reducer: str, pattern: str) -> None:
