@@ -7,6 +7,8 @@
 #include "lanes.h"
 #include "parts.h"
 
+#define ALWAYS __attribute__((always_inline))  // whole vectors are a loop of their own then, without a look at their sizes
+
 enum Result { COUNTS, LOW, HIGH };
 
 constexpr int64_t WORTHWHILE = 16;          // elements a bin: fewer are counted into the result at once
@@ -37,11 +39,12 @@ static inline Ints bits_of(const Floats& x) {
   return bits;
 }
 
-// Each way to find bins writes the bin of each lane, also of elements that are in none: they are taken back later.
+// Each way to find bins returns the bin of each lane, also of elements that are in none: they are taken back later. COMMON is
+// whether the bin in the middle may have many more elements than others, as that of zero has after a ReLU.
 struct Bits {
-  static const bool EXTREMES = true;
+  static const bool EXTREMES = true, COMMON = true;
   static inline Ints excluded(const Floats& x) { return (bits_of(x) & 0x7fffffff) >= 0x7f800000; }
-  static inline void find(const Bins& bins, const Floats& x, int32_t* found, Seen& seen) {
+  static inline Ints find(const Bins& bins, const Floats& x, Seen& seen) {
     const Ints bits = bits_of(x), good = ~excluded(x);
     const Floats least = good ? x : all_floats(INFINITE), most = good ? x : all_floats(-INFINITE);
     seen.low = least < seen.low ? least : seen.low;
@@ -51,8 +54,7 @@ struct Bits {
     // Without the sign's complement, the order of integers is that of floats.
     Ints number = (((bits >> 31) & 0x7fffffff) ^ bits) >> int32_t(bins.shift);
     number -= clamped(number, -zero, zero - 1);
-    number = clamped(number, -middle, middle) + middle;
-    std::memcpy(found, &number, sizeof(number));
+    return clamped(number, -middle, middle) + middle;
   }
   static inline Ints clamped(const Ints& x, int32_t low, int32_t high) {
     const Ints least = Ints{} + low, most = Ints{} + high, raised = x > least ? x : least;
@@ -62,24 +64,23 @@ struct Bits {
 
 // Bins of one width: division finds the bin, or the one beside it. NaN is counted after all bins.
 struct Even {
-  static const bool EXTREMES = false;
+  static const bool EXTREMES = false, COMMON = false;
   static inline Ints excluded(const Floats&) { return Ints{}; }
-  static inline void find(const Bins& bins, const Floats& x, int32_t* found, Seen&) {
+  static inline Ints find(const Bins& bins, const Floats& x, Seen&) {
     const Floats place = (x - float(bins.low)) * float(bins.scale), none = all_floats(0), most = all_floats(float(bins.last - 1));
     const Floats raised = place > none ? place : none;
     const Ints bin = truncated(raised < most ? raised : most);
     const Ints above = x >= at_places(bins.edges + 1, bin), below = x < at_places(bins.edges, bin);  // -1 if so
-    const Ints number = x == x ? bin + 1 - above + below : Ints{} + int32_t(bins.last + 2);
-    std::memcpy(found, &number, sizeof(number));
+    return x == x ? bin + 1 - above + below : Ints{} + int32_t(bins.last + 2);
   }
 };
 
 // The number of edges that are at most the element, by bisection. After the last there are so many infinite ones that each step
 // halves what is left.
 struct Edges {
-  static const bool EXTREMES = false;
+  static const bool EXTREMES = false, COMMON = false;
   static inline Ints excluded(const Floats&) { return Ints{}; }
-  static inline void find(const Bins& bins, const Floats& x, int32_t* found, Seen&) {
+  static inline Ints find(const Bins& bins, const Floats& x, Seen&) {
     const Ints most = Ints{} + int32_t(bins.last + 1);
     Ints number = {};
     for (int32_t half = int32_t(bins.half); half > 0; half /= 2) {
@@ -87,10 +88,17 @@ struct Edges {
       number -= beyond * half;
     }
     number = number < most ? number : most;
-    number = x == x ? number : most + 1;
-    std::memcpy(found, &number, sizeof(number));
+    return x == x ? number : most + 1;
   }
 };
+
+static Ints numbered() {
+  Ints found = {};
+  for (int lane = 0; lane < LANES; ++lane) found[lane] = lane;
+  return found;
+}
+
+static const Ints NUMBERED = numbered();
 
 template <class T> static Floats padded(const typename T::Type* x, int64_t size) {
   Floats found;
@@ -98,18 +106,19 @@ template <class T> static Floats padded(const typename T::Type* x, int64_t size)
   return found;
 }
 
-// Counts `size` elements, at most as many as there are lanes. `apart` is the distance between the tables of neighbours.
-template <class B, class T, class C>
-static inline void count(const Bins& bins, const typename T::Type* x, int64_t size, C* counts, int64_t apart, Seen& seen) {
-  int32_t found[LANES];
-  B::find(bins, size == LANES ? load<T>(x) : padded<T>(x, size), found, seen);
+// Counts `size` elements, at most as many as there are lanes. `apart` is the distance between the tables of neighbours. If ZEROS,
+// each lane has a number of its own for the bin in the middle, after all bins: to add to one number again and again takes long.
+template <class B, class T, bool ZEROS, class C>
+ALWAYS static inline void count(const Bins& bins, const typename T::Type* x, int64_t size, C* counts, int64_t apart, Seen& seen) {
+  Ints found = B::find(bins, size == LANES ? load<T>(x) : padded<T>(x, size), seen);
+  if (ZEROS) found = found == int32_t(bins.middle) ? NUMBERED + int32_t(bins.number) : found;
   if (size < LANES) {
     for (int lane = 0; lane < size; ++lane) ++counts[lane * apart + found[lane]];
   } else if (apart) {
     for (int lane = 0; lane < LANES; ++lane) ++counts[lane * apart + found[lane]];
   } else {  // two numbers a load: loads are what takes time
     uint64_t pairs[HALF];
-    std::memcpy(pairs, found, sizeof(found));
+    std::memcpy(pairs, &found, sizeof(found));
 #pragma GCC unroll 8
     for (int pair = 0; pair < HALF; ++pair) {
       ++counts[uint32_t(pairs[pair])];
@@ -121,10 +130,9 @@ static inline void count(const Bins& bins, const typename T::Type* x, int64_t si
 // Takes back those that are in no bin.
 template <class B, class T, class C>
 static void take_back(const Bins& bins, const typename T::Type* x, int64_t size, C* counts, int64_t apart) {
-  int32_t found[LANES];
   Seen unused;
   const Floats value = size == LANES ? load<T>(x) : padded<T>(x, size);
-  B::find(bins, value, found, unused);
+  const Ints found = B::find(bins, value, unused);
   const Ints excluded = B::excluded(value);
   for (int lane = 0; lane < size; ++lane)
     if (excluded[lane]) --counts[lane * apart + found[lane]];
@@ -160,9 +168,16 @@ struct Blocks {
   }
 };
 
-// Calls a function with the vectors of a share, and how many elements each has.
+// Calls a function with the vectors of a run, and how many elements each has.
+template <class Place, class F> ALWAYS static inline void each_vector(Place x, int64_t length, F function) {
+  int64_t at = 0;
+  for (; at + LANES <= length; at += LANES) function(x + at, int64_t(LANES));
+  if (at < length) function(x + at, length - at);
+}
+
+// Calls a function with the pieces of a share, and how many elements each has.
 template <class T, class F>
-static inline void each_vector(const Task& task, const Blocks& blocks, int64_t block, int64_t share, F function) {
+static inline void each_piece(const Task& task, const Blocks& blocks, int64_t block, int64_t share, F function) {
   const int64_t column = block % blocks.a_run * blocks.wide, owner = block / blocks.a_run;
   const int64_t first = blocks.pieces * share / blocks.shares, stop = blocks.pieces * (share + 1) / blocks.shares;
   int64_t base = 0, unused = 0;
@@ -172,27 +187,41 @@ static inline void each_vector(const Task& task, const Blocks& blocks, int64_t b
     int64_t offset = base + start;
     task.reduced.offsets(piece / blocks.run_parts, offset, unused);
     const auto* x = static_cast<const typename T::Type*>(task.x) + offset;
-    const int64_t length = std::min(task.columns ? blocks.wide : blocks.run_a_part, task.length - start);
-    int64_t at = 0;
-    for (; at + LANES <= length; at += LANES) function(x + at, int64_t(LANES));
-    if (at < length) function(x + at, length - at);
+    function(x, std::min(task.columns ? blocks.wide : blocks.run_a_part, task.length - start));
   }
+}
+
+// Returns whether many of the first elements are in the bin in the middle.
+template <class B, class T> static inline bool has_zeros(const Bins& bins, const typename T::Type* x, int64_t length) {
+  if (!B::COMMON || length < LANES) return false;
+  Seen unused;
+  const Ints there = B::find(bins, load<T>(x), unused) == int32_t(bins.middle);
+  int32_t number = 0;
+  for (int lane = 0; lane < LANES; ++lane) number -= there[lane];
+  return number >= LANES / 4;
 }
 
 template <class B, class T, class C>
 static void count_share(const Binning& all, const Blocks& blocks, int64_t block, int64_t share, C* counts, Seen& seen) {
   typedef const typename T::Type* Place;
+  constexpr bool IN_TABLE = sizeof(C) < sizeof(int64_t);
   const int64_t apart = all.task.columns ? all.bins.number : 0;
   Seen own = seen;
   own.excluded = Ints{};
-  const auto add_rows = [&](Place x, int64_t size) { count<B, T>(all.bins, x, size, counts, 0, own); };
-  const auto add_columns = [&](Place x, int64_t size) { count<B, T>(all.bins, x, size, counts, apart, own); };
-  all.task.columns ? each_vector<T>(all.task, blocks, block, share, add_columns) : each_vector<T>(all.task, blocks, block, share, add_rows);
+  const auto add = [&](Place x, int64_t size) ALWAYS { count<B, T, false>(all.bins, x, size, counts, 0, own); };
+  const auto add_zeros = [&](Place x, int64_t size) ALWAYS { count<B, T, true>(all.bins, x, size, counts, 0, own); };
+  const auto add_columns = [&](Place x, int64_t size) ALWAYS { count<B, T, false>(all.bins, x, size, counts, apart, own); };
+  const auto take = [&](Place x, int64_t size) { take_back<B, T>(all.bins, x, size, counts, apart); };
+  const auto add_piece = [&](Place x, int64_t length) {
+    if (apart) each_vector(x, length, add_columns);
+    else if (IN_TABLE && has_zeros<B, T>(all.bins, x, length)) each_vector(x, length, add_zeros);
+    else each_vector(x, length, add);
+  };
+  each_piece<T>(all.task, blocks, block, share, add_piece);
   seen = own;
   bool excluded = false;
   for (int lane = 0; lane < LANES; ++lane) excluded |= own.excluded[lane] != 0;
-  if (!excluded) return;
-  each_vector<T>(all.task, blocks, block, share, [&](Place x, int64_t size) { take_back<B, T>(all.bins, x, size, counts, apart); });
+  if (excluded) each_piece<T>(all.task, blocks, block, share, [&](Place x, int64_t length) { each_vector(x, length, take); });
 }
 
 // Joins the extremes of a block to the results.
@@ -233,9 +262,10 @@ template <class B, class T> struct Counter {
 #pragma omp critical
     {
       for (int64_t bin = 0; own && bin < number; ++bin) counts[bin] += own[bin];
+      for (int lane = 0; own && B::COMMON && lane < LANES; ++lane) counts[all.bins.middle] += own[number + lane];
       if (B::EXTREMES) join_extremes(all.task, first, size, seen);
     }
-    if (own) std::fill(own, own + number, 0);
+    if (own) std::fill(own, own + number + LANES, 0);
     seen = Seen();
     block = -1;
     held = 0;
@@ -251,7 +281,7 @@ template <class B, class T> static int run_bins(const Binning& all, int64_t most
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : failed)
   {
     const bool apart = blocks.shares > 1 || (blocks.number == 1 && blocks.elements > WORTHWHILE * all.bins.number);
-    uint32_t* own = apart ? new (std::nothrow) uint32_t[blocks.wide * all.bins.number]() : nullptr;
+    uint32_t* own = apart ? new (std::nothrow) uint32_t[blocks.wide * all.bins.number + LANES]() : nullptr;
     const bool ready = own || !apart;
     failed += !ready;
     Counter<B, T> counter{all, blocks, own, -1, 0, 0, 0, Seen()};
