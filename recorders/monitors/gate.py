@@ -10,6 +10,7 @@ from torch import nn
 
 from recorders.capture.changes import note_change
 from recorders.schedule.clock import Chosen, Phase, as_steps
+from recorders.schedule.planned import NOT_DUE
 
 __all__ = ["Gate"]
 
@@ -62,6 +63,11 @@ class Gate:
         return self.train_update and self.eval_update and self.only_steps_and_mode
 
     @property
+    def only_steps_and_every(self) -> bool:
+        """Whether nothing has to be asked but these and how many calls came before."""
+        return self.train_update and self.eval_update and self.condition is None
+
+    @property
     def only_steps_and_mode(self) -> bool:
         """Whether nothing has to be asked but these and the mode."""
         return self.condition is None and self.every == 1
@@ -100,7 +106,7 @@ class Gate:
             saved = next((name for name in self.eligible if isinstance(name, str)), None)
             self.eligible[stream] = self.eligible.pop(saved, -1)
         eligible = self.eligible[stream] = self.eligible.get(stream, -1) + 1
-        return "not due (every)" if eligible % self.every else ""
+        return NOT_DUE if eligible % self.every else ""
 
     def clear(self) -> None:
         """Counts anew for `every`."""

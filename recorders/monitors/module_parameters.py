@@ -132,7 +132,9 @@ class ModuleParameterMonitor(Monitor):
         if getattr(type(self), moment) is getattr(ModuleParameterMonitor, moment):
             return nothing
         names = (self.attr,) if isinstance(self.attr, str) else self.attr or ()
-        together = self._joins and self.gate.only_steps and not self.buffer.places and not any("." in name for name in names)
+        together = (
+            self._joins and self.gate.only_steps_and_every and not self.buffer.places and not any("." in name for name in names)
+        )
         return self._reads() if together else None
 
     def _reads(self) -> Reading | None:

@@ -1,9 +1,9 @@
 """StepPlans: which tensors the monitors read at an optimizer step, and where their rows are, found once for many steps.
 
 To notify each of thousands of monitors takes longer than to reduce their small tensors. Most monitors record all parameters at
-every step, and read them in one way. Of these a plan holds the positions of the parameters and the rows of the states. Before it
-is used, all that it was made from is compared, in a few passes: the listeners, the parameters of the optimizer and of the
-modules, the gates, and the kinds of tensors that are read. If anything differs, a new plan is made.
+every step, or every so many, and read them in one way. Of these a plan holds the positions of the parameters and the rows of the
+states. Before it is used, all that it was made from is compared, in a few passes: the listeners, the parameters of the optimizer
+and of the modules, the gates, and the kinds of tensors that are read. If anything differs, a new plan is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from torch.optim import Optimizer
 from recorders.capture.batching import StepBatch, Targets
 from recorders.capture.stacks import StackRow, StateStack
 
-__all__ = ["Listeners", "Reading", "StepPlans", "nothing"]
+__all__ = ["NOT_DUE", "Listeners", "Reading", "StepPlans", "nothing"]
+
+NOT_DUE = "not due (every)"
 
 Reading = Callable[[Sequence[Any], Optimizer], Sequence[Any]]
 """What a monitor reads of parameters: for each a tensor, or None. An empty sequence if the monitor has to be notified."""
@@ -38,10 +40,10 @@ def nothing(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
 
 
 class _Group:
-    """Leaves that are read in one way, and reduced together: of one reducer, dtype and device."""
+    """Leaves that are read in one way, and reduced together: of one reducer, dtype, device and turn."""
 
-    def __init__(self, reading: Reading, reducer: Any, dtype: torch.dtype, device: torch.device) -> None:
-        self.reading, self.reducer, self.dtype, self.device = reading, reducer, dtype, device
+    def __init__(self, reading: Reading, reducer: Any, dtype: torch.dtype, device: torch.device, turn: _Turn) -> None:
+        self.reading, self.reducer, self.dtype, self.device, self.turn = reading, reducer, dtype, device, turn
         self.leaves: list[tuple[weakref.ref[Any], weakref.ref[nn.Module], str]] = []
         self.positions: list[int] = []  # of the parameters, among those of all modules
         self.kinds: list[type] = []
@@ -76,6 +78,41 @@ class _Group:
         ]
 
 
+class _Turn:
+    """Monitors that are due in the same steps, because they have the same `every`, and were called as often.
+
+    Attributes:
+        every: the option of the monitors.
+        counts: those of the monitors.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.counts: list[dict[str, int]] = []
+        self._gates: list[Any] = []
+
+    def add(self, monitor: Any) -> None:
+        self.counts.append(monitor.counts)
+        if self.every != 1:
+            self._gates.append(monitor.gate)
+
+    def called(self, stream: int) -> int | None:
+        """Returns how often all of them were called, less one; None if one never was, or not as often as the others."""
+        found = {gate.eligible.get(stream) for gate in self._gates}
+        return 0 if self.every == 1 else found.pop() if len(found) == 1 else None
+
+    def begin(self, stream: int, calls: int) -> bool:
+        """Counts a call of each; returns whether they are due."""
+        for counts in self.counts:
+            counts["calls"] = counts.get("calls", 0) + 1
+        for gate in self._gates:
+            gate.eligible[stream] = calls
+        due = calls % self.every == 0
+        for counts in () if due else self.counts:
+            counts[NOT_DUE] = counts.get(NOT_DUE, 0) + 1
+        return due
+
+
 class _Plan:
     """What the monitors read at some moments of a step.
 
@@ -92,7 +129,7 @@ class _Plan:
         self.used = 0
         self.groups: dict[Any, _Group] = {}
         self._mine, self._left = mine, StateStack.left
-        self._counts: list[dict[str, int]] = []  # of the monitors that record something; a monitor that is reset leaves its stacks
+        self._turns: dict[Any, _Turn] = {}  # of the monitors that read something; a monitor that is reset leaves its stacks
         self._gates: list[Any] = []
         self._absent: dict[Reading, list[int]] = {}  # positions of parameters of which there is nothing to read
         self._skipping: list[weakref.ref[Any]] = []  # the monitor of each of them
@@ -118,6 +155,8 @@ class _Plan:
             return False
         leaves = [] if reading is nothing else monitor._among(module, self._mine)
         tensors = reading([parameter for _, parameter in leaves], optimizer)
+        every, gate = monitor.gate.every, monitor.gate
+        turn = self._turns.setdefault((every, every == 1 or gate.eligible.get(id(optimizer))), _Turn(every))
         rows = [monitor.buffer.stored.pending.get((path,)) for path, _ in leaves]
         if len(tensors) != len(leaves) or not all(
             x is None or (isinstance(x, Tensor) and isinstance(row, StackRow) and StepBatch.accepts(batch, x))
@@ -130,14 +169,14 @@ class _Plan:
                 self._absent.setdefault(reading, []).append(position)
                 self._skipping += [refs[1]] if monitor.absence else []
             else:
-                key = reading, id(monitor.buffer.common), x.dtype, x.device
+                key = reading, id(monitor.buffer.common), x.dtype, x.device, turn
                 if key not in self.groups:
-                    self.groups[key] = _Group(reading, monitor.buffer.common, x.dtype, x.device)
+                    self.groups[key] = _Group(reading, monitor.buffer.common, x.dtype, x.device, turn)
                 self.groups[key].add(refs, path, position, x, row)
         if leaves:
-            self._gates.append(monitor.gate)
+            self._gates.append(gate)
         if any(x is not None for x in tensors):
-            self._counts.append(monitor.counts)
+            turn.add(monitor)
         return True
 
     def gather(self, mine: set[int], optimizer: Optimizer, step_batch: StepBatch) -> bool:
@@ -156,12 +195,16 @@ class _Plan:
         absent = (reading(_picked(parameters, there), optimizer) for reading, there in self._absent.items())
         if any(tensors is None for _, tensors in found) or any(x is not None for tensors in absent for x in tensors):
             return False
-        for counts in self._counts:
-            counts["calls"] = counts.get("calls", 0) + 1
+        stream = id(optimizer)
+        calls = {turn: turn.called(stream) for turn in self._turns.values() if turn.counts}
+        if None in calls.values():
+            return False
+        due = {turn: turn.begin(stream, (before or 0) + 1) for turn, before in calls.items()}
         for monitor in skipping:
             monitor._skip(monitor.absence)
         for group, tensors in found:
-            step_batch.add_planned(group, tensors or ())
+            if due[group.turn]:
+                step_batch.add_planned(group, tensors or ())
         self.used += 1
         return True
 

@@ -90,7 +90,6 @@ def test_nobody_is_notified_once_there_is_a_plan(kind: str, notified: Counter[st
 
 def test_those_that_ask_more_than_steps_are_notified_beside_the_plan(notified: Counter[str]) -> None:
     net = Net()
-    every = ParameterGradientMonitor(Norm(), None, net.net[0], every=2)
     asked = ParameterGradientMonitor(Norm(), "weight", net.net[1], condition=lambda: True)
     deep = ParameterGradientMonitor(Norm(), "0.weight", net.net)
     whole = ParameterGradientMonitor(Quantile(), None, net.net[0])
@@ -100,8 +99,8 @@ def test_those_that_ask_more_than_steps_are_notified_beside_the_plan(notified: C
     notified.clear()
     for _ in range(6):
         net.step()
-    assert notified == {"_at_gradients": 4 * 6, "_before_step": 6, "_after_step": 6}
-    assert [monitor.samples for monitor in (every, asked, deep, whole, change)] == [5, 10, 10, 10, 10]
+    assert notified == {"_at_gradients": 3 * 6, "_before_step": 6, "_after_step": 6}
+    assert [monitor.samples for monitor in (asked, deep, whole, change)] == [10, 10, 10, 10]
     assert set(net.recorder.iter_samples()) == {10}
 
 
@@ -116,6 +115,37 @@ def test_steps_in_which_they_are_not_due_keep_the_plan(notified: Counter[str]) -
         net.step()
     assert notified == Counter()
     assert (always.samples, set(net.recorder.iter_samples())) == (24, {8})
+
+
+def test_monitors_that_are_due_in_some_calls_are_in_one_plan(notified: Counter[str]) -> None:
+    net = Net(every=3)
+    always = ParameterGradientMonitor(Norm(), None, net.net[0])
+    for _ in range(4):
+        net.step()
+    late = ParameterGradientMonitor(Norm(), None, net.net[1], every=3)  # it was called less often than the others
+    for _ in range(4):
+        net.step()
+    notified.clear()
+    for _ in range(12):
+        net.step()
+    assert notified == Counter()
+    assert (always.samples, late.samples, set(net.recorder.iter_samples())) == (20, 6, {7})
+    assert late.counts == {"calls": 16, planned.NOT_DUE: 10}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_is_counted_for_each_optimizer_by_itself(kind: str) -> None:
+    net = Net(kind, every=2)
+    other = torch.optim.Adam(net.net.parameters(), lr=0.1)
+    for _ in range(5):
+        net.step()
+    mine, net.optimizer = net.optimizer, other
+    for _ in range(3):
+        net.step()
+    net.optimizer = mine
+    net.step()
+    assert set(net.recorder.iter_samples()) == {3 + 2}
+    assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {9}
 
 
 def test_few_plans_are_made_if_each_step_differs(notified: Counter[str]) -> None:
@@ -195,15 +225,15 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8, deadline=None)
-@given(changes=st.lists(st.sampled_from([*CHANGES]), min_size=1, max_size=6))
-def test_the_same_as_one_by_one_whatever_changes_between_steps(kind: str, changes: list[str]) -> None:
+@given(changes=st.lists(st.sampled_from([*CHANGES]), min_size=1, max_size=6), every=st.sampled_from([1, 3]))
+def test_the_same_as_one_by_one_whatever_changes_between_steps(kind: str, changes: list[str], every: int) -> None:
     def alone(x: Tensor, value: Tensor | None = None) -> Tensor:
         return x
 
     found = []
     for options in ({}, {"op_": alone}):
         torch.manual_seed(0)
-        net = Net(kind, Summary(), **options)
+        net = Net(kind, Summary(), every=every, **options)
         for step, change in enumerate(changes):
             for _ in range(2):
                 net.step(step)
