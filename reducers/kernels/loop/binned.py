@@ -18,7 +18,7 @@ __all__ = ["looped_bits", "looped_edges"]
 
 _RESULTS = ("counts", "min", "max")  # enum Result
 _PLAIN = {Tensor, nn.Parameter}
-_MOST_BINS = 2**31 - 1  # they are numbered in 32 bits
+_MOST_BINS = 2**31 - 64  # they are numbered in 32 bits, and so is what follows them in a table
 _MANTISSA, _BIAS = 23, 127  # of float32, which all elements become
 
 

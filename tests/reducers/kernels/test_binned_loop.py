@@ -90,20 +90,15 @@ def test_ranges_below_what_float32_holds_are_left_to_float64() -> None:
 
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_so_many_zeros_that_each_lane_counts_its_own(dtype: torch.dtype, reducer: str, compared: Any) -> None:
+def test_so_many_zeros_that_each_lane_counts_its_own(
+    dtype: torch.dtype, reducer: str, compared: Any, at_several_threads: Callable[[Callable[[], Any]], list[Any]]
+) -> None:
     x = torch.randn(6, 90_001).relu()
     x[0] = 0
     x[1] = torch.randn(90_001)  # rows with and without them are counted in two ways
     x[2, ::7] = torch.nan
     x[3, 5:9] = -torch.inf
-    threads = torch.get_num_threads()
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            compared(REDUCERS[reducer], x.to(dtype), (0, 1))
-            compared(REDUCERS[reducer], x.to(dtype), (1,))
-    finally:
-        torch.set_num_threads(threads)
+    at_several_threads(lambda: [compared(REDUCERS[reducer], x.to(dtype), axes) for axes in ((0, 1), (1,))])
 
 
 @pytest.mark.parametrize("reducer", REDUCERS)
