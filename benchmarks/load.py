@@ -33,7 +33,8 @@ def functions() -> dict[str, Callable[[], Any]]:
     reducers: list[Reducer] = [kind() for kind in KINDS]
     states = {type(reducer).__name__: (reducer, reducer.update({}, x)) for reducer in reducers}
     updates = {name: lambda reducer=reducer, state=state: reducer.update(state, x) for name, (reducer, state) in states.items()}
-    return {"x.sum()": x.sum, **updates}
+    rectified, (quantile, counts) = x.relu(), states["Quantile"]
+    return {"x.sum()": x.sum, **updates, "Quantile of a ReLU": lambda: quantile.update(counts, rectified)}
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
         row = {"threads": threads, "what": name, "quiet": quiet, "busy": busy}
         rows.append({**row, "x sum": quiet["median"] / floor, "x quiet": busy["median"] / quiet["median"]})
         for state, times_of in (("quiet", quiet), ("busy", busy)):
-            print(f"{threads} threads {name:10} {state:6}", *(f"{key} {value:8.2f} ms" for key, value in times_of.items()))
+            print(f"{threads} threads {name:18} {state:6}", *(f"{key} {value:8.2f} ms" for key, value in times_of.items()))
     return rows
 
 

@@ -96,18 +96,19 @@ class _Turn:
         if self.every != 1:
             self._gates.append(monitor.gate)
 
-    def called(self, stream: int) -> int | None:
-        """Returns how often all of them were called, less one; None if one never was, or not as often as the others."""
+    def fits(self, stream: int) -> bool:
+        """Returns whether each of them was called before, and as often as the others."""
         found = {gate.eligible.get(stream) for gate in self._gates}
-        return 0 if self.every == 1 else found.pop() if len(found) == 1 else None
+        return not self._gates or (len(found) == 1 and None not in found)
 
-    def begin(self, stream: int, calls: int) -> bool:
+    def begin(self, stream: int) -> bool:
         """Counts a call of each; returns whether they are due."""
         for counts in self.counts:
             counts["calls"] = counts.get("calls", 0) + 1
+        eligible = self._gates[0].eligible[stream] + 1 if self._gates else 0
         for gate in self._gates:
-            gate.eligible[stream] = calls
-        due = calls % self.every == 0
+            gate.eligible[stream] = eligible
+        due = eligible % self.every == 0
         for counts in () if due else self.counts:
             counts[NOT_DUE] = counts.get(NOT_DUE, 0) + 1
         return due
@@ -195,15 +196,13 @@ class _Plan:
         absent = (reading(_picked(parameters, there), optimizer) for reading, there in self._absent.items())
         if any(tensors is None for _, tensors in found) or any(x is not None for tensors in absent for x in tensors):
             return False
-        stream = id(optimizer)
-        calls = {turn: turn.called(stream) for turn in self._turns.values() if turn.counts}
-        if None in calls.values():
+        if not all(turn.fits(id(optimizer)) for turn in self._turns.values()):
             return False
-        due = {turn: turn.begin(stream, (before or 0) + 1) for turn, before in calls.items()}
+        due = {turn for turn in self._turns.values() if turn.begin(id(optimizer))}
         for monitor in skipping:
             monitor._skip(monitor.absence)
         for group, tensors in found:
-            if due[group.turn]:
+            if group.turn in due:
                 step_batch.add_planned(group, tensors or ())
         self.used += 1
         return True

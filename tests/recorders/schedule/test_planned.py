@@ -64,7 +64,12 @@ class Net:
     def __init__(self, kind: str = "gradient", reducer: Any = None, layers: int = 6, **options: Any) -> None:
         self.net = nn.ModuleList([nn.Linear(3 + index, 2) for index in range(layers)])
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
+        self.held: list[Any] = []  # optimizers: gates count by their ids, which later ones might get
         self.recorder = Recorder(KINDS[kind](reducer or Norm(), **options)).modules(self.net, types=nn.Linear)
+
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        self.held.append(self.optimizer)
+        self.optimizer = optimizer
 
     def step(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -201,7 +206,8 @@ def rename(net: Net) -> None:
 
 def sparse(net: Net) -> None:
     net.net[2].weight.grad = torch.ones_like(net.net[2].weight).to_sparse()
-    torch.optim.SparseAdam([net.net[2].weight], lr=0.1).step()
+    net.held.append(torch.optim.SparseAdam([net.net[2].weight], lr=0.1))
+    net.held[-1].step()
 
 
 CHANGES: dict[str, Callable[[Net], Any]] = {
@@ -218,8 +224,8 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "renamed": rename,
     "sparse": sparse,
     "not finite": lambda net: net.net[4].bias.data.fill_(torch.nan),
-    "another optimizer": lambda net: setattr(net, "optimizer", torch.optim.Adam(net.net.parameters(), lr=0.01)),
-    "part of them": lambda net: setattr(net, "optimizer", torch.optim.Adam(net.net[:3].parameters(), lr=0.01)),
+    "another optimizer": lambda net: net.use(torch.optim.Adam(net.net.parameters(), lr=0.01)),
+    "part of them": lambda net: net.use(torch.optim.Adam(net.net[:3].parameters(), lr=0.01)),
 }
 
 
