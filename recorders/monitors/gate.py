@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ class Gate:
         on: whether the hooks of the monitor are on.
         active: whether the present step is one of those that the monitor chooses; the clock sets it.
         chooses_steps: whether the clock switches the monitor on and off.
-        eligible: how many calls passed all gates but `every`, less one, by stream.
+        eligible: how many calls passed all gates but `every`, less one, by stream: the path of an operand, or a weak reference
+            of an optimizer.
         shown: is called with whether the monitor records when that changes: graphs on a GPU are told on the device.
     """
 
@@ -102,11 +104,18 @@ class Gate:
         if self.every == 1:
             return ""
         if stream not in self.eligible and not isinstance(stream, str):
+            self.forget_freed()
             # An optimizer of a run that was resumed, which was saved by the order in which they step.
             saved = next((name for name in self.eligible if isinstance(name, str)), None)
             self.eligible[stream] = self.eligible.pop(saved, -1)
         eligible = self.eligible[stream] = self.eligible.get(stream, -1) + 1
         return NOT_DUE if eligible % self.every else ""
+
+    def forget_freed(self) -> None:
+        """Forgets the calls of optimizers that were freed."""
+        freed = [stream for stream in self.eligible if isinstance(stream, weakref.ref) and stream() is None]
+        for stream in freed:
+            del self.eligible[stream]
 
     def clear(self) -> None:
         """Counts anew for `every`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
@@ -128,7 +129,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
             gradient = _dense(gradient)
             found[path] = gradient if scale is None else gradient / scale, parameter
         self._observe(
-            module, found, id(optimizer), step_batch if scale is None else None
+            module, found, weakref.ref(optimizer), step_batch if scale is None else None
         )  # a batch of copies would double the memory
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
         found = dict(self._among(module, mine))
         for path in found:
             self._kept.pop(path, None)  # left by a step that was interrupted
-        if found and not self._due(module, self._training(module), id(optimizer)):
+        if found and not self._due(module, self._training(module), weakref.ref(optimizer)):
             found = {}
             self._buffers = {}
         for path, parameter in found.items():

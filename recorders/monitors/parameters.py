@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,7 +88,7 @@ class ParameterMonitor(ModuleParameterMonitor):
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         if self.when == "step":
             found = {path: (parameter,) for path, parameter in self._among(module, mine)}
-            self._observe(module, found, id(optimizer), step_batch)
+            self._observe(module, found, weakref.ref(optimizer), step_batch)
 
     def _reads(self) -> Reading:
         return _values if self.when == "step" else nothing
@@ -161,7 +162,7 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
             value = kept[self.key]
             if value is not None:  # SGD without momentum
                 found[path] = value if isinstance(value, Tensor) else torch.tensor(value), parameter
-        self._observe(module, found, id(optimizer), step_batch)
+        self._observe(module, found, weakref.ref(optimizer), step_batch)
 
 
 def _values(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:

@@ -78,6 +78,7 @@ def _progress(monitor: Recorded) -> Progress:
         elif isinstance(waiting, StackRow) and not waiting.base:
             stacked += waiting.paths
     before = dict(stored.states) if stored.has_pending else {}
+    monitor.gate.forget_freed()
     counted = monitor.gate.eligible
     # Optimizers have no names; what goes on knows them by the order in which they step.
     optimizers = any(not isinstance(stream, str) for stream in counted)

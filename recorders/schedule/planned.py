@@ -96,12 +96,12 @@ class _Turn:
         if self.every != 1:
             self._gates.append(monitor.gate)
 
-    def fits(self, stream: int) -> bool:
+    def fits(self, stream: object) -> bool:
         """Returns whether each of them was called before, and as often as the others."""
         found = {gate.eligible.get(stream) for gate in self._gates}
         return not self._gates or (len(found) == 1 and None not in found)
 
-    def begin(self, stream: int) -> bool:
+    def begin(self, stream: object) -> bool:
         """Counts a call of each; returns whether they are due."""
         for counts in self.counts:
             counts["calls"] = counts.get("calls", 0) + 1
@@ -157,7 +157,7 @@ class _Plan:
         leaves = [] if reading is nothing else monitor._among(module, self._mine)
         tensors = reading([parameter for _, parameter in leaves], optimizer)
         every, gate = monitor.gate.every, monitor.gate
-        turn = self._turns.setdefault((every, every == 1 or gate.eligible.get(id(optimizer))), _Turn(every))
+        turn = self._turns.setdefault((every, every == 1 or gate.eligible.get(weakref.ref(optimizer))), _Turn(every))
         rows = [monitor.buffer.stored.pending.get((path,)) for path, _ in leaves]
         if len(tensors) != len(leaves) or not all(
             x is None or (isinstance(x, Tensor) and isinstance(row, StackRow) and StepBatch.accepts(batch, x))
@@ -196,9 +196,9 @@ class _Plan:
         absent = (reading(_picked(parameters, there), optimizer) for reading, there in self._absent.items())
         if any(tensors is None for _, tensors in found) or any(x is not None for tensors in absent for x in tensors):
             return False
-        if not all(turn.fits(id(optimizer)) for turn in self._turns.values()):
+        if not all(turn.fits(weakref.ref(optimizer)) for turn in self._turns.values()):
             return False
-        due = {turn for turn in self._turns.values() if turn.begin(id(optimizer))}
+        due = {turn for turn in self._turns.values() if turn.begin(weakref.ref(optimizer))}
         for monitor in skipping:
             monitor._skip(monitor.absence)
         for group, tensors in found:

@@ -51,7 +51,7 @@ class StandingClock:
         self._net: weakref.ref[nn.Module] | None = None
         self._handle: Any = None
         self._start: int | None = None  # the step of the clock when training began
-        self._stepped: int | None = None  # the id of the optimizer that stepped
+        self._stepped: weakref.ref[Optimizer] | None = None  # the optimizer that stepped
         self._warned = False
 
     def on(self, net: nn.Module) -> None:
@@ -71,7 +71,7 @@ class StandingClock:
         if self._handle is not None and not getattr(hook_of(self._handle), "traced", False):
             self._handle.remove()
             self._handle = None
-        self._start = self._stepped = None
+        self._start, self._stepped = None, None
 
     def _before_forward(self, net: nn.Module, *_: Any) -> None:
         if net.training and torch.is_grad_enabled() and not (tracing() or recomputing() or capturing()):
@@ -86,10 +86,10 @@ class StandingClock:
             return
         weights = set(map(id, net.parameters()))
         if any(id(weight) in weights for group in optimizer.param_groups for weight in group["params"]):
-            if self._stepped == id(optimizer):
+            if self._stepped is None:
+                self._stepped = weakref.ref(optimizer)
+            elif self._stepped() is optimizer:
                 self._warn(clock)
-            elif self._stepped is None:
-                self._stepped = id(optimizer)
 
     def _standing(self) -> Steps | None:
         """The clock, if it stands where training began, and should advance; otherwise takes the hook off."""

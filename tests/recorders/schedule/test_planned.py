@@ -64,12 +64,7 @@ class Net:
     def __init__(self, kind: str = "gradient", reducer: Any = None, layers: int = 6, **options: Any) -> None:
         self.net = nn.ModuleList([nn.Linear(3 + index, 2) for index in range(layers)])
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
-        self.held: list[Any] = []  # optimizers: gates count by their ids, which later ones might get
         self.recorder = Recorder(KINDS[kind](reducer or Norm(), **options)).modules(self.net, types=nn.Linear)
-
-    def use(self, optimizer: torch.optim.Optimizer) -> None:
-        self.held.append(self.optimizer)
-        self.optimizer = optimizer
 
     def step(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -153,6 +148,19 @@ def test_every_is_counted_for_each_optimizer_by_itself(kind: str) -> None:
     assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {9}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_does_not_go_on_with_the_count_of_one_that_was_freed(kind: str) -> None:
+    net = Net(kind, every=3)
+    net.step()
+    for _ in range(20):  # in most cases it gets the address of the one before
+        del net.optimizer
+        gc.collect()
+        net.optimizer = torch.optim.Adam(net.net.parameters(), lr=0.1)
+        net.step()
+    assert set(net.recorder.iter_samples()) == {21}
+    assert [len(monitor.gate.eligible) for monitor in net.recorder.values()] == [1] * 6
+
+
 def test_few_plans_are_made_if_each_step_differs(notified: Counter[str]) -> None:
     net = Net()
     for step in range(80):
@@ -206,8 +214,7 @@ def rename(net: Net) -> None:
 
 def sparse(net: Net) -> None:
     net.net[2].weight.grad = torch.ones_like(net.net[2].weight).to_sparse()
-    net.held.append(torch.optim.SparseAdam([net.net[2].weight], lr=0.1))
-    net.held[-1].step()
+    torch.optim.SparseAdam([net.net[2].weight], lr=0.1).step()
 
 
 CHANGES: dict[str, Callable[[Net], Any]] = {
@@ -224,8 +231,8 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "renamed": rename,
     "sparse": sparse,
     "not finite": lambda net: net.net[4].bias.data.fill_(torch.nan),
-    "another optimizer": lambda net: net.use(torch.optim.Adam(net.net.parameters(), lr=0.01)),
-    "part of them": lambda net: net.use(torch.optim.Adam(net.net[:3].parameters(), lr=0.01)),
+    "another optimizer": lambda net: vars(net).update(optimizer=torch.optim.Adam(net.net.parameters(), lr=0.01)),
+    "part of them": lambda net: vars(net).update(optimizer=torch.optim.Adam(net.net[:3].parameters(), lr=0.01)),
 }
 
 
