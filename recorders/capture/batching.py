@@ -59,8 +59,8 @@ class PlannedRows(Protocol):
 
 Found = dict[str, tuple[Any, ...]]
 Targets = dict[StateStack, dict[int, int]]  # for each stack, the row for each position in the group
-# The monitor, its module, the path of the leaf, the operands, the buffer of the leaf, and the parameter after an update or None.
-_Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], Pending | None, Tensor | None]
+# The monitor, its module, the path of the leaf, the operands, and the buffer of the leaf.
+_Seen = tuple[StackedMonitor, nn.Module, str, tuple[Any, ...], Pending | None]
 
 
 def common(reducer: Reducer) -> Reducer:
@@ -86,8 +86,9 @@ class StepBatch:
     def __init__(self) -> None:
         self._groups: defaultdict[Any, list[_Seen]] = defaultdict(list)
         self._planned: list[tuple[PlannedRows, Sequence[Tensor]]] = []
-        self._changing: set[Any] = set()  # groups with updates
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        # As two lists: thousands of pairs would call the garbage collector.
+        self._befores, self._afters = list[Tensor](), list[Tensor]()
+        self._copies, self._copied = list[Tensor](), list[Tensor]()
         self._left = StateStack.left
         self.usable = not torch.compiler.is_compiling() and not tracing()
         self.usable = self.usable and not inside_transform() and not _captured()
@@ -108,24 +109,36 @@ class StepBatch:
         for path, operands in found.items():
             x = operands[0]
             if self.accepts(x):
-                self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, pending.get((path,)), None))
+                self._groups[common, x.dtype, x.device].append((monitor, module, path, operands, pending.get((path,))))
             else:
                 others[path] = operands
         return others
 
-    def add_planned(self, planned: PlannedRows, tensors: Sequence[Tensor]) -> None:
-        """Gathers tensors whose rows are known, if no monitor leaves a stack before they are reduced."""
+    def add_planned(self, planned: PlannedRows, tensors: Sequence[Tensor], afters: Sequence[Tensor] = ()) -> None:
+        """Gathers tensors whose rows are known, if no monitor leaves a stack before they are reduced.
+
+        If there are `afters`, those are parameters after an update, and `tensors` are overwritten with what it changed.
+        """
         self._planned.append((planned, tensors))
+        self._befores += tensors if afters else ()
+        self._afters += afters
 
     def keep(self, kept: Tensor, x: Tensor) -> None:
         """Copies `x` into `kept` when all monitors were notified."""
-        self._copies.append((kept, x.detach()))
+        self._copies.append(kept)
+        self._copied.append(x)
+
+    def keep_planned(self, planned: PlannedRows, kept: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        """Does the same for many tensors."""
+        self._copies += kept
+        self._copied += tensors
 
     def add_change(self, monitor: StackedMonitor, module: nn.Module, path: str, after: Tensor, before: Tensor) -> None:
         """Gathers the update of a parameter; `before` is overwritten with `after - before`."""
         key = id(monitor.buffer.common), before.dtype, before.device
-        self._changing.add(key)
-        self._groups[key].append((monitor, module, path, (before,), monitor.buffer.stored.pending.get((path,)), after.detach()))
+        self._groups[key].append((monitor, module, path, (before,), monitor.buffer.stored.pending.get((path,))))
+        self._befores.append(before)
+        self._afters.append(after)
 
     def record(self) -> None:
         """Reduces everything that was gathered, and binds all of it at once: an interrupt leaves either all of it or nothing."""
@@ -141,7 +154,7 @@ class StepBatch:
         failed = []
         with LOCK:
             if self._copies:
-                torch._foreach_copy_([kept for kept, _ in self._copies], [x for _, x in self._copies])
+                torch._foreach_copy_(self._copies, self._copied)
             self._subtract()
             moment, stacks = Moment(), []
             groups = list(self._groups.values())
@@ -164,17 +177,13 @@ class StepBatch:
 
     def _subtract(self) -> None:
         """Overwrites the tensors before updates with the updates."""
-        befores, afters = [], []
-        for before, after in [(seen[3][0], seen[5]) for key in self._changing for seen in self._groups[key]]:
-            if after is None:
-                continue
-            if after.numel() >= LARGE and after.device.type == "cpu":
-                torch.sub(after, before, out=before)
-            else:
-                befores.append(before)
-                afters.append(after)
+        sizes = map(Tensor.numel, self._afters)
+        large = {place for place, size in enumerate(sizes) if size >= LARGE and self._afters[place].device.type == "cpu"}
+        for place in large:
+            torch.sub(self._afters[place], self._befores[place], out=self._befores[place])
+        befores = [x for place, x in enumerate(self._befores) if place not in large]
         if befores:
-            torch._foreach_sub_(befores, afters)
+            torch._foreach_sub_(befores, [x for place, x in enumerate(self._afters) if place not in large])
             torch._foreach_neg_(befores)
 
 
@@ -193,14 +202,14 @@ def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] 
     try:
         targets: Targets = {}
         unplaced: list[int] = []
-        for position, (monitor, _, path, _, row, _) in enumerate(group):
+        for position, (monitor, _, path, _, row) in enumerate(group):
             if left != StateStack.left:
                 row = monitor.buffer.stored.pending.get((path,))
             if isinstance(row, StackRow):
                 targets.setdefault(row.stack, {})[position] = row.index
             else:
                 unplaced.append(position)
-        lifts, prepared, unfit = _reduce(reducer, [operands[0] for _, _, _, operands, _, _ in group], targets, moment)
+        lifts, prepared, unfit = _reduce(reducer, [operands[0] for _, _, _, operands, _ in group], targets, moment)
         if unplaced or unfit:
             prepared.append(_new_stack(group, sorted([*unplaced, *unfit]), lifts))
     except Exception:

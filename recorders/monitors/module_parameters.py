@@ -14,7 +14,7 @@ from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.options import MonitorOptions, as_names
-from recorders.schedule.planned import Reading, nothing
+from recorders.schedule.readings import Reading, nothing
 from recorders.schedule.steps import StepHandle
 from reducers import Reducer, State
 from reducers.combinators.stacked import is_stackable

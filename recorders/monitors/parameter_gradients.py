@@ -18,7 +18,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
-from recorders.schedule.planned import Reading, nothing
+from recorders.schedule.readings import Reading, nothing
 from reducers import Reducer
 
 if TYPE_CHECKING:

@@ -6,14 +6,15 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from recorders.capture.batching import StepBatch
+from recorders.capture.kept import Kept, fits
 from recorders.monitors.base import Monitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
+from recorders.schedule.readings import Reading, before, change
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -45,49 +46,48 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
         module: nn.Module | None = None,
         **options: Unpack[MonitorOptions],
     ) -> None:
-        self._kept: dict[str, Tensor] = {}
-        self._buffers: dict[str, Tensor] = {}
+        self.kept = Kept()
         super().__init__(reducer, attr, module, **options)
 
     def deregister(self) -> Monitor:
-        self._kept, self._buffers = {}, {}
+        self.kept = Kept()
         return super().deregister()
 
     def switch(self, active: bool, error: Exception | None) -> None:
         if not active:
-            self._buffers = {}
+            self.kept.memory = {}
         super().switch(active, error)
 
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         found = dict(self._among(module, mine))
-        for path in found:
-            self._kept.pop(path, None)  # left by a step that was interrupted
         if found and not self._due(module, self._training(module), weakref.ref(optimizer)):
-            found = {}
-            self._buffers = {}
+            self.kept.leave_out(found)
+            return
         for path, parameter in found.items():
             if self.bare and step_batch.accepts(parameter) and parameter.dtype.is_floating_point:
-                kept = self._buffers.get(path)
-                if kept is None or not _alike(kept, parameter):
-                    kept = self._buffers[path] = torch.empty_like(parameter.detach())
-                step_batch.keep(kept, parameter)
+                copy = self.kept.memory_for(path, parameter)
+                step_batch.keep(copy, parameter)
             else:
-                kept = parameter.detach().clone()  # a callable may keep it
-            self._kept[path] = kept
+                copy = parameter.detach().clone()  # a callable may keep it
+            self.kept.copies[path] = copy
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         for path, parameter in self._among(module, mine):
-            kept = self._kept.pop(path, None)
+            kept = self.kept.copies.pop(path, None)
             if kept is None:
                 continue
-            if self._joins and kept is self._buffers.get(path) and step_batch.accepts(parameter) and _alike(kept, parameter):
+            overwritten = kept is self.kept.memory.get(path)
+            if self._joins and overwritten and step_batch.accepts(parameter) and fits(kept, parameter):
                 step_batch.add_change(self, module, path, parameter, kept)
             else:
                 self._record(module, parameter, kept, path=path)
 
+    def _reading(self, moment: str) -> Reading | None:
+        reading = super()._reading(moment)
+        return change if reading is before and moment == "_after_step" else reading
+
+    def _reads(self) -> Reading:
+        return before
+
     def _default(self, *operands: Any) -> Any:
         return operands[0].detach() - operands[1] if len(operands) > 1 else operands[0]
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device

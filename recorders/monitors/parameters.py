@@ -19,7 +19,7 @@ from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.record import is_ignored
-from recorders.schedule.planned import Reading, nothing
+from recorders.schedule.readings import Reading, nothing
 from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 

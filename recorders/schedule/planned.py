@@ -9,73 +9,26 @@ and of the modules, the gates, and the kinds of tensors that are read. If anythi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.capture.batching import StepBatch, Targets
+from recorders.capture.batching import StepBatch
 from recorders.capture.stacks import StackRow, StateStack
+from recorders.schedule.readings import Group, Reading, change, group_of, nothing, picked
 
-__all__ = ["NOT_DUE", "Listeners", "Reading", "StepPlans", "nothing"]
+__all__ = ["NOT_DUE", "Listeners", "StepPlans"]
 
 NOT_DUE = "not due (every)"
-
-Reading = Callable[[Sequence[Any], Optimizer], Sequence[Any]]
-"""What a monitor reads of parameters: for each a tensor, or None. An empty sequence if the monitor has to be notified."""
 
 Listeners = Mapping[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]
 MOST_PLANS = 8  # of one optimizer: for other moments, and for steps in which other monitors are due
 LONGEST_WAIT = 64  # steps without a new plan, if the plans before could not be used
-
-
-def nothing(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
-    """What a monitor reads at a moment that does not concern it."""
-    return ()
-
-
-class _Group:
-    """Leaves that are read in one way, and reduced together: of one reducer, dtype, device and turn."""
-
-    def __init__(self, reading: Reading, reducer: Any, dtype: torch.dtype, device: torch.device, turn: _Turn) -> None:
-        self.reading, self.reducer, self.dtype, self.device, self.turn = reading, reducer, dtype, device, turn
-        self.leaves: list[tuple[weakref.ref[Any], weakref.ref[nn.Module], str]] = []
-        self.positions: list[int] = []  # of the parameters, among those of all modules
-        self.kinds: list[type] = []
-        self._stacks: dict[weakref.ref[StateStack], dict[int, int]] = {}
-
-    def add(self, refs: tuple[Any, Any], path: str, position: int, tensor: Tensor, row: StackRow) -> None:
-        self._stacks.setdefault(weakref.ref(row.stack), {})[len(self.leaves)] = row.index
-        self.leaves.append((refs[1], refs[0], path))
-        self.positions.append(position)
-        self.kinds.append(type(tensor))
-
-    def read(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> Sequence[Tensor] | None:
-        """Returns the tensors; None if they are not of the kinds of which they were when the plan was made."""
-        tensors = self.reading(_picked(parameters, self.positions), optimizer)
-        if [*map(type, tensors)] != self.kinds or {*map(_layout, tensors)} != {torch.strided}:
-            return None
-        alike = {*map(_dtype, tensors)} == {self.dtype} and {*map(_device, tensors)} == {self.device}
-        return tensors if alike else None
-
-    def targets(self) -> Targets | None:
-        """Returns the stacks, with the row for each position in the group; None if one of them is gone."""
-        found = {ref(): rows for ref, rows in self._stacks.items()}
-        return None if None in found else {stack: rows for stack, rows in found.items() if stack is not None}
-
-    def seen(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Returns the observations, as if each monitor had been notified."""
-        there = [(monitor(), module(), path, x) for (monitor, module, path), x in zip(self.leaves, tensors, strict=True)]
-        return [
-            (monitor, module, path, (x,), monitor.buffer.stored.pending.get((path,)), None)
-            for monitor, module, path, x in there
-            if monitor is not None and module is not None
-        ]
 
 
 class _Turn:
@@ -128,7 +81,7 @@ class _Plan:
     ) -> None:
         self.others: list[int] = []
         self.used = 0
-        self.groups: dict[Any, _Group] = {}
+        self.groups: dict[Any, Group] = {}
         self._mine, self._left = mine, StateStack.left
         self._turns: dict[Any, _Turn] = {}  # of the monitors that read something; a monitor that is reset leaves its stacks
         self._gates: list[Any] = []
@@ -157,7 +110,9 @@ class _Plan:
         leaves = [] if reading is nothing else monitor._among(module, self._mine)
         tensors = reading([parameter for _, parameter in leaves], optimizer)
         every, gate = monitor.gate.every, monitor.gate
-        turn = self._turns.setdefault((every, every == 1 or gate.eligible.get(weakref.ref(optimizer))), _Turn(every))
+        counted = reading is not change  # which belongs to a call that was counted before the step
+        calls = every == 1 or gate.eligible.get(weakref.ref(optimizer))
+        turn = self._turns.setdefault((counted, every, calls), _Turn(every))
         rows = [monitor.buffer.stored.pending.get((path,)) for path, _ in leaves]
         if len(tensors) != len(leaves) or not all(
             x is None or (isinstance(x, Tensor) and isinstance(row, StackRow) and StepBatch.accepts(batch, x))
@@ -172,11 +127,11 @@ class _Plan:
             else:
                 key = reading, id(monitor.buffer.common), x.dtype, x.device, turn
                 if key not in self.groups:
-                    self.groups[key] = _Group(reading, monitor.buffer.common, x.dtype, x.device, turn)
+                    self.groups[key] = group_of(reading)(reading, monitor.buffer.common, x.dtype, x.device, turn)
                 self.groups[key].add(refs, path, position, x, row)
         if leaves:
             self._gates.append(gate)
-        if any(x is not None for x in tensors):
+        if counted and any(x is not None for x in tensors):
             turn.add(monitor)
         return True
 
@@ -193,7 +148,7 @@ class _Plan:
             return False
         skipping = _alive(self._skipping)
         found = [(group, group.read(parameters, optimizer)) for group in self.groups.values()]
-        absent = (reading(_picked(parameters, there), optimizer) for reading, there in self._absent.items())
+        absent = (reading(picked(parameters, there), optimizer) for reading, there in self._absent.items())
         if any(tensors is None for _, tensors in found) or any(x is not None for tensors in absent for x in tensors):
             return False
         if not all(turn.fits(weakref.ref(optimizer)) for turn in self._turns.values()):
@@ -203,7 +158,9 @@ class _Plan:
             monitor._skip(monitor.absence)
         for group, tensors in found:
             if group.turn in due:
-                step_batch.add_planned(group, tensors or ())
+                group.gather(tensors or (), step_batch)
+            else:
+                group.leave_out()
         self.used += 1
         return True
 
@@ -252,10 +209,4 @@ def _alive(refs: Sequence[weakref.ref[Any]]) -> list[Any]:
     return [found for ref in refs if (found := ref()) is not None]
 
 
-def _picked(parameters: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
-    """Returns the parameters at these positions, which are all of them in most cases."""
-    return parameters if positions == [*range(len(parameters))] else [parameters[position] for position in positions]
-
-
-_dtype, _device, _layout, _owned = attrgetter("dtype"), attrgetter("device"), attrgetter("layout"), attrgetter("_parameters")
-_values = methodcaller("values")
+_owned, _values = attrgetter("_parameters"), methodcaller("values")

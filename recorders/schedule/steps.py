@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
 from recorders.capture.batching import StepBatch
-from recorders.schedule.planned import Reading, StepPlans
+from recorders.schedule.planned import StepPlans
+from recorders.schedule.readings import Reading
 from recorders.schedule.stopwatch import HookTiming, TimedStepBatch, Timer, open_samples
 from recorders.schedule.under_way import Step, StepCounter, StepsUnderWay
 

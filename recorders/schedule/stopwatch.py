@@ -246,9 +246,16 @@ class TimedStepBatch(StepBatch):
             self._elements[self._giver] += x.numel()
         return accepted
 
-    def add_planned(self, planned: PlannedRows, tensors: Sequence[Tensor]) -> None:
-        super().add_planned(planned, tensors)
-        for monitor, *_, operands, _, _ in planned.seen(tensors):
+    def add_planned(self, planned: PlannedRows, tensors: Sequence[Tensor], afters: Sequence[Tensor] = ()) -> None:
+        super().add_planned(planned, tensors, afters)
+        self._count(planned, tensors)
+
+    def keep_planned(self, planned: PlannedRows, kept: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        super().keep_planned(planned, kept, tensors)
+        self._count(planned, tensors)
+
+    def _count(self, planned: PlannedRows, tensors: Sequence[Tensor]) -> None:
+        for monitor, *_, operands, _ in planned.seen(tensors):
             self._elements[getattr(monitor, "timer", None)] += operands[0].numel()
 
     def record(self) -> None:

@@ -34,7 +34,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(dispatch, "_failed", [])
     monkeypatch.setattr(many, "_address", id)
-    monkeypatch.setattr(batching, "as_monitor", lambda call, *args: call(*args))
+    monkeypatch.setattr(batching, "as_monitor", lambda call, *args: torch.no_grad()(call)(*args))
     monkeypatch.setattr(steps, "outside_modes", lambda call, *args: call(*args))
     monkeypatch.setattr(batching.StepBatch, "accepts", lambda self, x: x.numel() > 0)
     with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards():

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from recorders import Monitor, OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
 from recorders.schedule import planned
 from recorders.schedule.steps import _steps
-from reducers import Moments, Norm, Quantile, Summary
+from reducers import Mean, Moments, Norm, Quantile, Summary
 
 MOMENTS = ("_before_step", "_at_gradients", "_after_step")
 KINDS: dict[str, Callable[..., Monitor]] = {
     "gradient": ParameterGradientMonitor,
     "value": ParameterMonitor,
     "state": lambda reducer, **options: OptimizerStateMonitor(reducer, "exp_avg", **options),
+    "update": ParameterUpdateMonitor,
 }
 
 
@@ -93,7 +94,7 @@ def test_those_that_ask_more_than_steps_are_notified_beside_the_plan(notified: C
     asked = ParameterGradientMonitor(Norm(), "weight", net.net[1], condition=lambda: True)
     deep = ParameterGradientMonitor(Norm(), "0.weight", net.net)
     whole = ParameterGradientMonitor(Quantile(), None, net.net[0])
-    change = ParameterUpdateMonitor(Norm(), None, net.net[2])
+    change = ParameterUpdateMonitor(Norm(), None, net.net[2], op_=lambda after, before: after.detach() - before)
     for _ in range(4):
         net.step()
     notified.clear()
@@ -241,7 +242,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
 @given(changes=st.lists(st.sampled_from([*CHANGES]), min_size=1, max_size=6), every=st.sampled_from([1, 3]))
 def test_the_same_as_one_by_one_whatever_changes_between_steps(kind: str, changes: list[str], every: int) -> None:
     def alone(x: Tensor, value: Tensor | None = None) -> Tensor:
-        return x
+        return x.detach() - value if kind == "update" and value is not None else x
 
     found = []
     for options in ({}, {"op_": alone}):
@@ -278,3 +279,75 @@ def test_a_reducer_that_fails_in_a_planned_step_is_recorded_alone(monkeypatch: p
         net.step()
     assert set(net.recorder.iter_samples()) == {6}
     assert {monitor.last_error for monitor in net.recorder.values()} == {None}
+
+
+class Shift(torch.optim.Optimizer):
+    """Adds a number to each parameter; may raise then, or do something else with them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.by, self.fails = 1.0, False
+        self.then: Callable[[nn.Parameter], Any] = lambda parameter: None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter += self.by
+            self.then(parameter)
+        if self.fails:
+            raise RuntimeError("the step fails")
+
+
+def shifted(**options: Any) -> tuple[Net, Shift]:
+    """A net whose updates are recorded by plan, after three steps."""
+    net = Net("update", Mean(), **options)
+    net.optimizer = optimizer = Shift(net.net.parameters())
+    for _ in range(3):
+        net.step()
+    return net, optimizer
+
+
+def means(net: Net) -> set[float]:
+    """The mean updates of all parameters."""
+    return {round(float(x), 5) for monitor in net.recorder.values() for x in monitor.compute().values()}
+
+
+def test_updates_are_of_one_step_though_the_one_before_failed(notified: Counter[str]) -> None:
+    net, optimizer = shifted()
+    notified.clear()
+    optimizer.fails, optimizer.by = True, 100.0
+    with pytest.raises(RuntimeError, match="the step fails"):
+        net.step()
+    optimizer.fails, optimizer.by = False, 5.0
+    net.step()
+    assert means(net) == {(3 + 5) / 4}
+    assert set(net.recorder.iter_samples()) == {4}
+    assert notified == Counter()
+
+
+def test_a_step_that_changes_the_shape_of_a_parameter_does_not_end_the_training() -> None:
+    net, optimizer = shifted()
+
+    def shrink(parameter: nn.Parameter) -> None:
+        parameter.data = parameter.data[:1].clone()
+
+    optimizer.then = shrink
+    net.net.zero_grad()
+    net.step()
+    assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {4}
+    optimizer.then = lambda parameter: None
+    net.net.zero_grad()
+    net.step()
+    assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {5}
+
+
+def test_memory_for_copies_is_freed_in_steps_that_are_not_due(notified: Counter[str]) -> None:
+    net, _ = shifted(every=2)
+    notified.clear()
+    assert [len(monitor.kept.memory) for monitor in net.recorder.values()] == [2] * 6
+    net.step()
+    assert not any(monitor.kept.memory or monitor.kept.copies for monitor in net.recorder.values())
+    net.step()
+    assert means(net) == {1.0}
+    assert set(net.recorder.iter_samples()) == {3}
+    assert notified == Counter()
