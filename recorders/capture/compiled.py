@@ -17,6 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -71,9 +72,16 @@ def new_receiver(receiver: Any) -> Tensor:
     number = next(_numbers)
     _receivers[number] = receiver
     if not has_dispatch_modes() and not torch.is_inference_mode_enabled():
-        return torch.tensor(number, device="cpu")
+        return _numbered(number)
     with NoInference(False), no_modes():
-        return torch.tensor(number, device="cpu")
+        return _numbered(number)
+
+
+def _numbered(number: int) -> Any:
+    """A tensor that holds a number, and has it as an attribute, too: many are read in a fraction of the time."""
+    tensor: Any = torch.tensor(number, device="cpu")
+    tensor.number = number
+    return tensor
 
 
 def new_twin_key(twin: Any) -> str:
@@ -249,10 +257,16 @@ def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor], to
 
 
 def _receive_together(receivers: list[Tensor], packs: list[Tensor], kept: list[Tensor], text: str) -> None:
-    numbers = list(map(int, receivers))
+    try:
+        numbers = [*map(_number, receivers)]
+    except AttributeError:  # the graph handed over copies
+        numbers = [*map(int, receivers)]
     first = next(filter(None, map(find_receiver, numbers)), None)
     if first is not None:
         outside_modes(type(first).receive_together, numbers, packs, kept, together_from(text))
+
+
+_number = attrgetter("number")
 
 
 def _receive_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor], told: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,16 +63,22 @@ class GraphBuffer:
         packs = [part[0] for part in parts(self.spans[index], self._packs, dim=1)] if self.capacity else []
         return f"{self.layouts[index]} {[(pack.shape, pack.dtype) for pack in packs]}"
 
-    def add(self, packs: Sequence[Tensor]) -> bool | None:
-        """Adds an observation of each monitor; returns whether the buffer is full then, or None if it does not accept them."""
+    def add(self, packs: Sequence[Tensor], read: Callable[[Sequence[Tensor]], None] | None = None) -> bool | None:
+        """Adds an observation of each monitor; returns whether the buffer is full then, or None if it does not accept them.
+
+        Args:
+            read: writes the packs after these into the tensors that it is given.
+        """
         with self._lock:
             if self.count >= self.capacity or any(
                 pack.shape != shape or pack.dtype is not dtype or pack.device != device
-                for pack, (shape, dtype, device) in zip(packs, self._kinds, strict=True)
+                for pack, (shape, dtype, device) in zip(packs, self._kinds, strict=False)
             ):
                 return None
-            for own, pack in zip(self._packs, packs, strict=True):
+            for own, pack in zip(self._packs, packs, strict=False):
                 own[self.count].copy_(pack)
+            if read is not None:
+                read([own[self.count] for own in self._packs[len(packs) :]])
             self.count += 1
             return self.count >= self.capacity
 

@@ -15,7 +15,7 @@ from recorders.capture.graph_buffers import GraphBuffer
 from recorders.capture.layouts import in_use
 from recorders.capture.operands import recomputing
 from recorders.monitors.record import report_failures
-from reducers.kernels.loop.together import read_together
+from reducers.kernels.loop.together import read_into
 
 __all__ = ["add_to_known", "add_together", "known_buffer"]
 
@@ -37,11 +37,11 @@ def known_buffer(numbers: Sequence[int], together: Together) -> GraphBuffer | No
 def add_to_known(shared: GraphBuffer, packs: Sequence[Tensor], kept: Sequence[Tensor], together: Together) -> bool:
     """Reads what the graph kept, and adds one observation of each monitor to their buffer; returns False if nothing was added."""
 
-    def add() -> bool:
-        return shared.add([*packs, *read_together(kept, together.readings)]) is not None
+    def read(out: Sequence[Tensor]) -> None:
+        read_into(out, kept, together.readings)
 
     try:
-        added = bool(as_monitor(add))
+        added = shared.add(packs, read) is not None
     except Exception:  # it is tried again, and reported then
         return False
     shared.calls += added

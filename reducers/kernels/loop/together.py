@@ -10,6 +10,7 @@ import ast
 import ctypes
 import math
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from reducers.kernels.loop.plain import plain_table
 from reducers.kernels.loop.sweeping import are_numbers, column_dtype, is_built, prepared, task_for
 from reducers.kernels.loop.threads import in_threads
 
-__all__ = ["Pack", "Reading", "as_text", "kinds_of", "read_together"]
+__all__ = ["Pack", "Reading", "as_text", "kinds_of", "read_into", "read_together"]
 
 A_THREAD = 1 << 15  # elements that are worth another thread
 
@@ -84,20 +85,26 @@ def read_together(xs: Sequence[Tensor], text: str) -> list[Tensor]:
     return _reader(text).read(xs) if xs else []
 
 
+def read_into(out: Sequence[Tensor], xs: Sequence[Tensor], text: str) -> None:
+    """Write the same packs into tensors of their shapes and dtypes."""
+    if xs:
+        _reader(text).read(xs, out)
+
+
 class _Group(NamedTuple):
     """Readings that one call of the loop does.
 
     Attributes:
         function: the loop; None if there is none for these tensors.
         indices: which of the tensors they read.
-        memory: what the loop is given: an array of tasks.
-        tasks: those of the array.
+        tasks: what the loop is given: an array.
+        addresses: those of the tensors, in the tasks.
     """
 
     function: Any
     indices: Sequence[int]
-    memory: Any
-    tasks: Sequence[Task]
+    tasks: Any
+    addresses: Any
 
 
 class _Reader:
@@ -113,24 +120,31 @@ class _Reader:
         self._rows = self._found_rows()
         self._most_threads = max(1, sum(math.prod(reading.shape) for reading in readings if not reading.is_table) // A_THREAD)
         self._strides: list[tuple[int, ...]] = []
+        self._fill_memory = False  # whether all tensors of these strides do
         self._scattered: list[int] = []  # which tensors have no neighbours in memory, and are copied
         self._groups: list[_Group] = []
         self._lock = threading.Lock()
 
-    def read(self, xs: Sequence[Tensor]) -> list[Tensor]:
+    def read(self, xs: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Return the packs, or write them into `out`."""
         if not self._lock.acquire(blocking=False):  # another thread reads, or a signal handler runs while this one does
-            return _Reader(self._readings, self._kinds).read(xs)
+            return _Reader(self._readings, self._kinds).read(xs, out)
         try:
             self._read_all([x.resolve_neg() for x in xs] if any(map(Tensor.is_neg, xs)) else list(xs))
-            return [pack.to(dtype, copy=True) for pack, dtype in zip(self._packs, self._dtypes, strict=True)]
+            if out is None:
+                return [pack.to(dtype, copy=True) for pack, dtype in zip(self._packs, self._dtypes, strict=True)]
+            return [own.copy_(pack) for own, pack in zip(out, self._packs, strict=True)]
         finally:
             self._lock.release()
 
     def _read_all(self, xs: list[Tensor]) -> None:
-        strides = [x.stride() for x in xs]
-        if strides != self._strides:
-            self._prepare(xs)
-            self._strides = strides
+        # When a forward ends the caches hold what the net needs: as little as possible is asked of each tensor, by few calls.
+        fill_memory = all(map(Tensor.is_contiguous, xs))
+        if not (fill_memory and self._fill_memory):
+            strides = [x.stride() for x in xs]
+            if strides != self._strides:
+                self._prepare(xs)
+                self._strides, self._fill_memory = strides, fill_memory
         for index in self._scattered:
             xs[index] = xs[index].contiguous()
         for group in self._groups:
@@ -139,11 +153,10 @@ class _Reader:
             self._copy_tables([xs[index] for index in self._tables])
 
     def _read(self, group: _Group, xs: Sequence[Tensor]) -> None:
-        for task, index in zip(group.tasks, group.indices, strict=True):
-            task.x = xs[index].data_ptr()
+        group.addresses[:] = array("q", [xs[index].data_ptr() for index in group.indices])
         threads = min(torch.get_num_threads(), self._most_threads)
-        memory, number = ctypes.byref(group.memory), len(group.indices)
-        if group.function is None or in_threads(group.function, memory, number, threads, 4 * A_THREAD * self._most_threads):
+        tasks, number = ctypes.byref(group.tasks), len(group.indices)
+        if group.function is None or in_threads(group.function, tasks, number, threads, 4 * A_THREAD * self._most_threads):
             for index in group.indices:
                 self._read_plainly(index, xs[index])
 
@@ -188,7 +201,12 @@ class _Reader:
             indices.append(index)
             tasks.append(Task() if call is None else task_for(call, x.dtype, reading.threshold, addresses))
         arrays = [(function, indices, (Task * len(tasks))(*tasks)) for function, indices, tasks in found.values()]
-        self._groups = [_Group(function, indices, array, list(array)) for function, indices, array in arrays]
+        self._groups = [_Group(function, indices, tasks, _addresses(tasks)) for function, indices, tasks in arrays]
+
+
+def _addresses(tasks: Any) -> memoryview:
+    """Return the addresses of the tensors in an array of tasks, as numbers: `x` is the first field of a task."""
+    return memoryview(tasks).cast("B").cast("q")[:: ctypes.sizeof(Task) // 8]
 
 
 def _indices(numbers: list[int]) -> Tensor:
