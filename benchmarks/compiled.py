@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
-from reducers import Summary
+from reducers import Quantile, Summary
 
 STEPS = 20
 """Steps over which graphs are counted."""
@@ -37,12 +37,16 @@ def fused(net: nn.Module) -> Recorder:
     return Recorder(out=ForwardMonitor(Summary()), fuse=True).modules(net, leaves=True)
 
 
+def quantiles(net: nn.Module) -> Recorder:
+    return Recorder(out=ForwardMonitor(Quantile())).modules(net, leaves=True)
+
+
 def both_ways(net: nn.Module) -> Recorder:
     return Recorder(out=ForwardMonitor(Summary()), grad=BackwardMonitor(Summary())).modules(net, leaves=True)
 
 
 MODES: dict[str, dict[str, Callable[[nn.Module], Recorder | None]]] = {
-    "forward": {BARE: lambda net: None, "Summary of outputs": forwards, FUSED: fused},
+    "forward": {BARE: lambda net: None, "Summary of outputs": forwards, "Quantile of outputs": quantiles, FUSED: fused},
     "training step": {BARE: lambda net: None, "Summary of outputs": forwards, "Summary of outputs and gradients": both_ways},
 }
 """By what is timed, and by name: what puts monitors on a network. The first is what the others are compared with."""
@@ -164,7 +168,7 @@ def rows(network: str) -> list[Row]:
                 if execution == "compiled":
                     told[name].update(counted(step))
                 functions[name] = step
-        times = alternate(functions, seconds=2.0, rounds=100, burst=0.05)
+        times = alternate(functions, seconds=2.0, rounds=100, least=12, burst=0.05)
         for name, row in told.items():
             ratio = times[name]["median"] / times[f"{row['execution']}, {BARE}"]["median"]
             silent = [] if held[name] is None else held[name].report().silent

@@ -34,7 +34,7 @@ from recorders.capture.handles import emit_accumulations
 from recorders.capture.layouts import as_text, as_text_of_all, from_text
 from recorders.capture.operands import is_spread, local_part
 from reducers import Reducer, State
-from reducers.combinators.in_graphs import GraphObservation, graph_observations
+from reducers.combinators.in_graphs import GraphObservation, graph_observations, is_faster_outside
 
 __all__ = [
     "emit_call",
@@ -77,10 +77,10 @@ def new_receiver(receiver: Any) -> Tensor:
         return _numbered(number)
 
 
-def _numbered(number: int) -> Any:
-    """A tensor that holds a number, and has it as an attribute, too: many are read in a fraction of the time."""
-    tensor: Any = torch.tensor(number, device="cpu")
-    tensor.number = number
+def _numbered(number: int) -> Tensor:
+    """A tensor that holds a number, and has it as an attribute, too: those of many are read in a fraction of the time."""
+    tensor = torch.tensor(number, device="cpu")
+    tensor.number = number  # type: ignore[attr-defined]
     return tensor
 
 
@@ -166,7 +166,7 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
                 return
             # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):
-                lifts = _lifts(reducer, leaves)
+                lifts = None if is_faster_outside(leaves.values()) else _lifts(reducer, leaves)
             if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts)):
                 return
         hand_over(emit_leaves, twin.twin_key)

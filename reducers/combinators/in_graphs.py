@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from reducers.kernels.dispatch import BIG_IN_GRAPH
 from reducers.kernels.loop.sweeping import are_numbers, table_in_graph
 from reducers.kernels.loop.together import Pack, kinds_of
 
-__all__ = ["GraphObservation", "graph_observations"]
+__all__ = ["GraphObservation", "graph_observations", "is_faster_outside"]
 
 
 class GraphObservation(NamedTuple):
@@ -64,3 +64,13 @@ def graph_observations(reducer: Reducer, x: Tensor) -> list[GraphObservation] | 
             return None
         found.append(GraphObservation(read, is_table, axes, columns, statistic.threshold, kinds))
     return found or None
+
+
+def is_faster_outside(xs: Iterable[Tensor]) -> bool:
+    """Return whether an update outside of the graph takes less than what the compiler makes of it: if tensors on a CPU are big.
+
+    Sorting and counting bins take several times as long in a graph, and minutes to compile in a net of many layers.
+    """
+    found = list(xs)
+    on_cpu = all(x.device.type == "cpu" for x in found)
+    return on_cpu and (not are_numbers([size for x in found for size in x.shape]) or sum(x.numel() for x in found) >= BIG_IN_GRAPH)

@@ -113,9 +113,10 @@ class _Reader:
     def __init__(self, readings: Sequence[Reading], packs: Sequence[Pack]) -> None:
         self._readings, self._kinds, self._dtypes = readings, packs, [pack.dtype for pack in packs]
         own = [torch.float32 if dtype in ELEMENTS else dtype for dtype in self._dtypes]  # the loop writes no narrower floats
-        self._packs = [
-            torch.empty((pack.number, *pack.shape), dtype=dtype, device="cpu") for pack, dtype in zip(packs, own, strict=True)
-        ]
+        with torch.inference_mode(False):  # otherwise they could be written in inference mode only
+            self._packs = [
+                torch.empty((pack.number, *pack.shape), dtype=dtype, device="cpu") for pack, dtype in zip(packs, own, strict=True)
+            ]
         self._tables = [index for index, reading in enumerate(readings) if reading.is_table]
         self._rows = self._found_rows()
         self._most_threads = max(1, sum(math.prod(reading.shape) for reading in readings if not reading.is_table) // A_THREAD)

@@ -410,17 +410,17 @@ def test_copies_of_parameters_are_written_into_the_same_memory_and_given_back() 
     due = True
     layer, monitor = pair(ParameterUpdateMonitor(Mean(), condition=lambda: due))
     step(layer, lr=0.5)
-    places = {path: buffer.data_ptr() for path, buffer in monitor._buffers.items()}
+    places = {path: buffer.data_ptr() for path, buffer in monitor.kept.memory.items()}
     assert set(places) == {"weight", "bias"}
     step(layer, lr=0.5)
-    assert {path: buffer.data_ptr() for path, buffer in monitor._buffers.items()} == places
+    assert {path: buffer.data_ptr() for path, buffer in monitor.kept.memory.items()} == places
     due = False
     step(layer)
-    assert monitor._buffers == {}
+    assert monitor.kept.memory == {}
     due = True
     step(layer, lr=0.5)
     monitor.deregister()
-    assert monitor._buffers == monitor._kept == {}
+    assert monitor.kept.memory == monitor.kept.copies == {}
     assert float(monitor.peek()["weight"]) == pytest.approx(-0.5)
     other, looking = pair(ParameterUpdateMonitor(Collect(), op_=lambda after, before: before))
     for _ in range(2):

@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
 from reducers.combinators.in_graphs import GraphObservation, graph_observations
 from reducers.kernels.loop import building, together
-from reducers.kernels.loop.together import Pack, Reading, as_text, kinds_of, read_together
+from reducers.kernels.loop.together import Pack, Reading, as_text, kinds_of, read_into, read_together
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
 
@@ -127,6 +127,28 @@ def test_results_belong_to_the_caller() -> None:
     before = [pack.clone() for pack in first]
     read_together([part.x * 2], text)
     assert all(map(torch.equal, first, before))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_results_may_be_written_into_memory_of_the_caller(dtype: torch.dtype) -> None:
+    (part,) = observed(Summary("... d -> d"), torch.randn(30, 8).to(dtype))
+    text = told([part])
+    wanted = read_together([part.x], text)
+    memory = [pack.new_zeros(3, *pack.shape) for pack in wanted]
+    read_into([rows[1] for rows in memory], [part.x], text)
+    for rows, pack in zip(memory, wanted, strict=True):
+        assert torch.equal(rows[1], pack)
+        assert not rows[0].any()
+        assert not rows[2].any()
+
+
+def test_a_text_that_was_first_read_in_inference_mode_is_read_outside_of_it() -> None:
+    parts = [*observed(Summary(), torch.randn(30)), *observed(Summary(), torch.randn(1 << 16))]
+    text = told(parts)
+    together._reader.cache_clear()
+    with torch.inference_mode():
+        first = read_together([part.x for part in parts], text)
+    assert all(map(torch.equal, first, read_together([part.x for part in parts], text)))
 
 
 def test_whoever_comes_while_a_text_is_read_reads_it_too() -> None:
