@@ -108,11 +108,7 @@ class _Before(Group):
     def gather(self, tensors: Sequence[Tensor], step_batch: StepBatch) -> None:
         there = self._kept()
         memory = [copy for kept, path in zip(there, self.paths, strict=True) if (copy := kept.memory.get(path)) is not None]
-        if (
-            [*map(_shape, memory)] != self._shapes
-            or {*map(_dtype, memory)} != {self.dtype}
-            or {*map(_device, memory)} != {self.device}
-        ):
+        if [*map(_shape, memory)] != self._shapes or not self.holds(memory):
             memory = [kept.memory_for(path, x) for kept, path, x in zip(there, self.paths, tensors, strict=True)]
         for kept, path, copy in zip(there, self.paths, memory, strict=True):
             kept.copies[path] = copy
