@@ -7,12 +7,14 @@ A name that begins with an underscore may go in any release. If one is gone, thi
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, repeat, starmap
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -40,6 +42,7 @@ __all__ = [
     "compile_always",
     "comptime",
     "graph_task",
+    "graph_task_address",
     "group_timeout",
     "has_compiled",
     "has_dispatch_modes",
@@ -131,6 +134,15 @@ def is_fake(tensor: object) -> bool:
 # Modes of PyTorch itself, below the user's on the stack: while a program is traced, tensors have no meaning without them.
 _INTERNAL = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def graph_task_address() -> int | None:
+    """The address of the function in C++ that `graph_task` calls; None if it is not found."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(library._ZN5torch8autograd25get_current_graph_task_idEv, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 def has_compiled() -> bool:

@@ -12,6 +12,7 @@ import torch
 from world import SIZE, World
 
 from reducers.kernels import dispatch, waiting
+from reducers.kernels.loop import threads
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -86,8 +87,8 @@ def with_and_without_a_compiler(request: pytest.FixtureRequest, monkeypatch: pyt
 @pytest.fixture
 def at_several_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], Any]], list[Any]]]:
     """Calls a function with 1, 2 and 3 threads, and returns what it returned; the loops do not resort to one of them."""
-    monkeypatch.setattr("reducers.kernels.loop.threads._alone_until", 0.0)
-    monkeypatch.setattr("reducers.kernels.loop.threads.WAIT_S", float("inf"))
+    monkeypatch.setattr(threads.pace, "alone_until", 0.0)
+    monkeypatch.setattr(threads.pace, "wait", float("inf"))
     before = torch.get_num_threads()
 
     def results(function: Callable[[], Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from recorders.capture.compiled import unpacked
+from recorders.capture.packs import unpacked
 from reducers import Reducer, State
 
 __all__ = ["EMPTY", "MonitorState", "Pending", "PendingBuffer", "flush", "new_buffer", "new_lift_buffer"]
@@ -297,7 +297,8 @@ def flush(stored: MonitorState, reducer: Reducer, exact_only: bool = False) -> t
                     _count(counts, pending.paths, 1)
                 except Exception as error:
                     failed.append((error, pending.observation(position)))
-        next_buffer = pending.next_buffer()
+        # By the count from before: a graph in another thread may have added observations since.
+        next_buffer = pending if count < pending.capacity else pending.next_buffer()
         if next_buffer is pending:
             buffers[key], reduced[key] = pending, count
         elif next_buffer.capacity > 1:

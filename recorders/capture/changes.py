@@ -1,21 +1,37 @@
-"""A number that is another one after each change of what any monitor records: many are known to be unchanged by one look at it."""
+"""Changes of what a monitor records: whoever relies on it to go on as before is told."""
 
 from __future__ import annotations
 
-import itertools
+from typing import Protocol
+from weakref import WeakSet
 
-__all__ = ["latest_change", "note_change"]
-
-_numbers = itertools.count()
-_latest = next(_numbers)
+__all__ = ["Changes"]
 
 
-def latest_change() -> int:
-    """The number of the latest change."""
-    return _latest
+class Relying(Protocol):
+    """Something that is `ready` as long as a monitor goes on as before."""
+
+    ready: bool
 
 
-def note_change() -> None:
-    """Notes that a monitor was turned on or off, reset, timed, or has reduced what waited. Several threads may do so at once."""
-    global _latest
-    _latest = next(_numbers)
+class Changes:
+    """Tells those who rely on a monitor when it is turned on or off, reset, or about to reduce what waits."""
+
+    __slots__ = ("_any", "_relying")
+
+    def __init__(self) -> None:
+        self._relying: WeakSet[Relying] = WeakSet()
+        self._any = False  # asked at each observation, in a fraction of the time that the set takes
+
+    def tell(self, relying: Relying) -> None:
+        """Makes `relying` no longer `ready` at the next change."""
+        self._relying.add(relying)
+        self._any = True
+
+    def note(self) -> None:
+        """Notes a change. Several threads may do so at once."""
+        if self._any:
+            self._any = False
+            told, self._relying = self._relying, WeakSet()
+            for each in told:
+                each.ready = False

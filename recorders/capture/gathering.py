@@ -1,14 +1,17 @@
-"""Lifts of a graph that is being traced, gathered up to its end, so that one operator hands all of them over.
+"""Observations of a graph that is being traced, gathered, so that one operator hands over those of several layers.
 
-An operator of ours costs some 50 us of Python when the graph runs. With one for each layer that is more than small layers take.
-What the loop in C++ reads is not lifted by the graph at all: it keeps small leaves, and of big ones a table, and the operator at
-its end reads them. Code that the compiler makes for each takes longer to compile than the net, and to run than the loop.
+What a graph lifts waits up to its end: the operator that takes lifts costs some 50 us of Python when the graph runs, which for each
+layer is more than small layers take. What the loops in C++ read is not lifted at all, because code that the compiler makes for each
+layer takes longer to compile than the net, and to run than the loops. The operator that reads it costs some microseconds, so it
+comes after a few small layers, or a big one, as long as what they returned is in a cache, and before the graph needs other memory
+because this is not free yet.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,15 +28,18 @@ from recorders._torch import (
     outside_modes,
     run_of_node,
 )
+from recorders.capture.packs import packed, packed_together
 from reducers import State
 from reducers.combinators.in_graphs import GraphObservation
-from reducers.kernels.loop.together import Pack, Reading
-from reducers.kernels.loop.together import as_text as text_of_readings
+from reducers.kernels.loop.reading import Pack, Reading
+from reducers.kernels.loop.reading import as_text as text_of_readings
+from reducers.kernels.loop.sweeping import are_numbers
+from reducers.kernels.loop.tables import KEY
 
-__all__ = ["NEXT", "Lift", "Together", "from_text", "gather", "hand_over", "hand_over_at_end", "packed"]
+__all__ = ["Lift", "Together", "from_text", "gather", "hand_over", "hand_over_at_end"]
 
-NEXT = "\x1f"  # separates the fields of a layout
-MOST_HELD = 1 << 22  # bytes that a graph keeps for one call: they are still in a cache then
+MOST_HELD = 1 << 22  # bytes of tensors that wait to be read: they are still in a cache of the processor then
+MOST_TENSORS = 256  # that wait to be read
 
 
 class Lift(NamedTuple):
@@ -58,24 +64,28 @@ class Together:
         streams: of each observation.
         layouts: how the states of its leaves are packed.
         spans: which part of which packs is its own.
-        readings: what is read into more packs, which follow those of the graph; see `read_together`.
+        readings: what is read into these packs; see `reader_of`. "" if the graph lifted them.
+        key: what the text of all of it begins with.
     """
 
     streams: tuple[str, ...]
     layouts: tuple[str, ...]
     spans: tuple[str, ...]
     readings: str
+    key: str
 
 
 @lru_cache(maxsize=1024)
 def from_text(text: str) -> Together:
     """What `as_text` was given."""
-    return Together(*ast.literal_eval(text))
+    streams, layouts, spans, readings = ast.literal_eval(text[KEY:])
+    return Together(streams, layouts, spans, readings, text[:KEY])
 
 
-def as_text(together: Together) -> str:
-    """The text of it: an argument of an operator, because the same graph may run in another process."""
-    return repr((together.streams, together.layouts, together.spans, together.readings))
+def as_text(streams: Iterable[str], layouts: Iterable[str], spans: Iterable[str], readings: str) -> str:
+    """The text of a `Together`: an argument of an operator, because the same graph may run in another process."""
+    text = repr((tuple(streams), tuple(layouts), tuple(spans), readings))
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY] + text
 
 
 class Gathered:
@@ -83,12 +93,18 @@ class Gathered:
 
     Attributes:
         lifts: by the key of the twin whose monitors these are for.
-        held: the bytes that the graph keeps for them.
     """
 
     def __init__(self) -> None:
         self.lifts: dict[str, list[Lift]] = {}
-        self.held = 0
+
+    def is_enough(self) -> bool:
+        """Whether it is time to read what waits to be read."""
+        found = [x for lifts in self.lifts.values() for x in _tensors(lifts)]
+        # The size of a tensor may be a symbol: it is not known then, and may be big.
+        if len(found) >= MOST_TENSORS or not all(are_numbers(x.shape) for x in found):
+            return True
+        return sum(x.nbytes for x in found) > MOST_HELD
 
 
 _forwards: WeakKeyDictionary[Any, Gathered] = WeakKeyDictionary()
@@ -105,10 +121,12 @@ def gather(emit: Any, twin: str, lift: Lift) -> bool:
     found = _found(emit)
     if found is None:
         return False
-    found.lifts.setdefault(twin, []).append(lift)
-    found.held += _held([lift])
-    if found.held > MOST_HELD:
-        _emit_all(found)
+    waiting = found.lifts.setdefault(twin, [])
+    waiting.append(lift)
+    if found.is_enough():
+        _emit_what_is_read(found)
+    else:
+        waiting[-1] = _as_it_is(lift)
     return True
 
 
@@ -116,9 +134,7 @@ def hand_over(emit: Any, twin: str) -> None:
     """Hands over what was gathered for the monitors of a twin: what they get next follows it."""
     found = _found(emit)
     if found is not None:
-        lifts = found.lifts.pop(twin, [])
-        found.held -= _held(lifts)
-        _emit(lifts)
+        _emit(found.lifts.pop(twin, []))
 
 
 def hand_over_at_end(emit: Any) -> None:
@@ -143,87 +159,59 @@ def _found(emit: Any) -> Gathered | None:
     return _backwards[task]
 
 
-def _held(lifts: Sequence[Lift]) -> int:
-    return sum(one.x.nbytes for lift in lifts for parts in lift.read.values() for one in parts)
+def _emit_what_is_read(found: Gathered) -> None:
+    for twin, lifts in found.lifts.items():
+        _emit([lift for lift in lifts if lift.read])
+        found.lifts[twin] = [lift for lift in lifts if not lift.read]
 
 
 def _emit_all(found: Gathered) -> None:
     with NoAutocast(), torch.no_grad():
         for lifts in found.lifts.values():
             _emit(lifts)
-    found.lifts, found.held = {}, 0
+    found.lifts = {}
 
 
 def _emit(lifts: Sequence[Lift]) -> None:
-    if len(lifts) == 1 and not lifts[0].read:
-        ((receiver, stream, states, _),) = lifts
+    lifted, read = [lift for lift in lifts if not lift.read], [lift for lift in lifts if lift.read]
+    if len(lifted) == 1:
+        ((receiver, stream, states, _),) = lifted
         layout, packs = packed(states)
         torch.ops.torch_recorders.receive(receiver, stream, layout, [torch.stack(pack) for pack in packs], "")
-    elif lifts:
-        lifted, more = list[list[Tensor]](), list[list[Pack]]()
-        told = [_told(lift, more if lift.read else lifted) for lift in lifts]
-        spans = tuple(
-            " ".join(f"{index + (len(lifted) if lift.read else 0)} {span}" for index, span in places)
-            for lift, (_, places) in zip(lifts, told, strict=True)
-        )
-        kept, readings = _readings(lifts, more)
-        together = Together(tuple(lift.stream for lift in lifts), tuple(layout for layout, _ in told), spans, readings)
-        stacked = [torch.stack(pack) for pack in lifted]
-        torch.ops.torch_recorders.receive_together([lift.receiver for lift in lifts], stacked, kept, as_text(together))
+    elif lifted:
+        layouts, spans, packs = packed_together(lift.states for lift in lifted)
+        text = as_text((lift.stream for lift in lifted), layouts, spans, "")
+        stacked = [torch.stack(pack) for pack in packs]
+        torch.ops.torch_recorders.receive_together([lift.receiver for lift in lifted], stacked, text)
+    if read:
+        layouts, spans, packs = packed_together(map(_kinds, read))
+        text = as_text((lift.stream for lift in read), layouts, spans, _readings(read, packs))
+        torch.ops.torch_recorders.record([lift.receiver for lift in read], _tensors(read), text)
 
 
-def _told(lift: Lift, packs: list[list[Any]]) -> tuple[str, list[tuple[int, str]]]:
-    """Adds what is handed over to the packs of all; returns its layout, and for each of its packs where it is in those of all."""
-    kinds = {path: {key: kind for one in parts for key, kind in one.kinds.items()} for path, parts in lift.read.items()}
-    layout, own = packed(kinds or lift.states)
-    return layout, [_extend(packs, pack) for pack in own]
+def _kinds(lift: Lift) -> dict[str, dict[str, Pack]]:
+    """Returns the shape and the dtype of each tensor of the states that will be read, by path and key."""
+    return {path: {key: kind for one in parts for key, kind in one.kinds.items()} for path, parts in lift.read.items()}
 
 
-def _readings(lifts: Sequence[Lift], packs: Sequence[Sequence[Pack]]) -> tuple[list[Tensor], str]:
-    """Returns what the graph keeps, and the text of what is read of it into the packs."""
+def _as_it_is(lift: Lift) -> Lift:
+    """Returns the lift with copies of what is to be read: layers that follow may write into it. The compiler makes few of them."""
+    return lift._replace(read={path: [one._replace(x=one.x.clone()) for one in parts] for path, parts in lift.read.items()})
+
+
+def _parts(lifts: Sequence[Lift]) -> list[GraphObservation]:
+    return [one for lift in lifts for parts in lift.read.values() for one in parts]
+
+
+def _tensors(lifts: Sequence[Lift]) -> list[Tensor]:
+    return [one.x for one in _parts(lifts)]
+
+
+def _readings(lifts: Sequence[Lift], packs: Sequence[Sequence[Pack]]) -> str:
+    """Returns the text of what is read into the packs."""
     places = {id(kind): (index, place) for index, pack in enumerate(packs) for place, kind in enumerate(pack)}
-    kept = [one for lift in lifts for parts in lift.read.values() for one in parts]
     readings = [
-        Reading(
-            one.is_table,
-            tuple(one.x.shape),
-            one.axes,
-            tuple(one.columns.values()),
-            one.threshold,
-            tuple(places[id(one.kinds[key])] for key in one.columns),
-        )
-        for one in kept
+        Reading(one.axes, tuple(one.columns.values()), one.threshold, tuple(places[id(one.kinds[key])] for key in one.columns))
+        for one in _parts(lifts)
     ]
-    return [one.x for one in kept], text_of_readings(readings, [Pack(len(pack), *pack[0][1:]) for pack in packs]) if kept else ""
-
-
-def packed(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[list[Any]]]:
-    """Returns the tensors of states, those of one dtype and shape together, and the layout by which they are found.
-
-    The compiler writes each directly into its stack, so there are fewer tensors to copy.
-    """
-    packs: list[list[Any]] = []
-    layout = ""
-    for path, state in states.items():
-        for key, value in state.items():
-            index = _fitting(packs, value)
-            layout += f"{path}{NEXT}{key}{NEXT}{index}{NEXT}{len(packs[index])}{NEXT}"
-            packs[index].append(value)
-    return layout, packs
-
-
-def _fitting(packs: list[list[Any]], value: Any) -> int:
-    """Returns the index of the pack for tensors like `value`, which may be a new one."""
-    for index, pack in enumerate(packs):
-        # As texts: to compare the symbol of a graph with a number would be a guard.
-        if pack[0].dtype == value.dtype and str(tuple(pack[0].shape)) == str(tuple(value.shape)):
-            return index
-    packs.append([])
-    return len(packs) - 1
-
-
-def _extend(packs: list[list[Any]], pack: Sequence[Any]) -> tuple[int, str]:
-    """Adds tensors to the pack for those like them; returns the index of the pack, and their place in it."""
-    index = _fitting(packs, pack[0])
-    packs[index].extend(pack)
-    return index, f"{len(packs[index]) - len(pack)} {len(pack)}"
+    return text_of_readings(readings, [Pack(len(pack), *pack[0][1:]) for pack in packs])

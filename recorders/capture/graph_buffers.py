@@ -1,22 +1,29 @@
-"""GraphBuffer: lifts that a compiled graph hands over for many monitors at once, and that wait to be joined together."""
+"""GraphBuffer: what a compiled graph hands over for many monitors at once, and that waits to be joined together."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from recorders.capture.buffers import ENOUGH, TOGETHER
-from recorders.capture.compiled import columns, unpacked
+from recorders.capture.gathering import Together
+from recorders.capture.packs import columns, unpacked
 from reducers import Reducer, State
 
-__all__ = ["GraphBuffer", "GraphRow", "parts"]
+__all__ = ["GraphBuffer", "GraphRow", "LiftRows", "Rows", "capacity_for", "parts"]
 
 MOST = 512  # the most observations in a buffer: to join those of one monitor by itself takes longer than to add hundreds
+
+
+def capacity_for(size: int, monitors: int) -> int:
+    """Returns how many observations of so many bytes wait in a buffer of so many monitors."""
+    return min(MOST, monitors * ENOUGH // max(1, size), TOGETHER // max(1, size))
 
 
 def parts(span: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
@@ -27,73 +34,135 @@ def parts(span: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
     ]
 
 
-class GraphBuffer:
-    """Observations of many monitors that one call of a graph makes at once, in one tensor for each of its packs.
-
-    An observation counts for all monitors by one assignment, of `count`. Each monitor holds its part as a `GraphRow`, and the row
-    holds the buffer: it is freed when the last row is flushed.
+class Rows(Protocol):
+    """The memory of a buffer: a row for each observation.
 
     Attributes:
-        layouts: how the lifts of each monitor are packed.
-        keys: by which each monitor finds its `GraphRow`.
-        spans: which part of the packs they are.
-        capacity: the number of observations at which the monitors are flushed.
-        count: the number of observations in it.
-        unchanged_since: the change after which all its monitors were found to record, and their observations to wait in it.
-        calls: how often it was added to without a look at the monitors: calls that are not counted by these yet.
+        ready: whether nothing has to be asked of the monitors before a row is added.
     """
 
-    def __init__(self, layouts: Sequence[str], spans: Sequence[str], packs: Sequence[Tensor]) -> None:
-        size = sum(pack.nbytes for pack in packs)
-        self.layouts, self.spans, self.count = tuple(layouts), tuple(spans), 0
-        self.keys = [(layout,) for layout in layouts]
-        self.unchanged_since, self.calls = -1, 0
-        self.capacity = min(MOST, len(layouts) * ENOUGH // max(1, size), TOGETHER // max(1, size))
-        self._kinds = [(pack.shape, pack.dtype, pack.device) for pack in packs]
+    ready: bool
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that there is room for."""
+
+    @property
+    def count(self) -> int:
+        """The number of rows that were added."""
+
+    @property
+    def calls(self) -> int:
+        """How many were added without a look at the monitors, since `take_calls`."""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that it took to add all of these."""
+
+    def take_calls(self) -> int:
+        """Returns `calls`, and begins to count anew."""
+
+    def add(self, observation: Any) -> bool:
+        """Adds a row; returns False if there is no room, or the observation does not fit."""
+
+    def packs(self, start: int, stop: int) -> list[Tensor]:
+        """Returns the packs of the rows from `start` to `stop`, each [rows, number, *shape]."""
+
+    def another(self) -> Rows:
+        """Returns rows like these, without an observation."""
+
+
+class LiftRows:
+    """Rows of what a graph lifted, in one tensor for each pack, on its device. See `Rows`.
+
+    Args:
+        packs: an observation like those that will be added.
+    """
+
+    def __init__(self, packs: Sequence[Tensor], monitors: int) -> None:
+        self._monitors, self._kinds = monitors, [(pack.shape, pack.dtype, pack.device) for pack in packs]
+        self.capacity = capacity_for(sum(pack.nbytes for pack in packs), monitors)
         self._packs = [torch.empty((self.capacity, *shape), dtype=dtype, device=device) for shape, dtype, device in self._kinds]
+        self.ready, self.count, self.calls, self.seconds = False, 0, 0, 0.0
+        self._lock = threading.RLock()
+
+    def another(self) -> LiftRows:
+        return LiftRows([pack[0] for pack in self._packs], self._monitors)
+
+    def take_calls(self) -> int:
+        found, self.calls = self.calls, 0
+        return found
+
+    def add(self, observation: Sequence[Tensor]) -> bool:
+        with self._lock:
+            kinds = [(pack.shape, pack.dtype, pack.device) for pack in observation]
+            if self.count >= self.capacity or kinds != self._kinds:
+                return False
+            for own, pack in zip(self._packs, observation, strict=True):
+                own[self.count].copy_(pack)
+            self.count += 1
+            return True
+
+    def add_at_once(self, observation: Sequence[Tensor]) -> bool:
+        """Adds a row if nothing has to be asked of the monitors, and there will be room for another one."""
+        if not self.ready or self.count + 1 >= self.capacity:
+            return False
+        started = perf_counter()
+        added = self.add(observation)
+        self.calls += added
+        self.seconds += perf_counter() - started
+        return added
+
+    def packs(self, start: int, stop: int) -> list[Tensor]:
+        return [pack[start:stop] for pack in self._packs]
+
+
+class GraphBuffer:
+    """Observations of many monitors that one call of a graph makes at once.
+
+    An observation counts for all monitors by one assignment, of the count of its rows. Each monitor holds its part as a `GraphRow`,
+    which holds the buffer: it is freed when the last of them is flushed.
+
+    Attributes:
+        layouts: how the observations of each monitor are packed.
+        keys: by which each monitor finds its `GraphRow`.
+        spans: which part of the packs they are.
+        rows: the observations.
+    """
+
+    def __init__(self, together: Together, rows: Rows) -> None:
+        self._together, self.rows = together, rows
+        self.layouts, self.spans = together.layouts, together.spans
+        self.keys = [(layout,) for layout in self.layouts]
         self._lock = threading.RLock()
         self._next: GraphBuffer | None = None
         self._joined: tuple[int, int, list[tuple[Reducer, str, dict[str, State]]]] = (0, 0, [])
         self._alike: dict[str, list[int]] = defaultdict(list)  # the monitors whose lifts have the same keys, dtypes and shapes
-        self._kind = [self._describe(index) for index in range(len(layouts))]
+        self._kind = [self._describe(index) for index in range(len(self.layouts))]
         for index, kind in enumerate(self._kind):
             self._alike[kind].append(index)
 
     def _describe(self, index: int) -> str:
-        packs = [part[0] for part in parts(self.spans[index], self._packs, dim=1)] if self.capacity else []
+        packs = self.lifts(index, 0, 0)
         return f"{self.layouts[index]} {[(pack.shape, pack.dtype) for pack in packs]}"
 
-    def add(self, packs: Sequence[Tensor], read: Callable[[Sequence[Tensor]], None] | None = None) -> bool | None:
-        """Adds an observation of each monitor; returns whether the buffer is full then, or None if it does not accept them.
-
-        Args:
-            read: writes the packs after these into the tensors that it is given.
-        """
-        with self._lock:
-            if self.count >= self.capacity or any(
-                pack.shape != shape or pack.dtype is not dtype or pack.device != device
-                for pack, (shape, dtype, device) in zip(packs, self._kinds, strict=False)
-            ):
-                return None
-            for own, pack in zip(self._packs, packs, strict=False):
-                own[self.count].copy_(pack)
-            if read is not None:
-                read([own[self.count] for own in self._packs[len(packs) :]])
-            self.count += 1
-            return self.count >= self.capacity
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another observation."""
+        return self.rows.count >= self.rows.capacity
 
     def successor(self) -> GraphBuffer:
         """Returns the buffer for the next observations: this one, unless it is full."""
         with self._lock:
-            if self.count < self.capacity:
+            if not self.is_full:
                 return self
             if self._next is None:
-                self._next = GraphBuffer(self.layouts, self.spans, [pack[0] for pack in self._packs])
+                self._next = GraphBuffer(self._together, self.rows.another())
             return self._next
 
     def lifts(self, index: int, start: int, stop: int) -> list[Tensor]:
         """Returns the packs of one monitor, of the observations from `start` to `stop`."""
-        return parts(self.spans[index], [pack[start:stop] for pack in self._packs], dim=1)
+        return parts(self.spans[index], self.rows.packs(start, stop), dim=1)
 
     def joined(self, index: int, reducer: Reducer, start: int, stop: int) -> dict[str, State]:
         """Returns the joined lifts of one monitor; those of all monitors whose lifts are alike are joined at once, and kept."""
@@ -109,7 +178,8 @@ class GraphBuffer:
         return {path: {key: value[place].clone() for key, value in state.items()} for path, state in states.items()}
 
     def _join(self, alike: Sequence[int], reducer: Reducer, start: int, stop: int) -> dict[str, State]:
-        lifts = [unpacked(self.layouts[index], self.lifts(index, start, stop), dim=1) for index in alike]
+        packs = self.rows.packs(start, stop)
+        lifts = [unpacked(self.layouts[index], parts(self.spans[index], packs, dim=1), dim=1) for index in alike]
         return {
             path: reducer.merge_stacked({}, {key: torch.stack([one[path][key] for one in lifts], 1) for key in state})
             for path, state in lifts[0].items()
@@ -130,12 +200,12 @@ class GraphRow:
     @property
     def count(self) -> int:
         """The number of observations in it."""
-        return self.buffer.count
+        return self.buffer.rows.count
 
     @property
     def capacity(self) -> int:
         """The number of observations at which it is flushed."""
-        return self.buffer.capacity
+        return self.buffer.rows.capacity
 
     def add(self, x: Tensor) -> bool | None:
         """Returns None: only the buffer takes observations."""

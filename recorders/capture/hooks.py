@@ -39,7 +39,7 @@ class Hook:
         run: is called outside of graphs.
         trace: is called while a graph is traced, with `receiver` before the other arguments: a function, or the name of one in
             `TRACED`. If it is None, nothing is called.
-        receiver: see `recorders.capture.compiled.new_receiver`.
+        receiver: see `recorders.capture.receivers.new_receiver`.
         fail: is called with the exception of `run`, and the module.
 
     Attributes:

@@ -11,10 +11,10 @@ from torch import Tensor
 from recorders._torch import is_plain_moment
 from recorders.capture.accumulators import Accumulators
 from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
-from recorders.capture.changes import note_change
-from recorders.capture.compiled import unpacked
+from recorders.capture.changes import Changes
 from recorders.capture.context import as_monitor
 from recorders.capture.graph_buffers import GraphBuffer, GraphRow
+from recorders.capture.packs import unpacked
 from recorders.capture.slots import new_slots
 from recorders.errors import OperandError
 from recorders.recordings.placement import Placement
@@ -42,6 +42,7 @@ class Buffer:
         shared: whether the tensors are those of the net, of which all ranks have copies or parts.
         places: which part of a tensor that ranks share the states of a leaf are of, by leaf.
         accumulators: what graphs on a GPU accumulate there, by device; it is no part of `stored` until somebody looks.
+        changes: is told when `stored` or a placement changes.
         copies: the placements of tensors of which ranks hold copies, if a file or a pickle told them; for a process without a rank.
     """
 
@@ -50,7 +51,7 @@ class Buffer:
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = self.engine = reducer
         self.batchable = reducer.batchable
-        self._stored = EMPTY
+        self._stored, self.changes = EMPTY, Changes()
         self.failed: list[tuple[Exception, Any]] = []
         self.flush_seconds = 0.0
         self.lock = threading.RLock()
@@ -94,7 +95,7 @@ class Buffer:
     @stored.setter
     def stored(self, stored: MonitorState) -> None:
         self._stored = stored
-        note_change()
+        self.changes.note()
 
     def place(self, places: Mapping[str, Placement | None]) -> None:
         """Notes which part of a DTensor the next observation of each leaf is of; None is a plain tensor.
@@ -112,13 +113,13 @@ class Buffer:
                     "after the net is spread over ranks"
                 )
         self.places = {**self.places, **{path: place for path, place in places.items() if place is not None}}
-        note_change()
+        self.changes.note()
 
     def keep_places(self, places: Mapping[str, Placement]) -> None:
         """Takes over the placements of states that were recorded elsewhere."""
         self.places = {path: place for path, place in places.items() if place.home is not None}
         self.copies = {path: place for path, place in places.items() if place.home is None}
-        note_change()
+        self.changes.note()
 
     def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
         """Adds one observation that a compiled graph lifted."""
@@ -143,12 +144,18 @@ class Buffer:
     @property
     def uncounted_calls(self) -> int:
         """The calls by graphs that are in no counts of the monitor yet."""
-        return sum(row.buffer.calls for row in self.stored.pending.values() if isinstance(row, GraphRow))
+        return sum(buffer.rows.calls for buffer in self.graph_buffers)
+
+    @property
+    def graph_buffers(self) -> list[GraphBuffer]:
+        """The buffers of several monitors in which observations wait."""
+        return [row.buffer for row in self.stored.pending.values() if isinstance(row, GraphRow)]
 
     def wait_in(self, shared: GraphBuffer, index: int) -> None:
         """Lets observations wait in this row, an empty one, from now on."""
         row = GraphRow(shared, index)
         with self.lock:
+            self.changes.note()
             stored = self.flush()
             self.stored = stored.moved(row.paths, row)
 
@@ -181,6 +188,7 @@ class Buffer:
         if self.stored.has_pending:
             with self.lock:
                 started = now()
+                self.changes.note()  # no graph in another thread adds to what is about to be reduced
                 self.stored, failed = as_monitor(flush, self.stored, self.engine, exact_only)
                 self.failed += failed
                 self.flush_seconds += exclude(started)

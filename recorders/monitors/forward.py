@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import outside_modes
-from recorders.capture.compiled import new_twin_key
 from recorders.capture.operands import as_operands, pack
+from recorders.capture.receivers import new_twin_key
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recorders.capture.changes import note_change
+from recorders.capture.changes import Changes
 from recorders.schedule.clock import Chosen, Phase, as_steps
 from recorders.schedule.planned import NOT_DUE
 
@@ -35,6 +35,7 @@ class Gate:
         chooses_steps: whether the clock switches the monitor on and off.
         eligible: how many calls passed all gates but `every`, less one, by stream: the path of an operand, or a weak reference
             of an optimizer.
+        changes: is told when `on` or `active` is set.
         shown: is called with whether the monitor records when that changes: graphs on a GPU are told on the device.
     """
 
@@ -48,6 +49,7 @@ class Gate:
         self.every: int = options["every"]
         self.on = self.active = True
         self.shown: Callable[[bool], None] | None = None
+        self.changes = Changes()
         self.chooses_steps = self.steps is not None or self.every_step != 1
         self.eligible: dict[object, int] = {}
 
@@ -55,7 +57,7 @@ class Gate:
         """Sets `on` or `active`."""
         self.on = self.on if on is None else on
         self.active = self.active if active is None else active
-        note_change()
+        self.changes.note()
         if self.shown is not None:
             self.shown(self.on and self.active)
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders._torch import graph_task, outside_modes
-from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves, find_receiver, find_twin
+from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves
 from recorders.capture.context import capturing
 from recorders.capture.given import Block, block_of, keep, remember, under
 from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, pack, symbolic, tracing
+from recorders.capture.receivers import find_receiver, find_twin
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMonitor", "global_gradient"]
-
 
 NO_TENSOR = "there is no tensor in it"
 INSIDE = "all uses are inside its compiled graph, its hook is not"

@@ -1,54 +1,93 @@
-"""Observations that a compiled graph hands over for many monitors at once, added to a buffer that they share."""
+"""What a graph hands over for many monitors at once, added to a buffer that they share."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from recorders.capture.changes import latest_change
 from recorders.capture.context import as_monitor
 from recorders.capture.gathering import Together
-from recorders.capture.graph_buffers import GraphBuffer
+from recorders.capture.graph_buffers import GraphBuffer, LiftRows, Rows, capacity_for
 from recorders.capture.layouts import in_use
 from recorders.capture.operands import recomputing
 from recorders.monitors.record import report_failures
-from reducers.kernels.loop.together import read_into
+from reducers.kernels.loop.reading import reader_of
+from reducers.kernels.loop.tables import Table
 
-__all__ = ["add_to_known", "add_together", "known_buffer"]
+__all__ = ["Lifted", "Read", "add_at_once", "add_together"]
 
 _buffers: WeakValueDictionary[Any, GraphBuffer] = WeakValueDictionary()
 """The buffer of the monitors of a graph, by the numbers of their receivers, as long as one of them has it."""
 
+_lock = threading.RLock()  # two threads may run a graph at once, and would give its monitors two buffers
 
-def known_buffer(numbers: Sequence[int], together: Together) -> GraphBuffer | None:
-    """Returns the buffer of the monitors if all of them are known to record, and there is room for more than one observation.
+
+class Handed(Protocol):
+    """One observation of each of several monitors, as a graph hands it over.
+
+    Attributes:
+        together: what the graph tells of it.
+        observation: what rows take of it.
+    """
+
+    together: Together
+    observation: Any
+
+    def packs(self) -> list[Tensor]:
+        """The packs of all monitors, without an axis for rows."""
+
+    def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
+        """Rows for observations like this one, of receivers with these numbers.
+
+        Args:
+            recomputed: whether calls inside a backward count.
+        """
+
+
+class Lifted:
+    """What the graph lifted. See `Handed`."""
+
+    def __init__(self, together: Together, packs: Sequence[Tensor]) -> None:
+        self.together, self.observation = together, list(packs)
+
+    def packs(self) -> list[Tensor]:
+        return self.observation
+
+    def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
+        return LiftRows(self.observation, len(numbers))
+
+
+class Read:
+    """What the loops in C++ read of tensors. See `Handed`."""
+
+    def __init__(self, together: Together, tensors: Sequence[Tensor]) -> None:
+        self.together, self._reader = together, reader_of(together.readings)
+        self.observation = self._reader.read(tensors)
+
+    def packs(self) -> list[Tensor]:
+        return [pack[0] for pack in self._reader.packs(self.observation.unsqueeze(0))]
+
+    def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
+        return Table(self._reader, numbers, self.together.key, capacity_for(self._reader.size, len(numbers)), recomputed)
+
+
+def add_at_once(numbers: Sequence[int], together: Together, packs: Sequence[Tensor]) -> bool:
+    """Adds what a graph lifted to the buffer of the monitors if all of them are known to record; returns whether it was added.
 
     No memory of a monitor is looked at: when a forward ends the caches hold that of the net, and each look takes microseconds.
     """
     shared = _buffers.get((together, *numbers))
-    if shared is None or shared.unchanged_since != latest_change() or shared.count + 1 >= shared.capacity:
-        return None
-    return None if in_use() or recomputing() else shared
-
-
-def add_to_known(shared: GraphBuffer, packs: Sequence[Tensor], kept: Sequence[Tensor], together: Together) -> bool:
-    """Reads what the graph kept, and adds one observation of each monitor to their buffer; returns False if nothing was added."""
-
-    def read(out: Sequence[Tensor]) -> None:
-        read_into(out, kept, together.readings)
-
-    try:
-        added = shared.add(packs, read) is not None
-    except Exception:  # it is tried again, and reported then
+    if shared is None or not isinstance(shared.rows, LiftRows) or in_use() or recomputing():
         return False
-    shared.calls += added
-    return added
+    return shared.rows.add_at_once(packs)
 
 
-def add_together(numbers: Sequence[int], monitors: Sequence[Any], packs: Sequence[Tensor], together: Together) -> bool:
+def add_together(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> bool:
     """Adds one observation of each monitor to their buffer, if all of them record it.
 
     Returns:
@@ -58,39 +97,61 @@ def add_together(numbers: Sequence[int], monitors: Sequence[Any], packs: Sequenc
         return False
     if recomputing() and not monitors[0].records_recomputed:  # all are of one class
         return False
-    try:
-        full = as_monitor(_add, (together, *numbers), monitors, packs)
-    except Exception:  # then each monitor reports what fails for it
-        return False
-    if full is None:
-        return False
-    for monitor in monitors:
-        monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
-        monitor.compiled = True
-        if full:
-            monitor.buffer.flush()
-            report_failures(monitor)
+    with _lock:
+        try:
+            full = as_monitor(_add, numbers, monitors, handed)
+        except Exception:  # then each monitor reports what fails for it
+            return False
+        if full is None:
+            return False
+        for monitor in monitors:
+            monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
+            monitor.compiled = True
+            if full:
+                monitor.buffer.flush()
+                report_failures(monitor)
     return True
 
 
-def _add(key: tuple[Any, ...], monitors: Sequence[Any], packs: Sequence[Tensor]) -> bool | None:
-    change, together = latest_change(), key[0]
+def _add(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> bool | None:
+    """Returns whether the buffer is full then; None if nothing was added."""
+    key = (handed.together, *numbers)
     buffer = _buffers.get(key)
     if buffer is not None:
         _count_calls(buffer, monitors)
         buffer = buffer.successor()
     if not all(map(_records, monitors)):
         return None
-    if buffer is None or not all(monitor.buffer.waits_in(buffer, index) for index, monitor in enumerate(monitors)):
-        buffer = GraphBuffer(together.layouts, together.spans, packs)
-        if buffer.capacity < 2:
+    if buffer is None or not _all_wait_in(buffer, monitors):
+        rows = handed.new_rows(numbers, monitors[0].records_recomputed)
+        if rows.capacity < 2:
             return None
+        buffer = GraphBuffer(handed.together, rows)
         for index, monitor in enumerate(monitors):
             monitor.buffer.wait_in(buffer, index)
-    elif all(monitor.timer is None for monitor in monitors):
-        buffer.unchanged_since = change
     _buffers[key] = buffer
-    return buffer.add(packs)
+    if not buffer.rows.add(handed.observation):
+        return None
+    if not buffer.is_full:
+        _rely_on(monitors, buffer)
+    return buffer.is_full
+
+
+def _rely_on(monitors: Sequence[Any], buffer: GraphBuffer) -> None:
+    """Makes the rows ready, until one of the monitors changes."""
+    with ExitStack() as locks:
+        for monitor in monitors:
+            locks.enter_context(monitor.buffer.lock)  # held by whoever reduces what waits, or lets it wait elsewhere
+        buffer.rows.ready = True
+        for monitor in monitors:
+            for changes in (monitor.gate.changes, monitor.buffer.changes):
+                changes.tell(buffer.rows)
+        if not (all(map(_records, monitors)) and _all_wait_in(buffer, monitors)):  # another thread changed one in the meantime
+            buffer.rows.ready = False
+
+
+def _all_wait_in(buffer: GraphBuffer, monitors: Sequence[Any]) -> bool:
+    return all(monitor.buffer.waits_in(buffer, index) for index, monitor in enumerate(monitors))
 
 
 def _records(monitor: Any) -> bool:
@@ -100,7 +161,7 @@ def _records(monitor: Any) -> bool:
 
 def _count_calls(buffer: GraphBuffer, monitors: Sequence[Any]) -> None:
     """Counts for each monitor the calls that were not counted yet."""
+    calls = buffer.rows.take_calls()
     for index, monitor in enumerate(monitors):
-        if buffer.calls and monitor.buffer.waits_in(buffer, index):
-            monitor.counts["calls"] = monitor.counts.get("calls", 0) + buffer.calls
-    buffer.calls = 0
+        if calls and monitor.buffer.waits_in(buffer, index):
+            monitor.counts["calls"] = monitor.counts.get("calls", 0) + calls

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from recorders.capture.accumulators import Accumulators, Observed
-from recorders.capture.compiled import emit_call, emit_leaves, find_receiver, find_twin, new_receiver
+from recorders.capture.compiled import emit_call, emit_leaves
 from recorders.capture.gathering import Together
 from recorders.capture.given import keep, number_of
 from recorders.capture.graph_buffers import parts
 from recorders.capture.handles import add_holder, can_accumulate, hand_out, handle_name
 from recorders.capture.layouts import Told, from_text, in_use
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
+from recorders.capture.receivers import find_receiver, find_twin, new_receiver
 from recorders.errors import OperandError
-from recorders.monitors.graph_rows import add_to_known, add_together, known_buffer
+from recorders.monitors.graph_rows import Handed, Lifted, Read, add_at_once, add_together
 from recorders.monitors.places import note_places
 from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer, entrance, timed_together
-from reducers.kernels.loop.together import read_together
 
 __all__ = ["GraphReceiver", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
 
@@ -174,34 +174,19 @@ class GraphReceiver:
             work(monitor, None, tuple(packs), store_lifts, monitor, layout, packs, told)
 
     @staticmethod
-    def receive_together(numbers: Sequence[int], packs: Sequence[Tensor], kept: Sequence[Tensor], together: Together) -> None:
-        """Records an observation of each of several monitors, which the graph lifted, or kept for this.
+    def receive_together(numbers: Sequence[int], packs: Sequence[Tensor], together: Together) -> None:
+        """Records an observation of each of several monitors, which the graph lifted.
 
         Args:
             numbers: those of the receivers.
         """
-        shared = known_buffer(numbers, together)
-        if shared is not None and add_to_known(shared, packs, kept, together):
-            return
-        receivers = list(map(find_receiver, numbers))
-        monitors = [None if receiver is None else receiver.monitor for receiver in receivers]
-        timers = [monitor.timer for monitor in monitors if monitor is not None and monitor.timer is not None]
-        packs = list(packs)
+        if not add_at_once(numbers, together, packs):
+            _receive_together(numbers, together, lambda: Lifted(together, packs))
 
-        def add() -> bool:
-            packs.extend(read_together(kept, together.readings))
-            return add_together(numbers, monitors, packs, together)
-
-        try:
-            if timed_together(timers, add):
-                return
-        except Exception as error:  # what the graph kept could not be read
-            for monitor in filter(None, monitors):
-                monitor._fail(error, None, ())
-            return
-        for receiver, stream, layout, span in zip(receivers, together.streams, together.layouts, together.spans, strict=True):
-            if receiver is not None:
-                receiver.receive(layout, parts(span, packs), stream, {})
+    @staticmethod
+    def record_together(numbers: Sequence[int], tensors: Sequence[Tensor], together: Together) -> None:
+        """Records an observation of each of several monitors, which is to be read of tensors."""
+        _receive_together(numbers, together, lambda: Read(together, tensors))
 
     @entrance
     def receive_leaves(self, leaves: dict[str, Tensor], stream: str, told: Mapping[str, Told]) -> None:
@@ -233,3 +218,26 @@ class GraphReceiver:
         if monitor is not None and is_due_in_graph(monitor, ""):
             reason = "its operands could not be read while the graph was traced; run the module without torch.compile to see why"
             monitor._fail(OperandError(reason), None, ())
+
+
+def _receive_together(numbers: Sequence[int], together: Together, hand_over: Callable[[], Handed]) -> None:
+    receivers = list(map(find_receiver, numbers))
+    monitors = [None if receiver is None else receiver.monitor for receiver in receivers]
+    timers = [monitor.timer for monitor in monitors if monitor is not None and monitor.timer is not None]
+    handed: list[Handed] = []
+
+    def add() -> bool:
+        handed.append(hand_over())
+        return add_together(numbers, monitors, handed[0])
+
+    try:
+        if timed_together(timers, add):
+            return
+    except Exception as error:  # the tensors could not be read
+        for monitor in filter(None, monitors):
+            monitor._fail(error, None, ())
+        return
+    packs = handed[0].packs()
+    for receiver, stream, layout, span in zip(receivers, together.streams, together.layouts, together.spans, strict=True):
+        if receiver is not None:
+            receiver.receive(layout, parts(span, packs), stream, {})

@@ -6,8 +6,8 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from recorders.capture.compiled import new_twin_key
 from recorders.capture.hooks import TRACED, Hook
+from recorders.capture.receivers import new_twin_key
 from recorders.capture.switching import hook_of
 
 __all__ = ["Twin", "name_of_trace", "renew_twins"]

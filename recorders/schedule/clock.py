@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.capture.compiled import new_receiver
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
+from recorders.capture.receivers import new_receiver
 from recorders.capture.switching import SwitchedHooks, grouped, put_back
 from recorders.errors import MonitorError
 from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps

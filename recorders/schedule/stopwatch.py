@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from recorders.capture.batching import PlannedRows, StepBatch
-from recorders.capture.changes import note_change
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 from recorders.schedule.call_cost import CallCounts
@@ -136,6 +135,7 @@ class Sample:
         self._lock = threading.Lock()
         self._hooks: list[weakref.ref[Hook]] = []
         self._monitors: list[weakref.ref[Any]] = []
+        self._rows: dict[Any, tuple[float, list[str]]] = {}  # of graphs: the seconds before, and whose they are
         self._ref = weakref.ref(self, open_samples.discard)
         hash(self._ref)  # while it can be computed: a reference keeps the hash of what it refers to
 
@@ -147,7 +147,8 @@ class Sample:
         for name, monitor in monitors.items():
             self._monitors.append(weakref.ref(monitor))
             monitor.timer = Timer(self, name)
-            note_change()
+            for buffer in monitor.buffer.graph_buffers:
+                self._rows.setdefault(buffer.rows, (buffer.rows.seconds, []))[1].append(name)
             for handle in monitor.all_handles():
                 first = handle in monitor.hooks.handles and id(monitor.module) not in modules
                 modules.add(id(monitor.module))
@@ -184,6 +185,9 @@ class Sample:
         for monitor in [ref() for ref in self._monitors]:
             if monitor is not None:
                 monitor.timer = None
+        for rows, (before, names) in self._rows.items():
+            self.seconds.add(dict.fromkeys(names, (rows.seconds - before) / len(names)))
+        self._rows = {}
 
     def time(self, name: str, calls: tuple[int, int], function: Callable[..., Any], *args: Any) -> Any:
         """Calls `function(*args)`, adds the seconds it takes to `name`, and returns what it returns.

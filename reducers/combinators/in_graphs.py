@@ -1,4 +1,4 @@
-"""Observations in graphs that the loop reads: big ones by a node of their own, small ones together when the graph ends."""
+"""Observations in graphs that the loops in C++ read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from reducers.core.patterns import arrange
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
 from reducers.kernels.dispatch import BIG_IN_GRAPH
-from reducers.kernels.loop.sweeping import are_numbers, table_in_graph
-from reducers.kernels.loop.together import Pack, kinds_of
+from reducers.kernels.loop.reading import Pack, kinds_of
+from reducers.kernels.loop.sweeping import are_numbers
 
 __all__ = ["GraphObservation", "graph_observations", "is_faster_outside"]
 
 
 class GraphObservation(NamedTuple):
-    """An observation as a statistic arranges it, for `read_together`.
+    """An observation as a statistic arranges it, for a `Reader`.
 
     Attributes:
-        x: a copy of the tensor, which the compiler makes only if it must; or a table of what the loop read.
-        is_table: which of them.
+        x: the tensor.
         axes: those that are reduced.
         columns: the keys of the state, and which statistic each of them is.
         threshold: see `Statistic.threshold`.
@@ -32,7 +31,6 @@ class GraphObservation(NamedTuple):
     """
 
     x: Tensor
-    is_table: bool
     axes: tuple[int, ...]
     columns: Mapping[str, str]
     threshold: float
@@ -57,12 +55,7 @@ def graph_observations(reducer: Reducer, x: Tensor) -> list[GraphObservation] | 
         kinds = kinds_of(arranged, axes, columns)
         if kinds is None:
             return None
-        # Of one whose size is a symbol it is not known how much memory the graph would keep.
-        is_table = not are_numbers(arranged.shape) or arranged.numel() >= BIG_IN_GRAPH
-        read = table_in_graph(arranged, axes, tuple(columns.values()), statistic.threshold) if is_table else arranged.clone()
-        if read is None:
-            return None
-        found.append(GraphObservation(read, is_table, axes, columns, statistic.threshold, kinds))
+        found.append(GraphObservation(arranged.resolve_neg(), axes, columns, statistic.threshold, kinds))
     return found or None
 
 

@@ -278,6 +278,7 @@ template <class B, class T> static int run_bins(const Binning& all, int64_t most
   const int64_t items = blocks.number * blocks.shares;
   const int threads = int(std::min({most_threads, items, (blocks.elements + PART - 1) / PART}));
   int failed = 0;
+  Turns turns(items, threads);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : failed)
   {
     const bool apart = blocks.shares > 1 || (blocks.number == 1 && blocks.elements > WORTHWHILE * all.bins.number);
@@ -285,9 +286,9 @@ template <class B, class T> static int run_bins(const Binning& all, int64_t most
     const bool ready = own || !apart;
     failed += !ready;
     Counter<B, T> counter{all, blocks, own, -1, 0, 0, 0, Seen()};
-#pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < items; ++item)
+    turns.take([&](int64_t item) {
       if (ready) counter.count(item);
+    });
     counter.end();
     delete[] own;
   }

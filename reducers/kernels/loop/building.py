@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_join", "build_rows", "build_weighted"]
+__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_join", "build_reading", "build_rows", "build_weighted"]
 
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 """The dtypes that the loop takes, and what it calls them."""
@@ -77,17 +77,48 @@ def build_binned(way: str, elements: str) -> Any:
     return _built("binned.cpp", [f"-DBINS={way}", f"-DELEMENTS={elements}"])
 
 
+@cache
+def build_reading() -> Any:
+    """Return the library of the functions in `reading.cpp`; None if it cannot be compiled."""
+    library = _library("reading.cpp", [], ["libtorch_cpu.so"])
+    if library is None:
+        return None
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    kinds: dict[str, tuple[Any, list[Any]]] = {
+        "reducers_set_pace": (None, [address]),
+        "reducers_set_slow": (None, [address, address, address]),
+        "reducers_raise_after": (None, [ctypes.py_object]),
+        "reducers_read": (ctypes.c_int, [address, number, address, address]),
+        "reducers_set_layout": (None, [address, number, address]),
+        "reducers_append": (ctypes.c_int, [address, address]),
+        "reducers_set_ready": (None, [address, number]),
+        "reducers_take_calls": (number, [address]),
+        "reducers_add_table": (None, [address]),
+        "reducers_remove_table": (None, [address]),
+    }
+    for name, (result, arguments) in kinds.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
 def _built(source: str, defines: list[str], name: str = "reducers_sweep", arguments: Sequence[Any] = _SWEEP) -> Any:
+    library = _library(source, defines)
+    if library is None:
+        return None
+    function = getattr(library, name)
+    function.restype, function.argtypes = ctypes.c_int, list(arguments)
+    return function
+
+
+def _library(source: str, defines: list[str], linked: Sequence[str] = ()) -> ctypes.CDLL | None:
     compiler = _compiler()
     if compiler is None:
         return None
     try:
-        path = _compiled(compiler, FOLDER / source, defines)
-        function = getattr(ctypes.CDLL(str(path)), name)
-    except (OSError, subprocess.SubprocessError, AttributeError):
+        return ctypes.CDLL(str(_compiled(compiler, FOLDER / source, defines, linked)))
+    except (OSError, subprocess.SubprocessError):
         return None
-    function.restype, function.argtypes = ctypes.c_int, list(arguments)
-    return function
 
 
 @lru_cache(maxsize=1)
@@ -100,11 +131,16 @@ def _compiler() -> str | None:
     )
 
 
-def _compiled(compiler: str, source: Path, defines: list[str]) -> Path:
-    """Return the path of the library, which is compiled if the cache does not have it."""
+def _compiled(compiler: str, source: Path, defines: list[str], linked: Sequence[str]) -> Path:
+    """Return the path of the library, which is compiled if the cache does not have it.
+
+    Args:
+        linked: the libraries of PyTorch that it is linked with, besides that of OpenMP.
+    """
     flags = [*_FLAGS, *defines, *(["-march=native"] if platform.machine() == "x86_64" else [])]
     # The same OpenMP as PyTorch's, whose threads would otherwise be in the way of another's.
-    libraries = sorted(str(path) for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    pytorch = Path(torch.__file__).parent / "lib"
+    libraries = sorted(str(path) for name in ("libgomp*.so*", *linked) for path in pytorch.glob(name))
     text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     told = (compiler, str(os.stat(compiler).st_mtime_ns), *flags, *libraries, _processor())
     key = hashlib.sha256(b"\0".join((text, *(part.encode() for part in told)))).hexdigest()[:32]

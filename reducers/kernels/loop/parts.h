@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <new>
 
+#include "turns.h"
+
 constexpr int MOST_AXES = 8;
 constexpr int64_t PART = 1 << 15;   // elements of a part, about
 constexpr int64_t BLOCK = 1 << 12;  // elements between two looks at a sum: floats count them exactly
@@ -123,18 +125,18 @@ template <class Kernel> static bool run(const Task& task, int64_t most_threads) 
   const bool joined = cut.shares > 1;
   Partial* table = joined ? new (std::nothrow) Partial[cut.parts * cut.width] : nullptr;
   int without_memory = joined && !table;
+  Turns turns(cut.parts, threads, cut.together);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : without_memory)
   {
     Partial* own = joined ? nullptr : new (std::nothrow) Partial[cut.width];
     if (!joined && !own) ++without_memory;
-#pragma omp for schedule(dynamic, cut.together)
-    for (int64_t index = 0; index < cut.parts; ++index) {
+    turns.take([&](int64_t index) {
       Partial* found = joined ? table + index * cut.width : own;
-      if ((joined && !table) || !found) continue;
+      if ((joined && !table) || !found) return;
       task.columns ? Kernel::columns(task, cut, index, found) : Kernel::rows(task, cut, index, found);
       int64_t number, first = cut.begin(task, index, number);
       for (int64_t position = 0; !joined && position < number; ++position) Kernel::write(task, found[position], first + position);
-    }
+    });
     delete[] own;
   }
   for (int64_t index = 0; joined && !without_memory && index < cut.parts; index += cut.shares) {

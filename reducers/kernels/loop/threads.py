@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from typing import Any
 
-__all__ = ["in_threads"]
+__all__ = ["in_threads", "pace"]
 
 ALONE_S = 1.0  # for which one thread does all, after others had to be waited for
 SLOWEST = 3e9  # bytes a second that one thread reads at least
 WAIT_S = 1e-3  # a processor that another process holds is free after some milliseconds
 
-_alone_until = 0.0
+
+class _Pace(ctypes.Structure):
+    """What this file and `reading.cpp` share, which follow the same rule."""
+
+    _fields_ = (
+        ("alone_until", ctypes.c_double),  # seconds of the monotonic clock, which `perf_counter` is where there is a compiler
+        ("alone", ctypes.c_double),
+        ("slowest", ctypes.c_double),
+        ("wait", ctypes.c_double),
+    )
+
+
+pace = _Pace(0.0, ALONE_S, SLOWEST, WAIT_S)
 
 
 def in_threads(function: Any, tasks: Any, number: int, threads: int, size: int) -> int:
@@ -23,12 +36,11 @@ def in_threads(function: Any, tasks: Any, number: int, threads: int, size: int) 
     Args:
         size: the bytes that are read.
     """
-    global _alone_until
     started = time.perf_counter()
-    if threads == 1 or started < _alone_until:
+    if threads == 1 or started < pace.alone_until:
         return int(function(tasks, number, 1))
     failed = int(function(tasks, number, threads))
     ended = time.perf_counter()
-    if ended - started > WAIT_S + size / SLOWEST:
-        _alone_until = ended + ALONE_S
+    if ended - started > pace.wait + size / pace.slowest:
+        pace.alone_until = ended + pace.alone
     return failed

@@ -29,7 +29,8 @@ from recorders import (
     RecordingWarning,
     StateMonitor,
 )
-from recorders.capture.graph_buffers import GraphBuffer
+from recorders.capture import graph_buffers
+from recorders.capture.graph_buffers import LiftRows
 from recorders.capture.hooks import Hook
 from recorders.recorder import meter
 from recorders.schedule import call_cost, stopwatch
@@ -62,7 +63,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
     fake = Time()
-    for module in (stopwatch, call_cost):
+    for module in (stopwatch, call_cost, graph_buffers):
         monkeypatch.setattr(module, "perf_counter", fake)
     return fake
 
@@ -746,17 +747,18 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.usefixtures("without_loops")
 def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = nn.Linear(3, 2)
-    recorder = Recorder(ForwardMonitor(Sum())).modules(layer)
-    add = GraphBuffer.add
+    layers = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    recorder = Recorder(ForwardMonitor(Sum())).modules(layers, types=nn.Linear)
+    add = LiftRows.add
 
     def slow(self: Any, *args: Any) -> Any:
         time.spend(2.0)
         return add(self, *args)
 
-    monkeypatch.setattr(GraphBuffer, "add", slow)
-    compiled = torch.compile(nn.Sequential(layer), backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(LiftRows, "add", slow)
+    compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
     for _ in range(5):
         compiled(torch.ones(1, 3))
         time.spend(2.0)

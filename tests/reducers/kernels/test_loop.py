@@ -300,7 +300,7 @@ def test_a_graph_runs_where_there_is_no_compiler(family: tuple[str, ...], monkey
 
 
 def test_a_monitor_in_a_graph_reads_big_tensors_by_the_loop() -> None:
-    """One node for each leaf, the numbers of eager mode, and not one bit of the training differs."""
+    """No code for them in the graph, the numbers of eager mode, and not one bit of the training differs."""
 
     def trained(record: bool, run: bool) -> tuple[list[Tensor], Recorder | None, list[str]]:
         torch.manual_seed(0)
@@ -325,7 +325,7 @@ def test_a_monitor_in_a_graph_reads_big_tensors_by_the_loop() -> None:
     compiled, recorder, nodes = trained(record=True, run=True)
     assert all(map(torch.equal, plain, compiled))
     assert len(eager) == len(compiled)
-    assert nodes.count("reducers.loop.default") == 6  # outputs and gradients of three leaves
+    assert not {"reducers.loop.default", "aten.amin.default", "aten.where.self"}.intersection(nodes)
     assert recorder is not None
     assert wanted is not None
     for name, monitor in recorder.items():

@@ -32,7 +32,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(threads, "time", made)
-    monkeypatch.setattr(threads, "_alone_until", 0.0)
+    monkeypatch.setattr(threads.pace, "alone_until", 0.0)
     return made
 
 

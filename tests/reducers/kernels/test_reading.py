@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
 from reducers.combinators.in_graphs import GraphObservation, graph_observations
-from reducers.kernels.loop import building, together
-from reducers.kernels.loop.together import Pack, Reading, as_text, kinds_of, read_into, read_together
+from reducers.kernels.loop import building, reading
+from reducers.kernels.loop.reading import Pack, Reading, as_text, kinds_of, reader_of
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
 
@@ -58,8 +59,14 @@ def told(parts: Sequence[GraphObservation]) -> str:
             packs[shape, dtype] = number + 1
             places.append((list(packs).index((shape, dtype)), number))
         names = tuple(part.columns.values())
-        readings.append(Reading(part.is_table, tuple(part.x.shape), part.axes, names, part.threshold, tuple(places)))
+        readings.append(Reading(part.axes, names, part.threshold, tuple(places)))
     return as_text(readings, [Pack(number, shape, dtype) for (shape, dtype), number in packs.items()])
+
+
+def read(xs: Sequence[Tensor], text: str) -> list[Tensor]:
+    """The packs that the reader of a text reads."""
+    reader = reader_of(text)
+    return [pack[0] for pack in reader.packs(reader.read(xs).unsqueeze(0))]
 
 
 def states(parts: Sequence[GraphObservation], packs: Sequence[Tensor]) -> list[State]:
@@ -96,17 +103,18 @@ def test_each_is_what_an_update_gives() -> None:
     parts, wanted = all_at_once()
     flat = [part for some in parts for part in some]
     for _ in range(3):
-        found = states(flat, read_together([part.x for part in flat], told(flat)))
+        found = states(flat, read([part.x for part in flat], told(flat)))
         check(joined(parts, found), wanted)
 
 
 def test_without_a_compiler_a_text_is_read_by_plain_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, wanted = all_at_once()
     flat = [part for some in parts for part in some]
-    together._reader.cache_clear()
-    monkeypatch.setattr(together, "prepared", lambda *_, **__: None)
-    found = states(flat, read_together([part.x for part in flat], told(flat)))
-    together._reader.cache_clear()
+    monkeypatch.setattr(reading, "prepared", lambda *_, **__: None)
+    reader_of.cache_clear()
+    found = states(flat, read([part.x for part in flat], told(flat)))
+    assert not reader_of(told(flat)).exact
+    reader_of.cache_clear()
     check(joined(parts, found), wanted)
 
 
@@ -116,53 +124,54 @@ def test_strides_may_change_from_call_to_call() -> None:
     (part,) = observed(reducer, x)
     text, wanted = told([part]), reducer.update({}, x)
     for other in (x, x.t().contiguous().t(), torch.randn(12, 20)[::2, ::2].copy_(x), x, torch._neg_view(-x)):
-        check(states([part], read_together([other], text)), [wanted])
+        check(states([part], read([other], text)), [wanted])
 
 
 def test_results_belong_to_the_caller() -> None:
     """The next call, which writes to the same memory, does not change them."""
     (part,) = observed(Summary(), torch.randn(30))
     text = told([part])
-    first = read_together([part.x], text)
+    first = read([part.x], text)
     before = [pack.clone() for pack in first]
-    read_together([part.x * 2], text)
+    read([part.x * 2], text)
     assert all(map(torch.equal, first, before))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_results_may_be_written_into_memory_of_the_caller(dtype: torch.dtype) -> None:
-    (part,) = observed(Summary("... d -> d"), torch.randn(30, 8).to(dtype))
+def test_more_shapes_than_a_reader_remembers() -> None:
+    (part,) = observed(Mean(), torch.randn(30))
     text = told([part])
-    wanted = read_together([part.x], text)
-    memory = [pack.new_zeros(3, *pack.shape) for pack in wanted]
-    read_into([rows[1] for rows in memory], [part.x], text)
-    for rows, pack in zip(memory, wanted, strict=True):
-        assert torch.equal(rows[1], pack)
-        assert not rows[0].any()
-        assert not rows[2].any()
+    for number in [*range(1, 3 * reading.MOST_LAYOUTS), 1, 2, 40, 2]:
+        x = torch.randn(number)
+        check(states([part], read([x], text)), [Mean().update({}, x)])
+
+
+def test_a_reader_knows_whether_the_tensors_were_read_as_they_are() -> None:
+    (part,) = observed(Summary("b c -> c"), torch.randn(6, 10))
+    plain, scattered, negated = torch.randn(6, 10), torch.randn(12, 20)[::2, ::2], torch._neg_view(torch.randn(6, 10))
+    for x, exact in ((plain, True), (scattered, False), (negated, False)):
+        reader_of.cache_clear()
+        reader = reader_of(told([part]))
+        reader.read([x])
+        assert reader.exact == exact
 
 
 def test_a_text_that_was_first_read_in_inference_mode_is_read_outside_of_it() -> None:
     parts = [*observed(Summary(), torch.randn(30)), *observed(Summary(), torch.randn(1 << 16))]
     text = told(parts)
-    together._reader.cache_clear()
+    reader_of.cache_clear()
     with torch.inference_mode():
-        first = read_together([part.x for part in parts], text)
-    assert all(map(torch.equal, first, read_together([part.x for part in parts], text)))
+        first = read([part.x for part in parts], text)
+    assert all(map(torch.equal, first, read([part.x for part in parts], text)))
 
 
-def test_whoever_comes_while_a_text_is_read_reads_it_too() -> None:
-    """Another thread, or a signal handler in the middle of a call, neither waits nor writes where the first one does."""
-    (part,) = observed(Summary(), torch.randn(30))
+def test_several_threads_may_read_a_text_at_once() -> None:
+    xs = [torch.randn(300, 100) for _ in range(8)]
+    (part,) = observed(Summary("b c -> c"), xs[0])
     text = told([part])
-    first = read_together([part.x], text)
-    reader = together._reader(text)
-    memory = [pack.clone() for pack in reader._packs]
-    with reader._lock:
-        second = read_together([part.x * 2], text)
-    assert all(map(torch.equal, reader._packs, memory))
-    check(states([part], second), [Summary().update({}, part.x * 2)])
-    check(states([part], first), [Summary().update({}, part.x)])
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda index: read([xs[index % 8]], text), range(200)))
+    for index, packs in enumerate(found):
+        check(states([part], packs), [Summary("b c -> c").update({}, xs[index % 8])])
 
 
 def test_threads_do_not_change_a_bit() -> None:
@@ -170,16 +179,12 @@ def test_threads_do_not_change_a_bit() -> None:
     text, threads = told(parts), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = read_together([part.x for part in parts], text)
+        one = read([part.x for part in parts], text)
         torch.set_num_threads(3)
-        three = read_together([part.x for part in parts], text)
+        three = read([part.x for part in parts], text)
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, one, three))
-
-
-def test_nothing_to_read() -> None:
-    assert read_together([], "") == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Receivers and twins: what compiled graphs know of monitors, by numbers and names.
+
+Nothing in a graph belongs to a single monitor. If everything that the compiler guards is equal, blocks of one class that are each
+compiled by themselves share a graph. So the receiver of an observation is an input of the graph: a tensor that holds the receiver's
+number. The compiler sees of a monitor only a twin, which all monitors made alike share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from recorders._torch import NoInference, has_dispatch_modes, no_modes
+
+__all__ = ["find_receiver", "find_twin", "new_receiver", "new_twin_key"]
+
+_numbers = itertools.count()
+_receivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_twins: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def new_receiver(receiver: Any) -> Tensor:
+    """Returns a tensor with a new number, by which graphs identify `receiver`. `receiver` is held weakly.
+
+    When a graph runs, the operators call one of these methods of the receiver for each observation:
+
+    - `receive(layout, packs, stream, told)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
+    - `receive_together(numbers, packs, together)`, of the class: the same for several receivers, by their numbers;
+    - `record_together(numbers, tensors, together)`, of the class: the graph lifted nothing; the tensors are to be read;
+    - `receive_leaves(leaves, stream, told)`: the graph could not lift the observation; `leaves` are its tensors by path;
+    - `receive_call(operands, stream, told)`: callables need the operands; `operands()` returns them;
+    - `receive_failure()`: the operands could not be read while the graph was traced;
+    - `keep_given()`: a forward begins whose gradient needs what is given now; returns a number by which that is found, or None.
+
+    `told` says which parts of tensors these are, if ranks share them: by path, or of the operands together; see `Told`.
+    """
+    number = next(_numbers)
+    _receivers[number] = receiver
+    if not has_dispatch_modes() and not torch.is_inference_mode_enabled():
+        return _numbered(number)
+    with NoInference(False), no_modes():
+        return _numbered(number)
+
+
+def _numbered(number: int) -> Tensor:
+    """A tensor that holds a number, and has it as an attribute, too: those of many are read in a fraction of the time."""
+    tensor = torch.tensor(number, device="cpu")
+    tensor.number = number  # type: ignore[attr-defined]
+    return tensor
+
+
+def new_twin_key(twin: Any) -> str:
+    """Returns a new key by which graphs identify `twin`: a string, because a graph may turn a number into a variable."""
+    key = str(next(_numbers))
+    _twins[key] = twin
+    return key
+
+
+def find_receiver(receiver: Tensor | int) -> Any:
+    """Returns the receiver of this number, or None if it was freed: a graph may outlive the monitor."""
+    return _receivers.get(int(receiver))
+
+
+def find_twin(key: str) -> Any:
+    """Returns the twin of this key, or None if it was freed."""
+    return _twins.get(key)

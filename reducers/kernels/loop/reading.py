@@ -1,0 +1,233 @@
+"""Several tensors of a graph read by one call: results of one dtype and shape lie next to each other, to be joined together.
+
+What is read is told by a text, because it is an argument of an operator: the same graph may run in another process.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from reducers.kernels.loop.building import ELEMENTS, build_reading
+from reducers.kernels.loop.layout import MOST_AXES, Task
+from reducers.kernels.loop.plain import plain_table
+from reducers.kernels.loop.sweeping import are_numbers, column_dtype, is_built, prepared, task_for
+from reducers.kernels.loop.threads import pace
+
+__all__ = ["Pack", "Reader", "Reading", "as_text", "kinds_of", "reader_of", "reading_library"]
+
+SEVERAL_THREADS = 1 << 15  # elements of a tensor that several threads read together
+MOST_LAYOUTS = 16  # shapes and strides that a reader remembers, as in the source
+
+
+class Pack(NamedTuple):
+    """A tensor for results: how many there are, of which shape and dtype."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Reading(NamedTuple):
+    """What is read of a tensor.
+
+    Attributes:
+        axes: those that are reduced.
+        names: the columns, as for `looped`.
+        threshold: the magnitude above which an element is active.
+        places: for each column the pack that its result is in, and the place there.
+    """
+
+    axes: tuple[int, ...]
+    names: tuple[str, ...]
+    threshold: float
+    places: tuple[tuple[int, int], ...]
+
+
+def kinds_of(x: Tensor, axes: Sequence[int], columns: Mapping[str, str]) -> dict[str, Pack] | None:
+    """Return the shape and the dtype of each result, by key; None if the loop does not compute them of `x`.
+
+    Sizes of reduced axes may be symbols of a graph; those of kept axes may not, because memory for the results is made once.
+
+    Args:
+        columns: the keys of the state, and which statistic each of them is, as for `looped`.
+    """
+    names = tuple(columns.values())
+    kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    if x.device.type != "cpu" or x.dtype not in ELEMENTS or x.ndim > MOST_AXES or not are_numbers(kept):
+        return None
+    if x.numel() == 0 or not is_built(names, x.dtype) or reading_library() is None:
+        return None
+    return {key: Pack(1, kept, column_dtype(name, x.dtype)) for key, name in columns.items()}
+
+
+def as_text(readings: Sequence[Reading], packs: Sequence[Pack]) -> str:
+    """Return the text of what a reader reads, into which packs."""
+    told = [(reading.axes, reading.names, reading.threshold.hex(), reading.places) for reading in readings]
+    return repr((told, [(pack.number, pack.shape, str(pack.dtype).removeprefix("torch.")) for pack in packs]))
+
+
+@cache
+def reading_library() -> Any:
+    """Return the library of the functions in `reading.cpp`; None if there is no compiler for it."""
+    library = build_reading()
+    if library is not None:
+        library.reducers_set_pace(ctypes.byref(pace))
+    return library
+
+
+@lru_cache(maxsize=1024)
+def reader_of(text: str) -> Reader:
+    """Return the reader of a text of `as_text`."""
+    told, packs = ast.literal_eval(text)
+    readings = [Reading(axes, names, float.fromhex(limit), places) for axes, names, limit, places in told]
+    return Reader(readings, [Pack(number, shape, getattr(torch, dtype)) for number, shape, dtype in packs])
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (("axes", ctypes.c_int64), ("sizes", ctypes.c_int64 * MOST_AXES), ("strides", ctypes.c_int64 * MOST_AXES))
+
+
+class _Family(ctypes.Structure):
+    _fields_ = (
+        ("loop", ctypes.c_void_p),
+        ("number", ctypes.c_int64),
+        ("big", ctypes.c_int64),
+        ("tasks", ctypes.c_void_p),
+        ("sources", ctypes.c_void_p),
+    )
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = (("shapes", ctypes.c_void_p), ("families", ctypes.c_int64), ("family", ctypes.c_void_p))
+
+
+class _Reader(ctypes.Structure):
+    _fields_ = (
+        ("tensors", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("row", ctypes.c_void_p),
+        ("layouts", ctypes.c_int64),
+        ("layout", ctypes.c_void_p * MOST_LAYOUTS),
+    )
+
+
+class Reader:
+    """Reads tensors, of any sizes and strides, into a row: the bytes of all packs.
+
+    Attributes:
+        size: the bytes of a row.
+        struct: what the operator in C++ knows of it; see the struct of the same name in the source.
+        exact: whether the loops have read all tensors so far as they were given.
+    """
+
+    def __init__(self, readings: Sequence[Reading], packs: Sequence[Pack]) -> None:
+        self._readings, self._packs = readings, packs
+        # The loop writes no narrower floats.
+        self._dtypes = [torch.float32 if pack.dtype in ELEMENTS else pack.dtype for pack in packs]
+        self._places, self.size = [], 0
+        for pack, dtype in zip(packs, self._dtypes, strict=True):
+            self._places.append(self.size)
+            self.size += -(-pack.number * math.prod(pack.shape) * dtype.itemsize // 8) * 8
+        with torch.inference_mode(False):  # otherwise they could be written in inference mode only
+            self._row = torch.zeros(self.size, dtype=torch.uint8, device="cpu")
+        self._views = [view[0] for view in self._wide(self._row.unsqueeze(0))]
+        self.struct = _Reader(tensors=len(readings), bytes=self.size, row=self._row.data_ptr())
+        self.exact = True
+        self._layouts: dict[Any, int] = {}  # by shapes and strides, the number by which the source knows tensors like these
+        self._memory: dict[int, Any] = {}  # of these, which the source points to
+        self._lock = threading.RLock()
+
+    def packs(self, rows: Tensor) -> list[Tensor]:
+        """Return the packs of rows, uint8 [rows, bytes], each [rows, number, *shape]: views, unless the dtype is a narrow float."""
+        wide = self._wide(rows)
+        return [view.to(pack.dtype) for view, pack in zip(wide, self._packs, strict=True)]
+
+    def _wide(self, rows: Tensor) -> list[Tensor]:
+        found = []
+        for pack, dtype, start in zip(self._packs, self._dtypes, self._places, strict=True):
+            shape = (pack.number, *pack.shape)
+            numbers = rows[:, start : start + math.prod(shape) * dtype.itemsize].view(dtype)
+            found.append(numbers.view(len(rows), *shape))
+        return found
+
+    def read(self, xs: Sequence[Tensor]) -> Tensor:
+        """Return a row of the results; also if there is no compiler, or no memory for the loops.
+
+        Args:
+            xs: tensors on the CPU with memory of their own.
+        """
+        found = torch.empty(self.size, dtype=torch.uint8, device="cpu")
+        with self._lock:
+            tensors = [x.resolve_neg() for x in xs]
+            layout = self._layout(tensors)
+            if layout is None:  # the loops take no tensor without neighbours in memory
+                tensors = [x.contiguous() for x in tensors]
+                layout = self._layout(tensors)
+            self.exact = self.exact and layout is not None and all(map(_same_memory, tensors, xs))
+            library = reading_library()
+            if layout is not None and library is not None:
+                addresses = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+                if not library.reducers_read(ctypes.byref(self.struct), layout, addresses, found.data_ptr()):
+                    return found
+            for x, reading in zip(tensors, self._readings, strict=True):
+                table = plain_table(x, reading.axes, reading.names, reading.threshold, None)
+                for row, (pack, place) in zip(table, reading.places, strict=True):
+                    self._views[pack][place].copy_(row)
+            return found.copy_(self._row)
+
+    def _layout(self, xs: Sequence[Tensor]) -> int | None:
+        """Return the number by which the source knows tensors of these shapes and strides; None if the loops do not take them."""
+        key = tuple((x.shape, x.stride()) for x in xs)
+        found = self._layouts.get(key)
+        if found is None:
+            made = self._made_layout(xs)
+            library = reading_library()
+            if made is None or library is None:
+                return None
+            if len(self._layouts) == MOST_LAYOUTS:  # they are numbered anew
+                self._layouts = {}
+            found = len(self._layouts)
+            library.reducers_set_layout(ctypes.byref(self.struct), found, ctypes.byref(made[0]))
+            self._layouts[key], self._memory[found] = found, made
+        return found
+
+    def _made_layout(self, xs: Sequence[Tensor]) -> tuple[_Layout, Any] | None:
+        families: dict[int, tuple[Any, list[tuple[bool, int, Task]]]] = {}
+        for index, (x, reading) in enumerate(zip(xs, self._readings, strict=True)):
+            call = prepared(x, reading.axes, reading.names, None, least=1)
+            if call is None:
+                return None
+            addresses = [self._views[pack][place].data_ptr() for pack, place in reading.places]
+            task = task_for(call, x.dtype, reading.threshold, addresses)
+            _, tasks = families.setdefault(id(call.function), (call.function, []))
+            tasks.append((x.numel() < SEVERAL_THREADS, index, task))
+        kept: list[Any] = []
+        told = (_Family * len(families))()
+        for family, (function, found) in zip(told, families.values(), strict=True):
+            found.sort(key=lambda one: one[:2])
+            own = (Task * len(found))(*(task for *_, task in found))
+            sources = (ctypes.c_int64 * len(found))(*(index for _, index, _ in found))
+            family.loop, family.tasks = ctypes.cast(function, ctypes.c_void_p), ctypes.addressof(own)
+            family.number, family.big = len(found), sum(not small for small, *_ in found)
+            family.sources = ctypes.addressof(sources)
+            kept += [own, sources, function]
+        shapes = (_Shape * len(xs))(*map(_shape, xs))
+        return _Layout(ctypes.addressof(shapes), len(families), ctypes.addressof(told)), [shapes, told, kept]
+
+
+def _shape(x: Tensor) -> _Shape:
+    sizes, strides = (ctypes.c_int64 * MOST_AXES)(*x.shape), (ctypes.c_int64 * MOST_AXES)(*x.stride())
+    return _Shape(x.ndim, sizes, strides)
+
+
+def _same_memory(x: Tensor, other: Tensor) -> bool:
+    return x.data_ptr() == other.data_ptr() and not other.is_neg()

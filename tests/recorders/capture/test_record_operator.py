@@ -1,0 +1,284 @@
+"""The operator that reads leaves of compiled graphs: in C++ while all monitors go on recording, in Python when one changes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from recorders import BackwardMonitor, ForwardMonitor, MonitorError, Recorder
+from recorders.capture.graph_buffers import MOST, GraphRow
+from recorders.monitors.graphs import GraphReceiver
+from reducers import Mean, Moments, Summary
+from reducers.kernels.loop import building
+from reducers.kernels.loop.tables import Table
+
+pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+
+X = torch.linspace(-1, 2, 8 * 16).view(8, 16)
+
+
+@pytest.fixture(autouse=True)
+def _new_graphs() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of monitors of each call that Python saw."""
+    found: list[int] = []
+    record = GraphReceiver.record_together
+
+    def note(numbers: Any, *args: Any) -> None:
+        found.append(len(numbers))
+        record(numbers, *args)
+
+    monkeypatch.setattr(GraphReceiver, "record_together", staticmethod(note))
+    return found
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 8), nn.Tanh())
+
+
+def recorded(layers: nn.Module, **options: Any) -> Recorder:
+    monitors = {"out": ForwardMonitor(Summary("b c -> c"), **options), "grad": BackwardMonitor(Moments(), **options)}
+    return Recorder(**monitors).modules(layers, leaves=True)
+
+
+def pair(**options: Any) -> tuple[Recorder, nn.Module, Recorder, Any]:
+    """A net recorded in eager mode, and a copy of it recorded in a graph."""
+    eager = net()
+    traced = copy.deepcopy(eager)
+    first, second = recorded(eager, **options), recorded(traced, **options)
+    return first, eager, second, torch.compile(traced, backend="aot_eager", fullgraph=True)
+
+
+def train(step: Any, steps: int = 1) -> None:
+    for number in range(steps):
+        step(X * (number + 1)).square().sum().backward()
+
+
+def assert_same(first: Recorder, second: Recorder) -> None:
+    for name, monitor in first.items():
+        assert monitor.samples == second[name].samples, name
+        for key, value in monitor.state.items():
+            torch.testing.assert_close(second[name].state[key], value, rtol=1e-6, atol=1e-6)
+
+
+def rows_of(monitor: Any) -> Table:
+    (row,) = monitor.buffer.stored.pending.values()
+    assert isinstance(row, GraphRow)
+    assert isinstance(row.buffer.rows, Table)
+    return row.buffer.rows
+
+
+def test_python_sees_the_first_call_and_those_that_fill_a_buffer(seen: list[int]) -> None:
+    first, eager, second, traced = pair()
+    steps = MOST + 5
+    capacity = None
+    for _ in range(steps):
+        train(eager)
+        train(traced)
+        capacity = capacity or rows_of(second["out/0"]).capacity
+    assert_same(first, second)
+    assert capacity is not None
+    full = {"out": capacity, "grad": rows_of(second["grad/0"]).capacity}
+    assert len(seen) == sum(1 + 2 * (steps // size) - (steps % size == 0) for size in full.values())
+    assert {row.calls for row in second.report().rows} == {steps}
+
+
+CHANGES: dict[str, Callable[[Recorder], Any]] = {
+    "read": lambda recorder: [monitor.peek() for monitor in recorder.values()],
+    "reset one": lambda recorder: recorder["out/0"].reset(),
+    "reset all": lambda recorder: recorder.reset(),
+    "off and on": lambda recorder: (recorder["out/1"].deregister(), recorder["out/1"].register()),
+    "shapes kept": lambda recorder: recorder["out/2"].clear(keepshape=True),
+    "merged": lambda recorder: recorder["out/0"].merge(recorder["out/0"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_monitor_that_changes_is_looked_at_and_others_are_not(change: str, seen: list[int]) -> None:
+    first, eager, second, traced = pair()
+    other, _, third, again = pair()
+    for recorder, step in ((first, eager), (second, traced), (third, again)):
+        train(step, 3)
+        if recorder is second:
+            seen.clear()
+        if recorder is not third:
+            CHANGES[change](recorder)
+        else:
+            assert not other["out/0"].samples
+        train(step, 3)
+    assert_same(first, second)
+    # Of the third net the first call of its outputs, and of its gradients; of the second what changed.
+    assert len(seen) - 2 == (0 if change == "read" else 2 if change == "reset all" else 3 if change == "shapes kept" else 1)
+
+
+def test_a_monitor_that_is_off_records_nothing_and_the_others_go_on() -> None:
+    first, eager, second, traced = pair()
+    for recorder, step in ((first, eager), (second, traced)):
+        train(step, 2)
+        recorder["out/1"].deregister()
+        train(step, 3)
+        recorder["out/1"].register()
+        train(step, 2)
+    assert_same(first, second)
+    assert second["out/1"].samples == 4
+
+
+def test_layers_of_unlike_shapes_and_a_shape_that_changes() -> None:
+    eager = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 9), nn.ReLU())
+    traced = copy.deepcopy(eager)
+    first, second = (Recorder(ForwardMonitor(Summary("... d -> d"))).modules(each, leaves=True) for each in (eager, traced))
+    compiled = torch.compile(traced, backend="aot_eager")
+    for batch in (8, 8, 5, 3, 8):
+        eager(X[:batch])
+        compiled(X[:batch])
+    assert_same(first, second)
+
+
+def test_buffers_that_are_full_are_freed_at_once() -> None:
+    """Not when Python looks for circles, which may be thousands of steps later."""
+    _, _, recorder, traced = pair()
+    gc.disable()
+    try:
+        with torch.no_grad():
+            traced(X)
+            first = weakref.ref(rows_of(recorder["out/0"]))
+            for _ in range(rows_of(recorder["out/0"]).capacity):
+                traced(X)
+    finally:
+        gc.enable()
+    assert first() is None
+
+
+def test_a_table_is_freed_with_its_monitors() -> None:
+    layers = net()
+    recorder = recorded(layers)
+    traced = torch.compile(layers, backend="aot_eager", fullgraph=True)
+    train(traced, 3)
+    rows = weakref.ref(rows_of(recorder["out/0"]))
+    del recorder, layers, traced
+    torch._dynamo.reset()
+    gc.collect()
+    assert rows() is None
+
+
+def test_several_threads_lose_nothing() -> None:
+    layers = net().eval()
+    recorder = Recorder(out=ForwardMonitor(Summary())).modules(layers, leaves=True)
+    traced = torch.compile(layers, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        traced(X)
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(300):
+                traced(X)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        _ = [monitor.peek() for monitor in recorder.values()]
+    for thread in threads:
+        thread.join()
+    for monitor in recorder.values():
+        assert monitor.samples == 1 + 4 * 300
+        assert monitor.peek()["count"] % (1 + 4 * 300) == 0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_runs_again_is_recorded_once(reentrant: bool) -> None:
+    first, eager, second, traced = pair()
+    for step in (eager, traced):
+        train(step, 2)  # outside of a checkpoint, so that the tables are ready
+        for _ in range(3):
+            x = X.clone().requires_grad_()
+            checkpoint(step, x, use_reentrant=reentrant).square().sum().backward()
+    for name, monitor in first.items():
+        assert monitor.samples == second[name].samples == 5, name
+
+
+def test_an_error_that_is_asked_for_reaches_the_user() -> None:
+    layers = net()
+    recorder = Recorder(out=ForwardMonitor(Mean("b c d -> c"), on_error="raise")).modules(layers, leaves=True)
+    with pytest.raises(MonitorError, match="b c d"):
+        torch.compile(layers, backend="aot_eager", fullgraph=True)(X)
+    assert recorder["out/0"].samples == 0
+
+
+class Interruption(BaseException):
+    """What a signal handler of the user raises."""
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["in C++", "in Python"])
+def test_what_a_signal_handler_raises_reaches_the_user_as_it_is(changed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, recorder, traced = pair()
+    raised = Interruption("now", 7)
+
+    def handle(*_: Any) -> None:
+        raise raised
+
+    with torch.no_grad():
+        for _ in range(3):
+            traced(X)
+        read = Table.add
+
+        def interrupted(self: Table, row: Tensor) -> bool:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return read(self, row)
+
+        monkeypatch.setattr(Table, "add", interrupted)
+        if changed:
+            recorder["out/0"].gate.turn(on=True)
+        with handling(handle):
+            if changed:
+                with pytest.raises(Interruption) as caught:
+                    traced(X)
+                assert caught.value is raised
+            else:
+                traced(X)  # Python adds nothing
+        monkeypatch.undo()
+        traced(X)
+    assert {recorder[f"out/{index}"].samples for index in range(4)} <= {4, 5}
+    assert len({recorder[f"out/{index}"].samples for index in range(4)}) == 1
+
+
+def test_seconds_of_calls_that_no_python_sees_are_part_of_the_overhead(seen: list[int]) -> None:
+    layers = net()
+    recorder = recorded(layers)
+    traced = torch.compile(layers, backend="aot_eager", fullgraph=True)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.0)
+    recorder.attach(optimizer)
+    cost = recorder.overhead()
+    for _ in range(100):
+        train(traced)
+        optimizer.step()
+    cost = recorder.overhead()
+    assert len(seen) == 2
+    assert all(cost.by_name[name] > 0 for name in recorder)
