@@ -30,7 +30,7 @@ from recorders.capture.operators import can_record
 from recorders.capture.packs import packed
 from recorders.capture.receivers import find_twin
 from reducers import Reducer, State
-from reducers.combinators.in_graphs import GraphObservation, graph_observations, is_faster_outside
+from reducers.combinators.in_graphs import GraphObservation, copied_observation, graph_observations, is_faster_outside
 
 __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
 
@@ -91,15 +91,14 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
         if plain and emit_accumulations(handle, twin, reducer, leaves, told):
             return
         lifts = read = None
-        if reducer is not None and reducer.liftable:
-            # All monitors of a twin are due in the same steps, if nothing else is asked of them.
-            alike = twin.gate.only_steps_and_mode and not _among_ranks()
-            # The operator in C++ can pass on no error.
-            can_read = alike and twin.on_error != "raise" and can_record()
+        # All monitors of a twin are due in the same steps, if nothing else is asked of them.
+        alike = twin.gate.only_steps_and_mode and not _among_ranks()
+        if reducer is not None and alike and twin.on_error != "raise" and can_record():  # the operator in C++ passes on no error
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):  # reported when the leaves are lifted
-                read = _read(reducer, leaves) if can_read else None
+                read = _read(reducer, leaves)
             if read and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, {}, read)):
                 return
+        if reducer is not None and reducer.liftable:
             # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):
                 lifts = None if is_faster_outside(leaves.values()) else _lifts(reducer, leaves)
@@ -139,14 +138,12 @@ torch.compiler.allow_in_graph(emit_keep)  # type: ignore[no-untyped-call]
 
 
 def _read(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, list[GraphObservation]] | None:
-    """Returns what the loop reads of the leaves, as they are now; None if it does not take all of them."""
-    found = {}
-    for path, tensor in leaves.items():
-        parts = graph_observations(reducer, tensor)
-        if parts is None:
-            return None
-        found[path] = parts
-    return found
+    """Returns what is read of the leaves, as they are now; None if one of them cannot be read."""
+    for read in (graph_observations, copied_observation):
+        found = {path: parts for path, tensor in leaves.items() if (parts := read(reducer, tensor)) is not None}
+        if found and len(found) == len(leaves):
+            return found
+    return None
 
 
 def _lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, State]:

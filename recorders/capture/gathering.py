@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -65,6 +65,7 @@ class Together:
         layouts: how the states of its leaves are packed.
         spans: which part of which packs is its own.
         readings: what is read into these packs; see `reader_of`. "" if the graph lifted them.
+        copies: whether the packs hold the tensors as they are, not lifts of them.
         key: what the text of all of it begins with.
     """
 
@@ -72,19 +73,20 @@ class Together:
     layouts: tuple[str, ...]
     spans: tuple[str, ...]
     readings: str
+    copies: bool
     key: str
 
 
 @lru_cache(maxsize=1024)
 def from_text(text: str) -> Together:
     """What `as_text` was given."""
-    streams, layouts, spans, readings = ast.literal_eval(text[KEY:])
-    return Together(streams, layouts, spans, readings, text[:KEY])
+    streams, layouts, spans, readings, copies = ast.literal_eval(text[KEY:])
+    return Together(streams, layouts, spans, readings, copies, text[:KEY])
 
 
-def as_text(streams: Iterable[str], layouts: Iterable[str], spans: Iterable[str], readings: str) -> str:
+def as_text(lifts: Sequence[Lift], layouts: Sequence[str], spans: Sequence[str], readings: str = "", copies: bool = False) -> str:
     """The text of a `Together`: an argument of an operator, because the same graph may run in another process."""
-    text = repr((tuple(streams), tuple(layouts), tuple(spans), readings))
+    text = repr((tuple(lift.stream for lift in lifts), tuple(layouts), tuple(spans), readings, copies))
     return hashlib.sha256(text.encode()).hexdigest()[:KEY] + text
 
 
@@ -180,18 +182,24 @@ def _emit(lifts: Sequence[Lift]) -> None:
         torch.ops.torch_recorders.receive(receiver, stream, layout, [torch.stack(pack) for pack in packs], "")
     elif lifted:
         layouts, spans, packs = packed_together(lift.states for lift in lifted)
-        text = as_text((lift.stream for lift in lifted), layouts, spans, "")
+        text = as_text(lifted, layouts, spans)
         stacked = [torch.stack(pack) for pack in packs]
         torch.ops.torch_recorders.receive_together([lift.receiver for lift in lifted], stacked, text)
-    if read:
-        layouts, spans, packs = packed_together(map(_kinds, read))
-        text = as_text((lift.stream for lift in read), layouts, spans, _readings(read, packs))
-        torch.ops.torch_recorders.record([lift.receiver for lift in read], _tensors(read), text)
+    for copies in (False, True):
+        some = [lift for lift in read if _is_copied(lift) == copies]
+        if some:
+            layouts, spans, packs = packed_together(map(_kinds, some))
+            text = as_text(some, layouts, spans, _readings(some, packs), copies)
+            torch.ops.torch_recorders.record([lift.receiver for lift in some], _tensors(some), text)
 
 
 def _kinds(lift: Lift) -> dict[str, dict[str, Pack]]:
     """Returns the shape and the dtype of each tensor of the states that will be read, by path and key."""
     return {path: {key: kind for one in parts for key, kind in one.kinds.items()} for path, parts in lift.read.items()}
+
+
+def _is_copied(lift: Lift) -> bool:
+    return not any(one.columns for one in _parts([lift]))
 
 
 def _as_it_is(lift: Lift) -> Lift:
@@ -211,7 +219,7 @@ def _readings(lifts: Sequence[Lift], packs: Sequence[Sequence[Pack]]) -> str:
     """Returns the text of what is read into the packs."""
     places = {id(kind): (index, place) for index, pack in enumerate(packs) for place, kind in enumerate(pack)}
     readings = [
-        Reading(one.axes, tuple(one.columns.values()), one.threshold, tuple(places[id(one.kinds[key])] for key in one.columns))
+        Reading(one.axes, tuple(one.columns.values()), one.threshold, tuple(places[id(kind)] for kind in one.kinds.values()))
         for one in _parts(lifts)
     ]
     return text_of_readings(readings, [Pack(len(pack), *pack[0][1:]) for pack in packs])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from recorders.capture.buffers import ENOUGH, TOGETHER
 from recorders.capture.gathering import Together
-from recorders.capture.packs import columns, unpacked
+from recorders.capture.packs import leaf_paths, leaves_of, unpacked
 from reducers import Reducer, State
 
 __all__ = ["GraphBuffer", "GraphRow", "LiftRows", "Rows", "capacity_for", "parts"]
@@ -125,17 +126,21 @@ class GraphBuffer:
 
     Attributes:
         layouts: how the observations of each monitor are packed.
-        keys: by which each monitor finds its `GraphRow`.
         spans: which part of the packs they are.
+        copies: whether they are the tensors themselves, not lifts of them.
+        paths: of the leaves of each monitor.
+        keys: by which each monitor finds its `GraphRow`.
         rows: the observations.
     """
 
     def __init__(self, together: Together, rows: Rows) -> None:
-        self._together, self.rows = together, rows
-        self.layouts, self.spans = together.layouts, together.spans
-        self.keys = [(layout,) for layout in self.layouts]
+        self.rows = rows
+        self.layouts, self.spans, self.copies = together.layouts, together.spans, together.copies
+        self.paths = [leaf_paths(layout) for layout in self.layouts]
+        self.keys = self.paths if self.copies else [(layout,) for layout in self.layouts]
         self._lock = threading.RLock()
         self._next: GraphBuffer | None = None
+        self._packs: tuple[int, int, list[Tensor]] = (0, 0, [])
         self._joined: tuple[int, int, list[tuple[Reducer, str, dict[str, State]]]] = (0, 0, [])
         self._alike: dict[str, list[int]] = defaultdict(list)  # the monitors whose lifts have the same keys, dtypes and shapes
         self._kind = [self._describe(index) for index in range(len(self.layouts))]
@@ -157,12 +162,21 @@ class GraphBuffer:
             if not self.is_full:
                 return self
             if self._next is None:
-                self._next = GraphBuffer(self._together, self.rows.another())
+                self._next = copy.copy(self)
+                self._next.rows, self._next._next, self._next._lock = self.rows.another(), None, threading.RLock()
+                self._next._joined, self._next._packs = (0, 0, []), (0, 0, [])
             return self._next
 
     def lifts(self, index: int, start: int, stop: int) -> list[Tensor]:
         """Returns the packs of one monitor, of the observations from `start` to `stop`."""
-        return parts(self.spans[index], self.rows.packs(start, stop), dim=1)
+        return parts(self.spans[index], self._packs_of(start, stop), dim=1)
+
+    def _packs_of(self, start: int, stop: int) -> list[Tensor]:
+        """Returns those of all monitors, which ask for the same ones after each other."""
+        known = self._packs
+        if known[:2] != (start, stop) or not known[2]:
+            known = self._packs = start, stop, self.rows.packs(start, stop)
+        return known[2]
 
     def joined(self, index: int, reducer: Reducer, start: int, stop: int) -> dict[str, State]:
         """Returns the joined lifts of one monitor; those of all monitors whose lifts are alike are joined at once, and kept."""
@@ -178,7 +192,7 @@ class GraphBuffer:
         return {path: {key: value[place].clone() for key, value in state.items()} for path, state in states.items()}
 
     def _join(self, alike: Sequence[int], reducer: Reducer, start: int, stop: int) -> dict[str, State]:
-        packs = self.rows.packs(start, stop)
+        packs = self._packs_of(start, stop)
         lifts = [unpacked(self.layouts[index], parts(self.spans[index], packs, dim=1), dim=1) for index in alike]
         return {
             path: reducer.merge_stacked({}, {key: torch.stack([one[path][key] for one in lifts], 1) for key in state})
@@ -189,13 +203,17 @@ class GraphBuffer:
 class GraphRow:
     """A `Pending`: what one monitor has in a `GraphBuffer`."""
 
-    __slots__ = ("buffer", "index", "key", "layout", "paths")
+    __slots__ = ("buffer", "index", "key", "paths")
     exact = False
 
     def __init__(self, buffer: GraphBuffer, index: int) -> None:
-        self.buffer, self.index, self.layout = buffer, index, buffer.layouts[index]
-        self.key = (self.layout,)
-        self.paths = tuple(dict.fromkeys(path for path, *_ in columns(self.layout)))
+        self.buffer, self.index = buffer, index
+        self.key, self.paths = buffer.keys[index], buffer.paths[index]
+
+    @property
+    def layout(self) -> str | None:
+        """How the lifts are packed; None if these are observations."""
+        return None if self.buffer.copies else self.buffer.layouts[self.index]
 
     @property
     def count(self) -> int:
@@ -222,16 +240,27 @@ class GraphRow:
 
     def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         """Returns new states of the leaves: `states` with the observations from `start` to `stop`."""
+        if self.buffer.copies:
+            observations = self._leaves(start, stop)
+            return {path: reducer.update_all(states.get(path, {}), xs) for path, xs in zip(self.paths, observations, strict=True)}
         if getattr(reducer, "stackable_join", False):
             joined = self.buffer.joined(self.index, reducer, start, stop)
             return {path: reducer.merge(states.get(path, {}), state) for path, state in joined.items()}
-        lifts = unpacked(self.layout, self.buffer.lifts(self.index, start, stop), dim=1)
+        lifts = unpacked(self.buffer.layouts[self.index], self.buffer.lifts(self.index, start, stop), dim=1)
         return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifts.items()}
 
     def observation(self, position: int) -> Any:
         """Returns one observation, for messages."""
-        return [pack[0] for pack in self.buffer.lifts(self.index, position, position + 1)]
+        return [tensor[0] for tensor in self._tensors(position, position + 1)]
 
     def rows(self, start: int) -> tuple[Tensor, ...]:
-        """Copies of the observations from `start` on, one tensor for each pack of the monitor."""
-        return tuple(pack.clone() for pack in self.buffer.lifts(self.index, start, self.count))
+        """Copies of the observations from `start` on, one tensor for each leaf, or pack of lifts."""
+        return tuple(tensor.clone() for tensor in self._tensors(start, self.count))
+
+    def _tensors(self, start: int, stop: int) -> list[Tensor]:
+        return self._leaves(start, stop) if self.buffer.copies else self.buffer.lifts(self.index, start, stop)
+
+    def _leaves(self, start: int, stop: int) -> list[Tensor]:
+        """Returns the observations themselves, one tensor for each leaf."""
+        found = leaves_of(self.buffer.layouts[self.index], self.buffer.lifts(self.index, start, stop), dim=1)
+        return [found[path] for path in self.paths]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reducers import State
 
-__all__ = ["columns", "packed", "packed_together", "unpacked"]
+__all__ = ["leaf_paths", "leaves_of", "packed", "packed_together", "unpacked"]
 
 NEXT = "\x1f"  # separates the fields of a layout
 
@@ -64,6 +64,16 @@ def columns(layout: str) -> tuple[tuple[str, str, int, int], ...]:
     return tuple(
         (path, key, int(pack), int(index)) for path, key, pack, index in zip(*(parts[i::4] for i in range(4)), strict=False)
     )
+
+
+def leaf_paths(layout: str) -> tuple[str, ...]:
+    """Returns the paths of the leaves."""
+    return tuple(dict.fromkeys(path for path, *_ in columns(layout)))
+
+
+def leaves_of(layout: str, packs: Sequence[Tensor], dim: int = 0) -> dict[str, Tensor]:
+    """Returns the leaves that packs hold as they are, by path; with `dim=1`, of several stacked observations."""
+    return {path: packs[pack].select(dim, index) for path, _, pack, index in columns(layout)}
 
 
 def unpacked(layout: str, packs: Sequence[Tensor], dim: int = 0) -> dict[str, State]:

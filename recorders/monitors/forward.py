@@ -46,7 +46,9 @@ class ForwardMonitor(Monitor):
 
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._after_quickly if self._quick else self._after, "_trace_after")
-        return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=True)]
+        # A graph guards that a hook gets keyword arguments, in each call; if nobody needs the inputs, these may lack them.
+        needs_inputs = not self.bare or type(self)._default is not Monitor._default
+        return [module.register_forward_hook(hook, prepend=self.prepend, with_kwargs=needs_inputs)]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         kwargs, output = split(rest)

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from recorders.capture.context import as_monitor
 from recorders.capture.gathering import Together
-from recorders.capture.graph_buffers import GraphBuffer, LiftRows, Rows, capacity_for
+from recorders.capture.graph_buffers import GraphBuffer, LiftRows, Rows, capacity_for, parts
 from recorders.capture.layouts import in_use
 from recorders.capture.operands import recomputing
+from recorders.capture.packs import leaf_paths, leaves_of
 from recorders.monitors.record import report_failures
 from reducers.kernels.loop.reading import reader_of
 from reducers.kernels.loop.tables import Table
 
-__all__ = ["Lifted", "Read", "add_at_once", "add_together"]
+__all__ = ["Handed", "Lifted", "Read", "add_at_once", "add_together", "flush_filled", "let_wait"]
 
 _buffers: WeakValueDictionary[Any, GraphBuffer] = WeakValueDictionary()
 """The buffer of the monitors of a graph, by the numbers of their receivers, as long as one of them has it."""
@@ -38,8 +39,8 @@ class Handed(Protocol):
     together: Together
     observation: Any
 
-    def packs(self) -> list[Tensor]:
-        """The packs of all monitors, without an axis for rows."""
+    def hand_to(self, receiver: Any, index: int) -> None:
+        """Hands the part of one monitor over to its receiver."""
 
     def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
         """Rows for observations like this one, of receivers with these numbers.
@@ -55,8 +56,9 @@ class Lifted:
     def __init__(self, together: Together, packs: Sequence[Tensor]) -> None:
         self.together, self.observation = together, list(packs)
 
-    def packs(self) -> list[Tensor]:
-        return self.observation
+    def hand_to(self, receiver: Any, index: int) -> None:
+        told = self.together
+        receiver.receive(told.layouts[index], parts(told.spans[index], self.observation), told.streams[index], {})
 
     def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
         return LiftRows(self.observation, len(numbers))
@@ -69,8 +71,13 @@ class Read:
         self.together, self._reader = together, reader_of(together.readings)
         self.observation = self._reader.read(tensors)
 
-    def packs(self) -> list[Tensor]:
-        return [pack[0] for pack in self._reader.packs(self.observation.unsqueeze(0))]
+    def hand_to(self, receiver: Any, index: int) -> None:
+        told = self.together
+        own = parts(told.spans[index], [pack[0] for pack in self._reader.packs(self.observation.unsqueeze(0))])
+        if told.copies:
+            receiver.receive_leaves(leaves_of(told.layouts[index], own), told.streams[index], {})
+        else:
+            receiver.receive(told.layouts[index], own, told.streams[index], {})
 
     def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
         return Table(self._reader, numbers, self.together.key, capacity_for(self._reader.size, len(numbers)), recomputed)
@@ -85,6 +92,18 @@ def add_at_once(numbers: Sequence[int], together: Together, packs: Sequence[Tens
     if shared is None or not isinstance(shared.rows, LiftRows) or in_use() or recomputing():
         return False
     return shared.rows.add_at_once(packs)
+
+
+def flush_filled(numbers: Sequence[int], monitors: Sequence[Any], together: Together) -> bool:
+    """Lets the monitors reduce what waits if the operator in C++ has just filled their buffer; returns whether it has."""
+    buffer = _buffers.get((together, *numbers))
+    if buffer is None or not isinstance(buffer.rows, Table) or not buffer.rows.take_filled():
+        return False
+    with _lock:
+        _count_calls(buffer, monitors)
+        del buffer  # the next one takes over its memory
+        _flush(numbers, [monitor for monitor in monitors if monitor is not None], together)
+    return True
 
 
 def add_together(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> bool:
@@ -107,9 +126,8 @@ def add_together(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed
         for monitor in monitors:
             monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
             monitor.compiled = True
-            if full:
-                monitor.buffer.flush()
-                report_failures(monitor)
+        if full:
+            _flush(numbers, monitors, handed.together)
     return True
 
 
@@ -123,18 +141,55 @@ def _add(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> boo
     if not all(map(_records, monitors)):
         return None
     if buffer is None or not _all_wait_in(buffer, monitors):
-        rows = handed.new_rows(numbers, monitors[0].records_recomputed)
-        if rows.capacity < 2:
+        buffer = None if handed.together.copies else _new_buffer(numbers, monitors, handed)
+        if buffer is None:
             return None
-        buffer = GraphBuffer(handed.together, rows)
-        for index, monitor in enumerate(monitors):
-            monitor.buffer.wait_in(buffer, index)
     _buffers[key] = buffer
     if not buffer.rows.add(handed.observation):
         return None
     if not buffer.is_full:
         _rely_on(monitors, buffer)
     return buffer.is_full
+
+
+def _flush(numbers: Sequence[int], monitors: Sequence[Any], together: Together) -> None:
+    """Lets the monitors reduce what waits in a full buffer, and makes the next one ready."""
+    for monitor in monitors:
+        monitor.buffer.flush()
+        report_failures(monitor)
+    if len(monitors) < len(numbers):
+        return
+    key, waiting = (together, *numbers), monitors[0].buffer.graph_buffers
+    if len(waiting) == 1 and waiting[0].layouts is together.layouts and _all_wait_in(waiting[0], monitors):
+        _buffers[key] = waiting[0]
+        _rely_on(monitors, waiting[0])
+
+
+def _new_buffer(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> GraphBuffer | None:
+    """Returns a buffer in which observations like this one wait from now on; None if it would hold only one."""
+    rows = handed.new_rows(numbers, monitors[0].records_recomputed)
+    if rows.capacity < 2:
+        return None
+    buffer = GraphBuffer(handed.together, rows)
+    for index, monitor in enumerate(monitors):
+        monitor.buffer.wait_in(buffer, index)
+    return buffer
+
+
+def let_wait(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> None:
+    """Lets the next observations wait, if all monitors could reduce this one by itself: what fails is told at once, not later."""
+    if in_use() or None in monitors or len(set(map(id, monitors))) < len(monitors):
+        return
+    with _lock:
+        if all(map(_reduced, monitors, handed.together.layouts)) and all(map(_records, monitors)):
+            key, buffer = (handed.together, *numbers), as_monitor(_new_buffer, numbers, monitors, handed)
+            if buffer is not None:
+                _buffers[key] = buffer
+
+
+def _reduced(monitor: Any, layout: str) -> bool:
+    """Whether the monitor has reduced an observation of these leaves."""
+    return all(path in monitor.buffer.stored.states for path in leaf_paths(layout))
 
 
 def _rely_on(monitors: Sequence[Any], buffer: GraphBuffer) -> None:
@@ -163,5 +218,5 @@ def _count_calls(buffer: GraphBuffer, monitors: Sequence[Any]) -> None:
     """Counts for each monitor the calls that were not counted yet."""
     calls = buffer.rows.take_calls()
     for index, monitor in enumerate(monitors):
-        if calls and monitor.buffer.waits_in(buffer, index):
+        if calls and monitor is not None and monitor.buffer.waits_in(buffer, index):
             monitor.counts["calls"] = monitor.counts.get("calls", 0) + calls

@@ -13,13 +13,12 @@ from recorders.capture.accumulators import Accumulators, Observed
 from recorders.capture.compiled import emit_call, emit_leaves
 from recorders.capture.gathering import Together
 from recorders.capture.given import keep, number_of
-from recorders.capture.graph_buffers import parts
 from recorders.capture.handles import add_holder, can_accumulate, hand_out, handle_name
 from recorders.capture.layouts import Told, from_text, in_use
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.capture.receivers import find_receiver, find_twin, new_receiver
 from recorders.errors import OperandError
-from recorders.monitors.graph_rows import Handed, Lifted, Read, add_at_once, add_together
+from recorders.monitors.graph_rows import Handed, Lifted, Read, add_at_once, add_together, flush_filled, let_wait
 from recorders.monitors.places import note_places
 from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
 from recorders.schedule.clock import Clock
@@ -186,7 +185,9 @@ class GraphReceiver:
     @staticmethod
     def record_together(numbers: Sequence[int], tensors: Sequence[Tensor], together: Together) -> None:
         """Records an observation of each of several monitors, which is to be read of tensors."""
-        _receive_together(numbers, together, lambda: Read(together, tensors))
+        monitors = [None if (receiver := find_receiver(number)) is None else receiver.monitor for number in numbers]
+        if not flush_filled(numbers, monitors, together):
+            _receive_together(numbers, together, lambda: Read(together, tensors))
 
     @entrance
     def receive_leaves(self, leaves: dict[str, Tensor], stream: str, told: Mapping[str, Told]) -> None:
@@ -237,7 +238,8 @@ def _receive_together(numbers: Sequence[int], together: Together, hand_over: Cal
         for monitor in filter(None, monitors):
             monitor._fail(error, None, ())
         return
-    packs = handed[0].packs()
-    for receiver, stream, layout, span in zip(receivers, together.streams, together.layouts, together.spans, strict=True):
+    for index, receiver in enumerate(receivers):
         if receiver is not None:
-            receiver.receive(layout, parts(span, packs), stream, {})
+            handed[0].hand_to(receiver, index)
+    if together.copies:
+        let_wait(numbers, monitors, handed[0])

@@ -1,4 +1,4 @@
-"""Observations in graphs that the loops in C++ read."""
+"""Observations in graphs that are read in C++: by the loops, or copied and reduced later."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from reducers.core.patterns import arrange
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
 from reducers.kernels.dispatch import BIG_IN_GRAPH
-from reducers.kernels.loop.reading import Pack, kinds_of
+from reducers.kernels.loop.layout import MOST_AXES
+from reducers.kernels.loop.reading import Pack, kinds_of, reading_library
 from reducers.kernels.loop.sweeping import are_numbers
 
-__all__ = ["GraphObservation", "graph_observations", "is_faster_outside"]
+__all__ = ["GraphObservation", "copied_observation", "graph_observations", "is_faster_outside"]
 
 
 class GraphObservation(NamedTuple):
@@ -25,9 +26,9 @@ class GraphObservation(NamedTuple):
     Attributes:
         x: the tensor.
         axes: those that are reduced.
-        columns: the keys of the state, and which statistic each of them is.
+        columns: the keys of the state, and which statistic each of them is; none if the tensor is kept as it is.
         threshold: see `Statistic.threshold`.
-        kinds: the shape and the dtype of what the state will hold, by key.
+        kinds: the shape and the dtype of what the state will hold, by key; by "" those of the tensor that is kept.
     """
 
     x: Tensor
@@ -57,6 +58,14 @@ def graph_observations(reducer: Reducer, x: Tensor) -> list[GraphObservation] | 
             return None
         found.append(GraphObservation(arranged.resolve_neg(), axes, columns, statistic.threshold, kinds))
     return found or None
+
+
+def copied_observation(reducer: Reducer, x: Tensor) -> list[GraphObservation] | None:
+    """Return the observation as it is, in the form of the same, if it is small and `reducer` takes many at once; otherwise None."""
+    small = are_numbers(x.shape) and 0 < x.numel() < BIG_IN_GRAPH and x.ndim <= MOST_AXES
+    if not small or x.device.type != "cpu" or not reducer.batchable or reading_library() is None:
+        return None
+    return [GraphObservation(x.resolve_neg().resolve_conj(), (), {}, 0.0, {"": Pack(1, tuple(x.shape), x.dtype)})]
 
 
 def is_faster_outside(xs: Iterable[Tensor]) -> bool:

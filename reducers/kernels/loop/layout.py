@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from reducers.kernels.axes import Axis, merged
 
-__all__ = ["LEAST_RUN", "MOST_AXES", "RESULTS", "Task", "task_of"]
+__all__ = ["LEAST_RUN", "MOST_AXES", "RESULTS", "Axes", "Task", "axes_of", "task_of"]
 
 RESULTS = ("count", "nan", "inf", "zeros", "mean", "m2", "sum", "squares", "min", "max", "peak", "total", "m3", "m4")
 """What the loop returns, in the order of `enum Result` in the source."""
@@ -16,7 +16,9 @@ MOST_AXES = 8
 LEAST_RUN = 8  # neighbours that are worth a run
 
 
-class _Axes(ctypes.Structure):
+class Axes(ctypes.Structure):
+    """The struct of the same name in the source."""
+
     _fields_ = (
         ("number", ctypes.c_int64),
         ("sizes", ctypes.c_int64 * MOST_AXES),
@@ -35,8 +37,8 @@ class Task(ctypes.Structure):
         ("columns", ctypes.c_int64),
         ("length", ctypes.c_int64),
         ("mask_stride", ctypes.c_int64),
-        ("kept", _Axes),
-        ("reduced", _Axes),
+        ("kept", Axes),
+        ("reduced", Axes),
         ("threshold", ctypes.c_double),
         ("results", ctypes.c_void_p * len(RESULTS)),
         ("kinds", ctypes.c_int64 * len(RESULTS)),
@@ -64,11 +66,11 @@ def task_of(
     if size < least:
         return None
     task = Task(columns=columns, length=size, mask_stride=0 if mask_strides is None else other)
-    task.kept, task.reduced = _axes(kept), _axes(reduced)
+    task.kept, task.reduced = axes_of(kept), axes_of(reduced)
     return task
 
 
-def _axes(axes: Sequence[Axis]) -> _Axes:
+def axes_of(axes: Sequence[Axis]) -> Axes:
     """Return them as the source takes them, innermost first."""
     lists = [(*values, *(0,) * (MOST_AXES - len(axes))) for values in (zip(*reversed(axes), strict=True) if axes else ((), (), ()))]
-    return _Axes(len(axes), *((ctypes.c_int64 * MOST_AXES)(*values) for values in lists))
+    return Axes(len(axes), *((ctypes.c_int64 * MOST_AXES)(*values) for values in lists))

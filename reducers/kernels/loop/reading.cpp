@@ -45,10 +45,18 @@ struct Family {             // tensors that one loop reads
   const int64_t* sources;   // which tensors they are
 };
 
+struct Copy {               // a tensor that is kept as it is, in the order of its axes
+  int64_t source, place;    // which tensor it is, and where in the row it begins
+  int64_t bytes;            // of a run of neighbours in memory
+  int64_t element;          // bytes of an element
+  Axes axes;                // the others
+};
+
 struct Layout {             // how tensors of these shapes are read
   const Shape* shapes;
-  int64_t families;
+  int64_t families, copies;
   const Family* family;
+  const Copy* copy;
 };
 
 struct Reader {
@@ -68,6 +76,7 @@ struct Table {
   int64_t anywhere;         // whether calls inside a backward count, too
   int64_t ready;            // whether nothing has to be asked before a row is added
   int64_t count;            // of the rows
+  int64_t filled;           // whether the operator added the last one, and nobody has noticed yet
   int64_t calls;            // of the operator that nobody else saw
   int64_t nanoseconds;      // that these took
 };
@@ -100,8 +109,17 @@ static int in_threads(Loop loop, const Task* tasks, int64_t number, int64_t thre
   return failed;
 }
 
+static void copy(const Copy& told, const void* tensor, char* row) {
+  const int64_t runs = product(told.axes);
+  for (int64_t run = 0; run < runs; ++run) {
+    int64_t from = 0, unused = 0;
+    told.axes.offsets(run, from, unused);
+    std::memcpy(row + told.place + run * told.bytes, static_cast<const char*>(tensor) + from * told.element, told.bytes);
+  }
+}
+
 // Returns whether there was memory.
-static bool read(const Layout& layout, const void* const* tensors) {
+static bool read(const Reader& reader, const Layout& layout, const void* const* tensors, char* row) {
   uint32_t threads = 1;
   torch_get_num_threads(&threads);
   int failed = 0;
@@ -114,14 +132,14 @@ static bool read(const Layout& layout, const void* const* tensors) {
       failed += in_threads(family.loop, tasks, small, std::min<int64_t>(threads, elements(tasks, small) / A_THREAD));
     }
   }
+  if (layout.families) std::memcpy(row, reader.row, reader.bytes);
+  for (int64_t index = 0; index < layout.copies; ++index) copy(layout.copy[index], tensors[layout.copy[index].source], row);
   return !failed;
 }
 
 extern "C" int reducers_read(const Reader* reader, int64_t layout, const void* const* tensors, void* row) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (!read(*reader->layout[layout], tensors)) return 1;
-  std::memcpy(row, reader->row, reader->bytes);
-  return 0;
+  return !read(*reader, *reader->layout[layout], tensors, static_cast<char*>(row));
 }
 
 // Lets the reader know this layout by a number, in place of the one that had the number before.
@@ -162,6 +180,14 @@ static Key key_of(int64_t number, const char* text) {
 extern "C" void reducers_set_ready(Table* table, int64_t ready) {
   const std::lock_guard<std::mutex> lock(mutex);
   table->ready = ready;
+}
+
+// Returns whether the operator filled the table since the last time that this was asked.
+extern "C" int reducers_take_filled(Table* table) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const bool found = table->filled;
+  table->filled = 0;
+  return found;
 }
 
 extern "C" int64_t reducers_take_calls(Table* table) {
@@ -226,10 +252,11 @@ static Table* table_of(const Tensors& receivers, const char* text) {
     }
     return table && size_t(table->receivers) == receivers.size() && table->numbers[index] == number;
   });
-  if (!found || !table || !table->ready || table->count + 1 >= table->capacity) return nullptr;
+  if (!found || !table || !table->ready || table->count >= table->capacity) return nullptr;
   return table->anywhere || backward_under_way() == -1 ? table : nullptr;
 }
 
+// Returns whether a row was added, and there is room for another one.
 static bool add_row(const Argument* arguments) {
   const Tensors receivers(arguments[0]), tensors(arguments[1]);
   const char* text = nullptr;
@@ -250,12 +277,14 @@ static bool add_row(const Argument* arguments) {
       return (data[index] = address) != nullptr;
     });
     if (!fits) continue;
-    if (!read(layout, data)) return false;
-    std::memcpy(table->rows + table->count * reader.bytes, reader.row, reader.bytes);
+    if (!read(reader, layout, data, table->rows + table->count * reader.bytes)) return false;
     ++table->count;
     ++table->calls;
     table->nanoseconds += nanoseconds() - started;
-    return true;
+    if (table->count < table->capacity) return true;
+    table->ready = 0;
+    table->filled = 1;
+    return false;
   }
   return false;
 }

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from reducers.kernels.axes import merged
 from reducers.kernels.loop.building import ELEMENTS, build_reading
-from reducers.kernels.loop.layout import MOST_AXES, Task
+from reducers.kernels.loop.layout import MOST_AXES, Axes, Task, axes_of
 from reducers.kernels.loop.plain import plain_table
 from reducers.kernels.loop.sweeping import are_numbers, column_dtype, is_built, prepared, task_for
 from reducers.kernels.loop.threads import pace
@@ -41,7 +42,7 @@ class Reading(NamedTuple):
 
     Attributes:
         axes: those that are reduced.
-        names: the columns, as for `looped`.
+        names: the columns, as for `looped`; none if the tensor is kept as it is.
         threshold: the magnitude above which an element is active.
         places: for each column the pack that its result is in, and the place there.
     """
@@ -106,8 +107,24 @@ class _Family(ctypes.Structure):
     )
 
 
+class _Copy(ctypes.Structure):
+    _fields_ = (
+        ("source", ctypes.c_int64),
+        ("place", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("element", ctypes.c_int64),
+        ("axes", Axes),
+    )
+
+
 class _Layout(ctypes.Structure):
-    _fields_ = (("shapes", ctypes.c_void_p), ("families", ctypes.c_int64), ("family", ctypes.c_void_p))
+    _fields_ = (
+        ("shapes", ctypes.c_void_p),
+        ("families", ctypes.c_int64),
+        ("copies", ctypes.c_int64),
+        ("family", ctypes.c_void_p),
+        ("copy", ctypes.c_void_p),
+    )
 
 
 class _Reader(ctypes.Structure):
@@ -131,8 +148,9 @@ class Reader:
 
     def __init__(self, readings: Sequence[Reading], packs: Sequence[Pack]) -> None:
         self._readings, self._packs = readings, packs
+        found = {pack for reading in readings if reading.names for pack, _ in reading.places}
         # The loop writes no narrower floats.
-        self._dtypes = [torch.float32 if pack.dtype in ELEMENTS else pack.dtype for pack in packs]
+        self._dtypes = [torch.float32 if n in found and pack.dtype in ELEMENTS else pack.dtype for n, pack in enumerate(packs)]
         self._places, self.size = [], 0
         for pack, dtype in zip(packs, self._dtypes, strict=True):
             self._places.append(self.size)
@@ -147,7 +165,7 @@ class Reader:
         self._lock = threading.RLock()
 
     def packs(self, rows: Tensor) -> list[Tensor]:
-        """Return the packs of rows, uint8 [rows, bytes], each [rows, number, *shape]: views, unless the dtype is a narrow float."""
+        """Return the packs of rows, uint8 [rows, bytes], each [rows, number, *shape]; most are views."""
         wide = self._wide(rows)
         return [view.to(pack.dtype) for view, pack in zip(wide, self._packs, strict=True)]
 
@@ -179,6 +197,10 @@ class Reader:
                 if not library.reducers_read(ctypes.byref(self.struct), layout, addresses, found.data_ptr()):
                     return found
             for x, reading in zip(tensors, self._readings, strict=True):
+                if not reading.names:
+                    ((pack, place),) = reading.places
+                    self._views[pack][place].copy_(x)
+                    continue
                 table = plain_table(x, reading.axes, reading.names, reading.threshold, None)
                 for row, (pack, place) in zip(table, reading.places, strict=True):
                     self._views[pack][place].copy_(row)
@@ -202,7 +224,11 @@ class Reader:
 
     def _made_layout(self, xs: Sequence[Tensor]) -> tuple[_Layout, Any] | None:
         families: dict[int, tuple[Any, list[tuple[bool, int, Task]]]] = {}
+        copies: list[_Copy] = []
         for index, (x, reading) in enumerate(zip(xs, self._readings, strict=True)):
+            if not reading.names:
+                copies.append(_copy(index, x, self._place(*reading.places[0])))
+                continue
             call = prepared(x, reading.axes, reading.names, None, least=1)
             if call is None:
                 return None
@@ -220,8 +246,21 @@ class Reader:
             family.number, family.big = len(found), sum(not small for small, *_ in found)
             family.sources = ctypes.addressof(sources)
             kept += [own, sources, function]
-        shapes = (_Shape * len(xs))(*map(_shape, xs))
-        return _Layout(ctypes.addressof(shapes), len(families), ctypes.addressof(told)), [shapes, told, kept]
+        shapes, kept_copies = (_Shape * len(xs))(*map(_shape, xs)), (_Copy * len(copies))(*copies)
+        layout = _Layout(
+            ctypes.addressof(shapes), len(families), len(copies), ctypes.addressof(told), ctypes.addressof(kept_copies)
+        )
+        return layout, [shapes, told, kept, kept_copies]
+
+    def _place(self, pack: int, place: int) -> int:
+        """Return where in a row a result of a pack begins."""
+        return self._places[pack] + place * math.prod(self._packs[pack].shape) * self._dtypes[pack].itemsize
+
+
+def _copy(source: int, x: Tensor, place: int) -> _Copy:
+    axes = merged((size, stride, stride) for size, stride in zip(x.shape, x.stride(), strict=True))
+    run = axes.pop()[0] if axes[-1][1] == 1 else 1
+    return _Copy(source, place, run * x.itemsize, x.itemsize, axes_of(axes))
 
 
 def _shape(x: Tensor) -> _Shape:

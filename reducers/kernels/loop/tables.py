@@ -28,8 +28,8 @@ def add_to_operator(name: str, slow: str, backward_under_way: int | None) -> boo
     There is one such operator in a process.
 
     Args:
-        name: that of an operator with the schema `SCHEMA`, such as "library::record". If a table is not ready, or has no room for
-            more than one row, it calls `slow`.
+        name: that of an operator with the schema `SCHEMA`, such as "library::record". If a table is not ready, or full after the
+            last row was added, it calls `slow`.
         slow: that of another operator with the same schema. It raises no errors, but calls `raise_after`.
         backward_under_way: the address of a function that returns -1 if no backward runs in the calling thread.
     """
@@ -83,6 +83,7 @@ class _Table(ctypes.Structure):
         ("anywhere", ctypes.c_int64),
         ("ready", ctypes.c_int64),
         ("count", ctypes.c_int64),
+        ("filled", ctypes.c_int64),
         ("calls", ctypes.c_int64),
         ("nanoseconds", ctypes.c_int64),
     )
@@ -102,26 +103,38 @@ class Table:
     def __init__(self, reader: Reader, numbers: Sequence[int], key: str, capacity: int, anywhere: bool) -> None:
         self.reader, self.capacity = reader, capacity
         self._numbers, self._key, self._anywhere = tuple(numbers), key, anywhere
-        with torch.inference_mode(False):
-            self._rows = torch.empty((capacity, reader.size), dtype=torch.uint8, device="cpu")
+        self._rows: Tensor | None = None
+        self._before: tuple[weakref.ref[Table], Tensor | None] | None = None  # a table that may be freed, and its memory
         told = (ctypes.c_int64 * len(numbers))(*numbers)
         self._struct = _Table(
             reader=ctypes.addressof(reader.struct),
             receivers=len(numbers),
             numbers=ctypes.addressof(told),
             key=key.encode(),
-            rows=self._rows.data_ptr(),
             capacity=capacity,
             anywhere=anywhere,
         )
         self._library = _library()
         self._library.reducers_add_table(ctypes.byref(self._struct))
-        held = (told, self._rows, reader)
-        weakref.finalize(self, _remove, self._library, self._struct, held).atexit = False
+        weakref.finalize(self, _remove, self._library, self._struct, (told, reader)).atexit = False
 
     def another(self) -> Table:
         """Return a table like this one, which is empty. The operator finds it in place of this one."""
-        return Table(self.reader, self._numbers, self._key, self.capacity, self._anywhere)
+        found = Table(self.reader, self._numbers, self._key, self.capacity, self._anywhere)
+        found._before = weakref.ref(self), self._rows
+        return found
+
+    def _memory(self) -> Tensor:
+        """Return the memory for the rows: that of the table before, if it was freed, because new memory takes long to write."""
+        if self._rows is None:
+            if self._before is not None and self._before[0]() is None:
+                self._rows = self._before[1]
+            self._before = None
+            if self._rows is None:
+                with torch.inference_mode(False):
+                    self._rows = torch.empty((self.capacity, self.reader.size), dtype=torch.uint8, device="cpu")
+            self._struct.rows = self._rows.data_ptr()
+        return self._rows
 
     @property
     def count(self) -> int:
@@ -135,6 +148,8 @@ class Table:
 
     @ready.setter
     def ready(self, ready: bool) -> None:
+        if ready:
+            self._memory()
         self._library.reducers_set_ready(ctypes.byref(self._struct), ready and self.reader.exact)
 
     @property
@@ -147,17 +162,22 @@ class Table:
         """The seconds that all these calls took."""
         return 1e-9 * int(self._struct.nanoseconds)
 
+    def take_filled(self) -> bool:
+        """Return whether the operator added the last row since this was asked; it calls the slow operator then."""
+        return bool(self._library.reducers_take_filled(ctypes.byref(self._struct)))
+
     def take_calls(self) -> int:
         """Return `calls`, and begin to count anew."""
         return int(self._library.reducers_take_calls(ctypes.byref(self._struct)))
 
     def add(self, row: Tensor) -> bool:
         """Add a row that the reader read; return False if there is no room."""
+        self._memory()
         return bool(self._library.reducers_append(ctypes.byref(self._struct), row.data_ptr()))
 
     def packs(self, start: int, stop: int) -> list[Tensor]:
         """Return the packs of the rows from `start` to `stop`, each [rows, number, *shape]."""
-        return self.reader.packs(self._rows[start:stop])
+        return self.reader.packs(self._memory()[start:stop])
 
 
 def _library() -> Any:

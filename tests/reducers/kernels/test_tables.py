@@ -17,7 +17,7 @@ from recorders._torch import graph_task_address
 from recorders.capture.operators import can_record
 from reducers import Mean, Moments, Summary
 from reducers.kernels.loop import building
-from reducers.kernels.loop.reading import reader_of, reading_library
+from reducers.kernels.loop.reading import Pack, Reading, as_text, reader_of, reading_library
 from reducers.kernels.loop.tables import KEY, Table, add_to_operator
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
@@ -84,13 +84,52 @@ def test_what_the_operator_leaves_to_the_slow_one(operator: Operator) -> None:
     assert operator(X, X)
 
 
-def test_the_last_row_is_left_to_the_slow_one_which_then_reduces_all(operator: Operator) -> None:
-    assert sum(operator(X, X) for _ in range(20)) == 8
-    assert operator.table.count == 9
-    row = operator.table.reader.read([X, X])
-    assert operator.table.add(row)
-    assert not operator.table.add(row)
+def test_the_operator_tells_once_that_it_filled_a_table(operator: Operator) -> None:
+    assert sum(operator(X, X) for _ in range(20)) == 9
     assert operator.table.count == 10
+    assert not operator.table.ready
+    assert [operator.table.take_filled() for _ in range(2)] == [True, False]
+    assert not operator.table.add(operator.table.reader.read([X, X]))
+
+
+def test_the_next_table_takes_over_memory_if_the_one_before_was_freed(operator: Operator) -> None:
+    first = operator.table.packs(0, 1)[0].data_ptr()
+    for free in (True, False):
+        before = operator.table
+        operator.table = operator.table.another()
+        if free:
+            del before
+            gc.collect()
+        operator.table.ready = True
+        assert (operator.table.packs(0, 1)[0].data_ptr() == first) == free
+
+
+def test_tensors_are_kept_as_they_are() -> None:
+    tensors = [
+        torch.randn(3, 4, 5),
+        torch.randn(5, 4).t(),
+        torch.randn(2, 8, 3).transpose(1, 2),
+        torch.arange(6)[::2],
+        torch.tensor(2.0),
+    ]
+    tensors += [
+        torch.randn(7).bfloat16(),
+        torch.randn(4, 4) > 0,
+        torch.randn(3, dtype=torch.complex128),
+        torch.randn(4, 1).expand(4, 3),
+    ]
+    packs = [Pack(1, tuple(x.shape), x.dtype) for x in tensors]
+    readings = [Reading((), (), 0.0, ((index, 0),)) for index in range(len(tensors))]
+    reader = reader_of(as_text(readings, packs))
+    table = Table(reader, [-12], NAME, 4, anywhere=False)
+    table.add(reader.read(tensors))
+    table.ready = True
+    torch.ops.torch_recorders.record([torch.tensor(-12)], tensors, f"{NAME}((), (), (), '')")
+    assert table.count == 2
+    for pack, x in zip(table.packs(0, 2), tensors, strict=True):
+        assert pack.dtype is x.dtype
+        assert torch.equal(pack[0, 0], x)
+        assert torch.equal(pack[1, 0], x)
 
 
 def test_other_strides_are_taken_once_the_reader_knows_them(operator: Operator) -> None:
