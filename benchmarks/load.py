@@ -25,7 +25,7 @@ from reducers import Extremes, Mean, Moments, Norm, Quantile, Reducer, Summary
 from reducers.kernels.loop.threads import ALONE_S
 
 SHAPE = (64, 128, 768)
-PHASES, ROUNDS = 5, 10  # a phase is one that lasts, as workers do: the loops learn from calls that waited
+PHASES, ROUNDS = 25, 10  # a phase is one that lasts, as workers do: the loops learn from calls that waited
 SETTLE_S = 0.02
 KINDS = (Mean, Norm, Extremes, Moments, Summary, Quantile)
 
