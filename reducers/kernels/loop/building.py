@@ -38,7 +38,7 @@ def build(statistics: int, elements: str) -> Any:
     """Return the function `reducers_sweep` for these statistics and elements; None if it cannot be compiled, which is no error.
 
     Args:
-        statistics: the sum of bits of `enum What` in the source.
+        statistics: the sum of bits of `enum What` in `sums.h`.
         elements: one of the values of `ELEMENTS`.
     """
     return _built("sweep.cpp", [f"-DSTATISTICS={statistics}", f"-DELEMENTS={elements}"])

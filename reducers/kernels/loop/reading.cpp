@@ -10,8 +10,7 @@
 #include <unordered_map>
 
 // PyTorch's stable C interface: torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h. Compiling those would take
-// longer than all else. A call returns 0 if it succeeds. Whoever is called has to
-// delete the arguments, and what is in a list of them.
+// longer than all else. A call returns 0 if it succeeds. Whoever is called has to delete the arguments, and what is in a list of them.
 typedef uint64_t Argument;
 constexpr uint64_t INTERFACE = (uint64_t(2) << 56) | (uint64_t(10) << 48);  // the release of PyTorch that these are of
 extern "C" {
@@ -22,6 +21,7 @@ int32_t torch_string_c_str(void* string, const char** characters);
 int32_t torch_string_length(void* string, size_t* length);
 int32_t torch_delete_string(void* string);
 int32_t aoti_torch_get_data_ptr(void* tensor, void** data);
+int32_t aoti_torch_get_dtype(void* tensor, int32_t* dtype);
 int32_t aoti_torch_get_dim(void* tensor, int64_t* axes);
 int32_t aoti_torch_get_sizes(void* tensor, int64_t** sizes);
 int32_t aoti_torch_get_strides(void* tensor, int64_t** strides);
@@ -36,7 +36,7 @@ typedef int (*Loop)(const Task*, int64_t number, int64_t threads);
 constexpr int MOST_TENSORS = 512;        // of one call
 constexpr int64_t A_THREAD = 1 << 15;    // elements that are worth another thread
 
-struct Shape { int64_t axes, sizes[MOST_AXES], strides[MOST_AXES]; };
+struct Metadata { int64_t dtype, axes, sizes[MOST_AXES], strides[MOST_AXES]; };
 
 struct Family {             // tensors that one loop reads
   Loop loop;
@@ -52,8 +52,8 @@ struct Copy {               // a tensor that is kept as it is, in the order of i
   Axes axes;                // the others
 };
 
-struct Layout {             // how tensors of these shapes are read
-  const Shape* shapes;
+struct Layout {             // how tensors like these are read
+  const Metadata* metadata;
   int64_t families, copies;
   const Family* family;
   const Copy* copy;
@@ -230,12 +230,14 @@ class Tensors {  // a list of tensors that is an argument
   size_t size_ = 0;
 };
 
-static bool has_shape(void* tensor, const Shape& shape) {
+static bool has(void* tensor, const Metadata& told) {
+  int32_t dtype = 0;
   int64_t axes = 0, *sizes = nullptr, *strides = nullptr;
-  if (aoti_torch_get_dim(tensor, &axes) || axes != shape.axes) return false;
+  if (aoti_torch_get_dtype(tensor, &dtype) || dtype != told.dtype) return false;
+  if (aoti_torch_get_dim(tensor, &axes) || axes != told.axes) return false;
   if (aoti_torch_get_sizes(tensor, &sizes) || aoti_torch_get_strides(tensor, &strides)) return false;
   for (int64_t axis = 0; axis < axes; ++axis)
-    if (sizes[axis] != shape.sizes[axis] || (strides[axis] != shape.strides[axis] && sizes[axis] > 1)) return false;
+    if (sizes[axis] != told.sizes[axis] || (strides[axis] != told.strides[axis] && sizes[axis] > 1)) return false;
   return true;
 }
 
@@ -273,7 +275,7 @@ static bool add_row(const Argument* arguments) {
     const Layout& layout = *reader.layout[number];
     const bool fits = tensors.all([&](size_t index, void* tensor) {
       void* address = nullptr;
-      if (!has_shape(tensor, layout.shapes[index]) || aoti_torch_get_data_ptr(tensor, &address)) return false;
+      if (!has(tensor, layout.metadata[index]) || aoti_torch_get_data_ptr(tensor, &address)) return false;
       return (data[index] = address) != nullptr;
     });
     if (!fits) continue;

@@ -93,8 +93,13 @@ def reader_of(text: str) -> Reader:
     return Reader(readings, [Pack(number, shape, getattr(torch, dtype)) for number, shape, dtype in packs])
 
 
-class _Shape(ctypes.Structure):
-    _fields_ = (("axes", ctypes.c_int64), ("sizes", ctypes.c_int64 * MOST_AXES), ("strides", ctypes.c_int64 * MOST_AXES))
+class _Metadata(ctypes.Structure):
+    _fields_ = (
+        ("dtype", ctypes.c_int64),
+        ("axes", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * MOST_AXES),
+        ("strides", ctypes.c_int64 * MOST_AXES),
+    )
 
 
 class _Family(ctypes.Structure):
@@ -119,7 +124,7 @@ class _Copy(ctypes.Structure):
 
 class _Layout(ctypes.Structure):
     _fields_ = (
-        ("shapes", ctypes.c_void_p),
+        ("metadata", ctypes.c_void_p),
         ("families", ctypes.c_int64),
         ("copies", ctypes.c_int64),
         ("family", ctypes.c_void_p),
@@ -160,7 +165,7 @@ class Reader:
         self._views = [view[0] for view in self._wide(self._row.unsqueeze(0))]
         self.struct = _Reader(tensors=len(readings), bytes=self.size, row=self._row.data_ptr())
         self.exact = True
-        self._layouts: dict[Any, int] = {}  # by shapes and strides, the number by which the source knows tensors like these
+        self._layouts: dict[Any, int] = {}  # the number by which the source knows tensors with such metadata
         self._memory: dict[int, Any] = {}  # of these, which the source points to
         self._lock = threading.RLock()
 
@@ -196,24 +201,21 @@ class Reader:
                 addresses = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
                 if not library.reducers_read(ctypes.byref(self.struct), layout, addresses, found.data_ptr()):
                     return found
-            for x, reading in zip(tensors, self._readings, strict=True):
-                if not reading.names:
-                    ((pack, place),) = reading.places
-                    self._views[pack][place].copy_(x)
-                    continue
-                table = plain_table(x, reading.axes, reading.names, reading.threshold, None)
-                for row, (pack, place) in zip(table, reading.places, strict=True):
-                    self._views[pack][place].copy_(row)
-            return found.copy_(self._row)
+        views = [view[0] for view in self._wide(found.unsqueeze(0))]
+        for x, reading in zip(tensors, self._readings, strict=True):
+            table = plain_table(x, reading.axes, reading.names, reading.threshold, None) if reading.names else [x]
+            for row, (pack, place) in zip(table, reading.places, strict=True):
+                views[pack][place].copy_(row)
+        return found
 
     def _layout(self, xs: Sequence[Tensor]) -> int | None:
-        """Return the number by which the source knows tensors of these shapes and strides; None if the loops do not take them."""
-        key = tuple((x.shape, x.stride()) for x in xs)
+        """Return the number by which the source knows tensors like these; None if the loops do not take them."""
+        key = tuple((x.dtype, x.shape, x.stride()) for x in xs)
         found = self._layouts.get(key)
         if found is None:
-            made = self._made_layout(xs)
             library = reading_library()
-            if made is None or library is None:
+            made = None if library is None else self._made_layout(xs, library)
+            if made is None:
                 return None
             if len(self._layouts) == MOST_LAYOUTS:  # they are numbered anew
                 self._layouts = {}
@@ -222,7 +224,10 @@ class Reader:
             self._layouts[key], self._memory[found] = found, made
         return found
 
-    def _made_layout(self, xs: Sequence[Tensor]) -> tuple[_Layout, Any] | None:
+    def _made_layout(self, xs: Sequence[Tensor], library: Any) -> tuple[_Layout, Any] | None:
+        dtypes = [number for x in xs if (number := _number_of(library, x.dtype)) is not None]
+        if len(dtypes) < len(xs):
+            return None
         families: dict[int, tuple[Any, list[tuple[bool, int, Task]]]] = {}
         copies: list[_Copy] = []
         for index, (x, reading) in enumerate(zip(xs, self._readings, strict=True)):
@@ -246,11 +251,11 @@ class Reader:
             family.number, family.big = len(found), sum(not small for small, *_ in found)
             family.sources = ctypes.addressof(sources)
             kept += [own, sources, function]
-        shapes, kept_copies = (_Shape * len(xs))(*map(_shape, xs)), (_Copy * len(copies))(*copies)
+        metadata, kept_copies = (_Metadata * len(xs))(*map(_metadata, xs, dtypes)), (_Copy * len(copies))(*copies)
         layout = _Layout(
-            ctypes.addressof(shapes), len(families), len(copies), ctypes.addressof(told), ctypes.addressof(kept_copies)
+            ctypes.addressof(metadata), len(families), len(copies), ctypes.addressof(told), ctypes.addressof(kept_copies)
         )
-        return layout, [shapes, told, kept, kept_copies]
+        return layout, [metadata, told, kept, kept_copies]
 
     def _place(self, pack: int, place: int) -> int:
         """Return where in a row a result of a pack begins."""
@@ -263,9 +268,15 @@ def _copy(source: int, x: Tensor, place: int) -> _Copy:
     return _Copy(source, place, run * x.itemsize, x.itemsize, axes_of(axes))
 
 
-def _shape(x: Tensor) -> _Shape:
+def _number_of(library: Any, dtype: torch.dtype) -> int | None:
+    """Return the number that PyTorch's C interface gives a dtype; None if it gives none."""
+    function = getattr(library, f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}", None)
+    return None if function is None else int(function())
+
+
+def _metadata(x: Tensor, dtype: int) -> _Metadata:
     sizes, strides = (ctypes.c_int64 * MOST_AXES)(*x.shape), (ctypes.c_int64 * MOST_AXES)(*x.stride())
-    return _Shape(x.ndim, sizes, strides)
+    return _Metadata(dtype, x.ndim, sizes, strides)
 
 
 def _same_memory(x: Tensor, other: Tensor) -> bool:

@@ -31,7 +31,7 @@ __all__ = [
     "task_for",
 ]
 
-_SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE, _POWERS = 1, 2, 4, 8, 16, 32, 64  # enum What
+_SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE, _POWERS = 1, 2, 4, 8, 16, 32, 64  # `enum What` in sums.h
 _COLUMNS = {
     "count": (0, "count"),
     "nan": (0, "nan"),

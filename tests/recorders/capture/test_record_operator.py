@@ -21,7 +21,20 @@ from torch.utils.checkpoint import checkpoint
 from recorders import BackwardMonitor, ForwardMonitor, MonitorError, Recorder
 from recorders.capture.graph_buffers import MOST, GraphRow
 from recorders.monitors.graphs import GraphReceiver
-from reducers import Histogram, Mean, Moments, Norm, PerObservation, Product, Quantile, Reducer, Summary
+from reducers import (
+    Activity,
+    Extremes,
+    Histogram,
+    Mean,
+    Moments,
+    Norm,
+    PerObservation,
+    Product,
+    Quantile,
+    Reducer,
+    Sparsity,
+    Summary,
+)
 from reducers.kernels.loop import building
 from reducers.kernels.loop.tables import Table
 
@@ -149,6 +162,31 @@ def test_layers_of_unlike_shapes_and_a_shape_that_changes() -> None:
     for batch in (8, 8, 5, 3, 8):
         eager(X[:batch])
         compiled(X[:batch])
+    assert_same(first, second)
+
+
+SEVERAL: dict[str, Reducer] = {
+    "moments": Moments(),
+    "a norm": Norm("b c -> c"),
+    "a mean": Mean(),
+    "extremes": Extremes(),
+    "zeros": Sparsity(),
+    "active units": Activity(),
+    "a product that is copied": Product(quantiles=Quantile(), summary=Summary("b c -> c")),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_one_net_in_several_dtypes(kind: str) -> None:
+    """Graphs for several dtypes observe the same monitors, with tensors of the same shapes: each tensor is read as what it is."""
+    eager = nn.Sequential(nn.ReLU(), nn.Tanh())
+    traced = copy.deepcopy(eager)
+    monitors = {"out": ForwardMonitor(SEVERAL[kind]), "grad": BackwardMonitor(SEVERAL[kind])}
+    first, second = (Recorder(**monitors).modules(layers, leaves=True) for layers in (eager, traced))
+    for run in (eager, torch.compile(traced, backend="aot_eager", fullgraph=True)):
+        for number in range(12):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+                run((X * number).to(dtype).requires_grad_()).square().sum().backward()
     assert_same(first, second)
 
 

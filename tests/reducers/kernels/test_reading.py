@@ -127,6 +127,13 @@ def test_strides_may_change_from_call_to_call() -> None:
         check(states([part], read([other], text)), [wanted])
 
 
+def test_dtypes_may_change_from_call_to_call() -> None:
+    (part,) = observed(Moments("b c -> c"), torch.randn(6, 10))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float32):
+        x = part.x.to(dtype)
+        check(states([part], read([x], told([part]))), [Moments("b c -> c").update({}, x)])
+
+
 def test_results_belong_to_the_caller() -> None:
     """The next call, which writes to the same memory, does not change them."""
     (part,) = observed(Summary(), torch.randn(30))

@@ -140,6 +140,18 @@ def test_other_strides_are_taken_once_the_reader_knows_them(operator: Operator) 
     torch.testing.assert_close(pack[0, 0], turned.double().mean(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tensors_of_another_dtype_are_taken_once_the_reader_knows_them(operator: Operator, dtype: torch.dtype) -> None:
+    narrow = (X + 1).to(dtype)
+    assert not operator(X, narrow)
+    operator.table.reader.read([X, narrow])
+    assert operator(X, narrow)
+    assert operator(X, X + 1)
+    (pack,) = (pack for pack in operator.table.packs(1, 3) if pack.shape[2:] == () and pack.dtype is torch.float64)
+    for row, x in enumerate([narrow, X + 1]):
+        torch.testing.assert_close(pack[row, 0], x.double().mean(), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("anywhere", [False, True])
 def test_calls_inside_a_backward(anywhere: bool) -> None:
     operator = Operator(anywhere=anywhere)
