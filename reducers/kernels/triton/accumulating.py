@@ -139,7 +139,7 @@ def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.
     names = columns.split(",")
     _, parts, kept = partials.shape
     rows = power_of_two(parts, JOINED)
-    width = power_of_two(kept, max(1, JOINED // 2 // rows))  # of more, registers are spilled
+    width = power_of_two(kept, max(1, JOINED // rows))
     launch._launcher(join_in_place, False)[(-(-kept // width), 1, 1)](
         handle,
         partials,

@@ -102,8 +102,8 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
         other: a mask or weights in the shape of `x`, of any strides. Axes merge if the strides of both allow it.
         double: all is computed in float64, as integers always are.
     """
-    tile = _tile(torch.float64 if double else x.dtype)
     paired, other = other is not None, x if other is None else other
+    tile = _tile(torch.float64 if double else x.dtype, paired)
     merging = [(x.shape[axis], x.stride(axis), other.stride(axis)) for axis in range(x.ndim)]
     kept = merged([merging[axis] for axis in range(x.ndim) if axis not in axes])
     # A sum does not depend on the order of its axes, so they are merged in the order of memory.
@@ -186,9 +186,11 @@ def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]
     return len(owners), [*owners, *firsts, *sizes, *starts, *numbers]
 
 
-def _tile(dtype: torch.dtype) -> int:
-    narrow = dtype.is_floating_point and dtype.itemsize <= 4
-    return _TILE if narrow else _TILE // 2  # of float64, in which integers are computed, threads hold half as many
+def _tile(dtype: torch.dtype, paired: bool = False) -> int:
+    """Return the numbers of a tile: as many as threads hold without spilling registers."""
+    if dtype.is_floating_point and dtype.itemsize <= 4:
+        return _TILE
+    return _TILE // (4 if paired else 2)  # integers are computed in float64, too
 
 
 def _run(reduced: list[Axis]) -> int:

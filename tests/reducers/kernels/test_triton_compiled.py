@@ -70,6 +70,19 @@ def test_many_tensors_at_once_compile_without_spills(target: str) -> None:
     assert_no_spills(kernels.rows(("Norm", "Summary", "Moments(order=4)"), (torch.float32,), ("many tensors",), (target,)))
 
 
+@pytest.mark.parametrize(
+    ("reducer", "dtype", "layout"),
+    [
+        ("Moments", torch.float32, "not contiguous"),
+        ("Moments(order=3)", torch.float32, "everything"),
+        ("Mean, masked", torch.float64, "last axis kept"),
+        ("WeightedMean", torch.float32, "beyond 2**31"),
+    ],
+)
+def test_kernels_that_spilled_before_compile_without_spills(reducer: str, dtype: torch.dtype, layout: str) -> None:
+    assert_no_spills(kernels.rows((reducer,), (dtype,), (layout,), ("sm_80",)))
+
+
 @pytest.mark.long
 def test_all_kernels_compile_without_spills() -> None:
     assert_no_spills(kernels.all_rows())
