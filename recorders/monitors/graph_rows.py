@@ -18,7 +18,7 @@ from recorders.capture.operands import recomputing
 from recorders.capture.packs import leaf_paths, leaves_of
 from recorders.monitors.record import report_failures
 from reducers.kernels.loop.reading import reader_of
-from reducers.kernels.loop.tables import Table
+from reducers.kernels.loop.tables import Table, has_filled
 
 __all__ = ["Handed", "Lifted", "Read", "add_at_once", "add_together", "flush_filled", "let_wait"]
 
@@ -96,11 +96,12 @@ def add_at_once(numbers: Sequence[int], together: Together, packs: Sequence[Tens
 
 def flush_filled(numbers: Sequence[int], monitors: Sequence[Any], together: Together) -> bool:
     """Lets the monitors reduce what waits if the operator in C++ has just filled their buffer; returns whether it has."""
-    buffer = _buffers.get((together, *numbers))
-    if buffer is None or not isinstance(buffer.rows, Table) or not buffer.rows.take_filled():
+    if not has_filled():
         return False
     with _lock:
-        _count_calls(buffer, monitors)
+        buffer = _buffers.get((together, *numbers))
+        if buffer is not None:
+            _count_calls(buffer, monitors)
         del buffer  # the next one takes over its memory
         _flush(numbers, [monitor for monitor in monitors if monitor is not None], together)
     return True

@@ -92,7 +92,7 @@ def build_reading() -> Any:
         "reducers_set_layout": (None, [address, number, address]),
         "reducers_append": (ctypes.c_int, [address, address]),
         "reducers_set_ready": (None, [address, number]),
-        "reducers_take_filled": (ctypes.c_int, [address]),
+        "reducers_filled": (ctypes.c_int, []),
         "reducers_take_calls": (number, [address]),
         "reducers_add_table": (None, [address]),
         "reducers_remove_table": (None, [address]),

@@ -76,7 +76,6 @@ struct Table {
   int64_t anywhere;         // whether calls inside a backward count, too
   int64_t ready;            // whether nothing has to be asked before a row is added
   int64_t count;            // of the rows
-  int64_t filled;           // whether the operator added the last one, and nobody has noticed yet
   int64_t calls;            // of the operator that nobody else saw
   int64_t nanoseconds;      // that these took
 };
@@ -182,13 +181,10 @@ extern "C" void reducers_set_ready(Table* table, int64_t ready) {
   table->ready = ready;
 }
 
-// Returns whether the operator filled the table since the last time that this was asked.
-extern "C" int reducers_take_filled(Table* table) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  const bool found = table->filled;
-  table->filled = 0;
-  return found;
-}
+static thread_local bool filled;  // whether the call of the operator in this thread added the last row of a table
+
+// For the slow operator: its observation is in a table then, whatever other threads have done since.
+extern "C" int reducers_filled() { return filled; }
 
 extern "C" int64_t reducers_take_calls(Table* table) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -260,6 +256,7 @@ static Table* table_of(const Tensors& receivers, const char* text) {
 
 // Returns whether a row was added, and there is room for another one.
 static bool add_row(const Argument* arguments) {
+  filled = false;
   const Tensors receivers(arguments[0]), tensors(arguments[1]);
   const char* text = nullptr;
   size_t length = 0;
@@ -285,7 +282,7 @@ static bool add_row(const Argument* arguments) {
     table->nanoseconds += nanoseconds() - started;
     if (table->count < table->capacity) return true;
     table->ready = 0;
-    table->filled = 1;
+    filled = true;
     return false;
   }
   return false;
@@ -317,6 +314,7 @@ static void raise_error() {
 extern "C" void reducers_operator(Argument* arguments, uint64_t, uint64_t) {
   if (!add_row(arguments)) {
     const bool failed = torch_call_dispatcher(slow_operator, "", arguments, INTERFACE);
+    filled = false;
     if (error) raise_error();
     else if (failed) throw std::runtime_error(torch_exception_get_what_without_backtrace());
     return;

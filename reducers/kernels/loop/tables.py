@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reducers.kernels.loop.reading import Reader, reading_library
 
-__all__ = ["KEY", "SCHEMA", "Table", "add_to_operator", "raise_after"]
+__all__ = ["KEY", "SCHEMA", "Table", "add_to_operator", "has_filled", "raise_after"]
 
 KEY = 16  # characters at the beginning of a text by which a table is found
 SCHEMA = "(Tensor[] receivers, Tensor[] tensors, str text) -> ()"
@@ -54,6 +54,12 @@ def add_to_operator(name: str, slow: str, backward_under_way: int | None) -> boo
 _kept: list[Any] = []  # what the operator points to
 
 
+def has_filled() -> bool:
+    """Return, inside the slow operator, whether it was called because its observation is now the last row of a table."""
+    library = reading_library()
+    return library is not None and bool(library.reducers_filled())
+
+
 def raise_after(error: BaseException) -> None:
     """Let `error` be raised in this thread as soon as Python goes on after the operator.
 
@@ -83,7 +89,6 @@ class _Table(ctypes.Structure):
         ("anywhere", ctypes.c_int64),
         ("ready", ctypes.c_int64),
         ("count", ctypes.c_int64),
-        ("filled", ctypes.c_int64),
         ("calls", ctypes.c_int64),
         ("nanoseconds", ctypes.c_int64),
     )
@@ -161,10 +166,6 @@ class Table:
     def seconds(self) -> float:
         """The seconds that all these calls took."""
         return 1e-9 * int(self._struct.nanoseconds)
-
-    def take_filled(self) -> bool:
-        """Return whether the operator added the last row since this was asked; it calls the slow operator then."""
-        return bool(self._library.reducers_take_filled(ctypes.byref(self._struct)))
 
     def take_calls(self) -> int:
         """Return `calls`, and begin to count anew."""

@@ -241,6 +241,35 @@ def test_several_threads_lose_nothing() -> None:
         assert monitor.peek()["count"] % (1 + 4 * 300) == 0
 
 
+def test_a_thread_that_comes_between_the_last_row_and_its_flush_records_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Sequential(nn.Tanh())
+    recorder = Recorder(ForwardMonitor(Moments())).modules(layers, leaves=True)
+    run = torch.no_grad()(torch.compile(layers, backend="aot_eager", fullgraph=True))
+    record, monitor = GraphReceiver.record_together, recorder["0"]
+
+    def between(*args: Any) -> None:
+        monkeypatch.setattr(GraphReceiver, "record_together", staticmethod(record))
+        thread = threading.Thread(target=run, args=(X * 2,))
+        thread.start()
+        thread.join()
+        record(*args)
+
+    factors = [1.0, 1.0]
+    for factor in factors:
+        run(X * factor)
+    for _ in range(rows_of(monitor).capacity - 3):
+        run(X)
+        factors.append(1.0)
+    monkeypatch.setattr(GraphReceiver, "record_together", staticmethod(between))
+    run(X * 3)
+    assert GraphReceiver.record_together is record
+    state: dict[str, Tensor] = {}
+    for factor in (*factors, 3.0, 2.0):
+        state = Moments().update(state, (X * factor).tanh())
+    for key, value in state.items():
+        torch.testing.assert_close(monitor.state[key], value, rtol=1e-9, atol=0)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_a_checkpoint_runs_again_is_recorded_once(reentrant: bool) -> None:
     first, eager, second, traced = pair()
