@@ -55,6 +55,7 @@ def test_a_recipe_runs_by_itself_and_prints_what_is_shown(
     assert capsys.readouterr().out == shown
 
 
+@pytest.mark.slow
 def test_the_recipe_of_torchrun_runs_in_two_processes(setup: str, tmp_path: Path) -> None:
     recipe, shown = parts(RECIPES[BY_TORCHRUN])
     (tmp_path / "script.py").write_text(setup + recipe)

@@ -19,6 +19,7 @@ NEEDED = {"map_reduce_with_dask.py": "dask"}
 """Libraries that the test command does not install; `.ci/run` does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_example_runs(script: str, tmp_path: Path) -> None:
     if script in NEEDED:
@@ -59,6 +60,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_findings_name_the_planted_fault_and_nothing_else(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)

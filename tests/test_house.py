@@ -136,6 +136,7 @@ def test_every_warning_points_at_the_line_of_the_user() -> None:
     assert [str(path.relative_to(ROOT)) for path in files] == [], "call reducers.errors.warn_user"
 
 
+@pytest.mark.slow
 def test_what_users_need_is_in_the_package() -> None:
     script = """
 import sys, recorders, recorders.errors

@@ -315,6 +315,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(name, way, marks=() if (name, way) in IN_SECONDS else pytest.mark.long, id=f"{name}-{way}")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(COMPILERS_OWN)
 @pytest.mark.parametrize(("name", "way"), [*cases()])
 def test_a_compiled_network_is_recorded_as_without_a_compiler_and_trains_the_same(name: str, way: str) -> None:
@@ -323,6 +324,7 @@ def test_a_compiled_network_is_recorded_as_without_a_compiler_and_trains_the_sam
     check(name, COMPILED[way])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_gradients_of_a_compiled_transformer_are_recorded_in_its_one_graph(name: str) -> None:
     pytest.importorskip("transformers")

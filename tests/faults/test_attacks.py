@@ -33,6 +33,7 @@ def attacked(folder: Path, *mode: str) -> Sequence[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_some_of_each(tmp_path: Path) -> None:
     rows = attacked(tmp_path, "quick")
     assert len(rows) == 13
@@ -45,6 +46,7 @@ def test_all_of_them(tmp_path: Path) -> None:
     assert sum(count for attack, count in tries.items() if "fuzzed" in attack) > 20_000
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_every_call(tmp_path: Path) -> None:
     found = errors(tmp_path, codes=[errno.ENOSPC])
     assert found.broke == []
@@ -61,6 +63,7 @@ def test_a_disk_full_during_a_first_save_leaves_room(tmp_path: Path) -> None:
     assert left(tmp_path / "run") == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_power_loss_finds_a_flush_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flush = commit.flush_folder
 

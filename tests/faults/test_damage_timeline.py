@@ -126,6 +126,7 @@ def flipped(path: Path, bits: list[int], skip: bool) -> tuple[int, int]:
     return right, refused
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_harmless_or_refused(path: Path) -> None:
     assert attack(path, skip=False)[1] == attack(path, skip=True)[1] == 0
     bits = list(range(0, 8 * path.stat().st_size, 83))

@@ -73,6 +73,7 @@ def check(folder: Path, shards: int) -> None:
         assert rows[place].flatten().tolist() == ids.flatten().tolist() == list(range(len(ids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_at_any_call_costs_rows_and_one_warning(tmp_path: Path, code: int) -> None:
     failed = 0

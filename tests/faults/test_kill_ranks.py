@@ -174,6 +174,7 @@ def check(folder: Path, size: int, moment: str, layout: Layout) -> None:
     assert goes_on(folder / "run") == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["rank 1 while it writes", "rank 0 before it commits", "rank 0 after it committed"])
 def test_a_rank_is_killed(tmp_path: Path, moment: str) -> None:
     check(tmp_path, 2, moment, "packed")

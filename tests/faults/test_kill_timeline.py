@@ -60,6 +60,7 @@ def kill_and_check(folder: Path, rounds: int) -> None:
         timeline.append(len(ticks), {"layer0": {"mean": 0.0}})
 
 
+@pytest.mark.slow
 def test_five_kills(tmp_path: Path) -> None:
     kill_and_check(tmp_path, rounds=5)
 

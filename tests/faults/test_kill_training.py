@@ -87,6 +87,7 @@ def kept(folder: Path) -> dict[str, Any]:
         return {"rows": rows, "steps": timeline.steps(), "notes": timeline.notes(), "names": timeline.names()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["epoch", "step"])
 def test_a_killed_and_resumed_training_has_the_timeline_of_a_whole_one(axis: str, tmp_path: Path) -> None:
     folders = tmp_path / "whole", tmp_path / "broken"
@@ -107,6 +108,7 @@ def test_a_killed_and_resumed_training_has_the_timeline_of_a_whole_one(axis: str
     assert len(pages[0]) == len(pages[1]) > 10_000
 
 
+@pytest.mark.slow
 def test_a_replay_fills_a_board_that_a_kill_left_behind(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     script = f"""

@@ -44,6 +44,7 @@ def watch(place: Place, seed: int) -> tuple[Kept, dict[str, dict[str, float]], s
     return kept, rows, ""
 
 
+@pytest.mark.slow
 @pytest.mark.row("master_rank, start_sync, finish_sync")
 @pytest.mark.parametrize("seed", range(3))
 def test_ranks_are_merged(world: World, seed: int) -> None:

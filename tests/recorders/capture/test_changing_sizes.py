@@ -55,6 +55,7 @@ def traced(layers: nn.Module, graphs: list[Any], backend: str = "") -> Any:
 REDUCERS = [Summary(), Moments("b t c -> c"), Norm(), Product(mean=Mean("b t c -> c"), range=Summary())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reducer", REDUCERS, ids=repr)
 def test_one_graph_for_all_sizes_with_the_numbers_of_eager_mode(reducer: Reducer) -> None:
     layers, graphs = net(), list[Any]()
@@ -75,6 +76,7 @@ def test_one_graph_for_all_sizes_with_the_numbers_of_eager_mode(reducer: Reducer
             torch.testing.assert_close(second[name].state[key], value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_inductor_compiles_one_graph_too() -> None:
     layers = net()
     eager, compiled = copy.deepcopy(layers), copy.deepcopy(layers)

@@ -97,6 +97,7 @@ def test_a_hundred_steps_compile_nothing_anew() -> None:
     assert [name for name, monitor in recorder.items() if not monitor.samples] == ["into", "into/0"]
 
 
+@pytest.mark.slow
 def test_fused_by_inductor_the_numbers_are_the_same() -> None:
     net, shape = cnn()
     recorder = Recorder(out=ForwardMonitor(Quantile()), back=BackwardMonitor(Moments())).modules(net, types=nn.Conv2d)

@@ -317,6 +317,7 @@ def test_a_leaf_that_is_given_again_has_the_context_of_each_use() -> None:
     assert recorder[0].samples == 3
 
 
+@pytest.mark.slow
 def test_what_was_given_lives_as_long_as_the_graph_that_needs_it(fresh_compiler: None) -> None:
     net = nn.Sequential(nn.Linear(2, 2))
     recorder = Recorder(BackwardMonitor(Masked(Sum()), given="mask")).modules(net[0])

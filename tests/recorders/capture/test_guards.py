@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ def guards_of(layers: int) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_no_guard_compares_what_two_hooks_hold() -> None:
     """The compiler writes such guards in Python, and each of them walks from the net to both hooks."""
     kinds = [guard.guard_type for guard in guards_of(3) if "hooks" in guard.name]
@@ -46,6 +48,7 @@ def test_a_layer_more_is_a_few_guards_more() -> None:
     assert 0 < three - two <= MOST_OF_A_LAYER
 
 
+@pytest.mark.slow
 def test_names_that_hooks_go_by_end_with_the_last_monitor_of_the_kind() -> None:
     def own(output: Tensor, inputs: Tensor) -> Tensor:  # no other test makes monitors like these
         return output

@@ -178,6 +178,7 @@ def test_big_observations_are_not_copied() -> None:
         assert not any(isinstance(waiting, PendingBuffer) for waiting in monitor.buffer.stored.pending.values())
 
 
+@pytest.mark.slow
 def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     monkeypatch.setattr(recorders.capture.buffers, "TOGETHER", together := 1 << 21)

@@ -81,6 +81,7 @@ def declared(place: Place, first: bool) -> Any:
     return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [False, True])
 def test_local_outputs_of_tensor_parallel_layers_merge_to_the_whole(pair: World, first: bool) -> None:
     model = net()
@@ -189,6 +190,7 @@ def test_what_graphs_tell_of_plain_tensors() -> None:
     assert from_text("") == {}
 
 
+@pytest.mark.slow
 def test_a_module_on_no_mesh_needs_no_process_group() -> None:
     with pytest.warns(RecordingWarning) as caught:
         warnings.warn(RecordingWarning("none other"), stacklevel=1)

@@ -139,6 +139,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("monitors", "blocks", "checkpointed"), MATRIX)
 def test_equal_blocks_make_as_many_graphs_as_without_a_recorder(
     monitors: Callable[[], dict[str, Monitor]], blocks: int, checkpointed: bool, bare: dict[tuple[int, bool], Run]
@@ -154,6 +155,7 @@ def test_equal_blocks_make_as_many_graphs_as_without_a_recorder(
         torch.testing.assert_close(monitor.snapshot().leaves(), eager.recorder[name].snapshot().leaves(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_hundred_blocks_share_their_graphs_whatever_the_number_of_monitors() -> None:
     def many() -> dict[str, Monitor]:
         """The kinds of the matrix, with reducers that are compiled in a moment: the matrix has the others, for 12 blocks."""

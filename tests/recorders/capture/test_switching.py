@@ -69,6 +69,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> 
     return loss.item()
 
 
+@pytest.mark.slow
 def test_in_steps_that_are_not_due_no_hook_is_there_and_counts_are_as_they_were() -> None:
     torch.manual_seed(0)
     models = [net() for _ in range(2)]

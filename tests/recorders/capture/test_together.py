@@ -81,6 +81,7 @@ def assert_same(first: Recorder, second: Recorder) -> None:
             torch.testing.assert_close(second[name].state[key], value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_call_for_all_monitors_made_alike(calls: Counter[str]) -> None:
     first, eager, second, traced = pair()
     train(eager, 5)
@@ -89,6 +90,7 @@ def test_one_call_for_all_monitors_made_alike(calls: Counter[str]) -> None:
     assert_same(first, second)
 
 
+@pytest.mark.slow
 def test_the_same_as_one_call_a_layer(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
     _, _, together, traced = pair()
     train(traced, MOST + 5)  # more than a buffer holds
@@ -102,6 +104,7 @@ def test_the_same_as_one_call_a_layer(monkeypatch: pytest.MonkeyPatch, calls: Co
             torch.testing.assert_close(alone[name].state[key], value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_reading_resetting_and_removing_in_between(calls: Counter[str]) -> None:
     first, eager, second, traced = pair()
     for recorder, step in ((first, eager), (second, traced)):
@@ -121,6 +124,7 @@ def test_reading_resetting_and_removing_in_between(calls: Counter[str]) -> None:
     assert calls["alone"] == 2 * (LAYERS - 1) + 2  # while one was off, each decides for itself
 
 
+@pytest.mark.slow
 def test_a_recorder_that_is_gone(calls: Counter[str]) -> None:
     _, _, recorder, traced = pair()
     other = Recorder(ForwardMonitor(Mean())).modules(traced, leaves=True)
@@ -133,6 +137,7 @@ def test_a_recorder_that_is_gone(calls: Counter[str]) -> None:
     assert calls != before
 
 
+@pytest.mark.slow
 def test_what_asks_more_than_the_step_is_handed_over_alone(calls: Counter[str]) -> None:
     first, eager, second, traced = pair(every=2)
     train(eager, 4)
@@ -141,6 +146,7 @@ def test_what_asks_more_than_the_step_is_handed_over_alone(calls: Counter[str]) 
     assert_same(first, second)
 
 
+@pytest.mark.slow
 def test_steps(calls: Counter[str]) -> None:
     first, eager, second, traced = pair(every_step=2)
     for recorder, step in ((first, eager), (second, traced)):
@@ -151,6 +157,7 @@ def test_steps(calls: Counter[str]) -> None:
     assert set(calls) == {f"for {LAYERS}"}
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on() -> None:
     _, _, whole, traced = pair()
     train(traced, 7)
@@ -169,6 +176,7 @@ def test_an_interrupted_run_goes_on() -> None:
             torch.testing.assert_close(resumed[name].state[key], value, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_a_buffer_counts_an_observation_for_all_or_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, recorder, traced = pair()
     train(traced, 2)
@@ -190,6 +198,7 @@ def test_a_buffer_counts_an_observation_for_all_or_for_none(monkeypatch: pytest.
     assert {monitor.samples for name, monitor in recorder.items() if name.startswith("out")} == {before + 1}
 
 
+@pytest.mark.slow
 def test_full_buffers_are_freed_at_once() -> None:
     """Not when Python looks for circles, which may be thousands of steps later."""
     _, _, recorder, traced = pair()

@@ -206,6 +206,7 @@ def test_the_smallest_case_has_the_gradient_it_should_have() -> None:
     assert torch.equal(gradient(True), gradient(False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [*POLICIES.values(), [torch.ops.aten.mul.Tensor, *MATMULS]], ids=[*POLICIES, "list"])
 @pytest.mark.parametrize("callables", [CALLABLES["bare"], CALLABLES["mul"], CALLABLES["filter"]], ids=["bare", "mul", "filter"])
 def test_a_compiled_training_under_selective_checkpointing_is_the_same(policy: Any, callables: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert all(name in shown.out + shown.err for name in ("demo", "show", "diff", "watch", "plot", "export", "merge", "verify"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "extra"), [("matplotlib", "demo"), ("rich", "cli"), ("sklearn", "demo"), ("typer", "cli")])
 def test_a_missing_extra_ends_with_the_command_that_brings_it(library: str, extra: str, tmp_path: Path) -> None:
     (tmp_path / library).mkdir()
@@ -69,6 +70,7 @@ def test_a_missing_extra_ends_with_the_command_that_brings_it(library: str, extr
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_bare_machine_without_home_terminal_or_unicode(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     (tmp_path / "file").touch()
@@ -82,6 +84,7 @@ def test_a_bare_machine_without_home_terminal_or_unicode(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "recorders-demo").iterdir()) == ["overview.png", "recording"]
 
 
+@pytest.mark.slow
 def test_a_foreign_folder_ends_with_status_1_and_one_line(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     (tmp_path / "thesis.tex").touch()

@@ -85,6 +85,7 @@ def test_demo_prints_a_table_and_says_where_everything_is(tmp_path: Path) -> Non
     assert (out / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_what_it_prints_to_go_on_with_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = run(tmp_path / "it's here")
     code = next(line for line in text.splitlines() if line.startswith("load it: ")).removeprefix("load it: ")
@@ -97,6 +98,7 @@ def test_what_it_prints_to_go_on_with_works(tmp_path: Path, capsys: pytest.Captu
     assert "output/conv2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_recording_and_another_seed_another(tmp_path: Path) -> None:
     losses = []
     for folder, seed in (("a", 3), ("b", 3), ("c", 4)):
@@ -106,6 +108,7 @@ def test_a_seed_gives_the_same_recording_and_another_seed_another(tmp_path: Path
     assert not torch.equal(losses[0], losses[2])
 
 
+@pytest.mark.slow
 def test_a_second_run_replaces_the_first_and_leaves_other_files(tmp_path: Path) -> None:
     run(tmp_path / "demo")
     (tmp_path / "demo" / "notes.txt").write_text("mine")
@@ -140,6 +143,7 @@ def test_a_damaged_recording_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_printed_with_its_remedy_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> torch.nn.Sequential:
         net = network()
@@ -162,6 +166,7 @@ def test_interrupted_it_saves_what_was_recorded(tmp_path: Path) -> None:
     assert load(tmp_path / "recording").samples("loss") == 19
 
 
+@pytest.mark.slow
 def test_the_sick_net_has_what_was_planted_and_nothing_else(tmp_path: Path) -> None:
     _, text = run(tmp_path, seed=1)
     told = text.partition(PLANTED[:22])[2].partition("test accuracy")[0].splitlines()
@@ -181,6 +186,7 @@ def test_interrupted_with_the_sick_net_it_says_so(tmp_path: Path) -> None:
     assert load(tmp_path / "recording").samples("loss") == 28
 
 
+@pytest.mark.slow
 def test_interrupted_before_the_first_step_it_keeps_the_older_recording(tmp_path: Path) -> None:
     run(tmp_path)
     with interrupted_at(1):
@@ -222,6 +228,7 @@ def test_the_figure_draws_frozen_broken_and_missing_layers(tmp_path: Path) -> No
     assert (tmp_path / "odd.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_panels_are_labelled_and_show_each_layer(tmp_path: Path) -> None:
     run(tmp_path)
     recording = load(tmp_path / "recording")

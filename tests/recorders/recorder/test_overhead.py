@@ -512,6 +512,7 @@ def test_a_budget_chooses_every_fourth_step_and_comes_back_when_costs_fall(time:
     assert sum(a != b for a, b in pairwise(cost.cadences)) == 2
 
 
+@pytest.mark.slow
 def test_nothing_flutters_where_costs_do(time: Time) -> None:
     cost = Cost(time, 0.1, budget=0.03)
     generator = torch.Generator().manual_seed(0)

@@ -64,6 +64,7 @@ def trained(place: Place, when: str) -> Any:
     return [value.detach().clone() for value in model.parameters()], losses, [part and bits(part) for part in merged]
 
 
+@pytest.mark.slow
 def test_training_goes_on_and_changes_neither_itself_nor_the_result(world: World) -> None:
     never, at_once, later = (returned(world.run(trained, when, ranks=(0, 1))) for when in ("never", "at once", "later"))
     for rank in (0, 1):
@@ -91,6 +92,7 @@ def fixed(place: Place, cuts: list[int]) -> Any:
     return bits(merged) == expected, handle.wait() is merged, handle.is_completed(), repr(handle), len(recorder.compute())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [[2, 3, 1], [0, 2, 0], [0, 0, 0]])
 def test_what_is_merged_is_fixed_at_the_call(world: World, cuts: list[int]) -> None:
     assert alike(world.run(fixed, cuts)) == (True, True, True, "<SyncHandle, completed>", 0)
@@ -178,6 +180,7 @@ def forgets(rank: int, folder: str, end: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["exit", "destroyed", "dropped"])
 def test_a_handle_that_nobody_waits_for_costs_nothing(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -202,6 +205,7 @@ class Under:
         return self.looks < 0
 
 
+@pytest.mark.slow
 def test_a_process_ends_after_its_collectives_or_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handles, "_under_way", under_way := set())
     monkeypatch.setattr(handles, "LONGEST_AT_EXIT_S", 0.1)

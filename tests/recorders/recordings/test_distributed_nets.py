@@ -215,6 +215,7 @@ def on_two_axes(place: Place) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_meshes_of_two_axes(four: World) -> None:
     alone, _ = trained("one", (0, None), 1)
     expected = alone.compute()
@@ -358,5 +359,6 @@ def places(recording: Recording) -> Any:
     return {name: (part.samples, {leaf: list(state) for leaf, state in part.states.items()}) for name, part in recording.items()}
 
 
+@pytest.mark.slow
 def test_placements_are_saved_and_resumed(four: World, tmp_path: Path) -> None:
     assert alike(four.run(resumed, str(tmp_path))) == (["Recording", "Recording"], True)

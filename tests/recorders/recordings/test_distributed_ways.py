@@ -120,6 +120,7 @@ def went(place: Place, way: str) -> Any:
     return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_record_what_one_process_records(pair: World, way: str) -> None:
     model = net()
@@ -224,6 +225,7 @@ def counted(place: Place) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_no_monitor_communicates_and_reading_is_local(pair: World) -> None:
     found = returned(pair.run(counted))
     for answer in found:
@@ -375,6 +377,7 @@ def scaled(place: Place) -> Any:
     return recorder.sync().compute()
 
 
+@pytest.mark.slow
 def test_gradients_of_outputs_are_scaled_by_name(pair: World) -> None:
     model = net()
     with Recorder(BackwardMonitor(Norm())).modules(model, names="0.up") as alone:

@@ -150,6 +150,7 @@ def forged(place: Place, raw: bytes, size: int) -> Any:
         return list(sync(sound(), group))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raw", "size", "reason"),
     [
@@ -172,6 +173,7 @@ def too_much(place: Place) -> Any:
         return list(sync(sound(), group))
 
 
+@pytest.mark.slow
 def test_more_than_a_rank_has_memory_for_is_an_error_on_every_rank(world: World) -> None:
     answers = world.run(too_much)
     assert [answer.kind for answer in answers] == ["SyncError"] * 3

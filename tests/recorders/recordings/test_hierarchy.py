@@ -83,6 +83,7 @@ def compared(place: Place, shape: tuple[int, ...]) -> Any:
     return bits(merged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2), (4,), (1, 4), (2, 1, 2), (2, 2, 1)])
 def test_a_mesh_gives_what_the_group_gives_on_every_rank_bit_for_bit(four: World, shape: tuple[int, ...]) -> None:
     assert alike(four.run(compared, shape))["weight"][0] == 1
@@ -328,6 +329,7 @@ def check_named(answers: list[Any]) -> None:
         assert answer[1] == 1
 
 
+@pytest.mark.slow
 def test_a_silent_rank_is_named_on_all_ranks_of_the_mesh(four: World) -> None:
     returned(four.run(prepare, 3.0))
     check_named(four.run(interrupted, False, ranks=(0, 1, 2)))

@@ -435,6 +435,7 @@ print((peak() - before) * 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts KiB")
 @pytest.mark.parametrize(("what", "most"), [("save", 2**24), ("load", 2 * 2**26 + 2**24)])
 def test_memory_at_the_peak(tmp_path: Path, what: str, most: int) -> None:

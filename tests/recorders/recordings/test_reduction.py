@@ -213,6 +213,7 @@ def both_ways(place: Place, steps: list[int], threshold: int | None) -> Any:
     return alone is None, bits(merged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [[2, 3], [0, 2], [0, 0], [2, 0, 3], [1, 2, 1]])
 def test_reduced_and_gathered_give_the_same(world: World, steps: list[int]) -> None:
     answers = returned(world.run(both_ways, steps, 2, ranks=tuple(range(len(steps)))))

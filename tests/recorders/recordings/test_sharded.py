@@ -96,6 +96,7 @@ def saved_as_synced(place: Place, folder: str, layout: Layout) -> Any:
     return facts(loaded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ranks", [TWO, (0, 1, 2)], ids=len)
 def test_what_is_loaded_is_what_sync_gives_bit_for_bit(

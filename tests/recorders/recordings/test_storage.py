@@ -552,6 +552,7 @@ class TestFolder:
         assert facts(load(tmp_path / "run")) in [facts(sample(float(i))) for i in range(6)]
         assert len(list((tmp_path / "run").glob("generation-*"))) == 1
 
+    @pytest.mark.slow
     def test_saving_at_exit(self, tmp_path: Path) -> None:
         script = (
             "import atexit, sys, torch\nfrom recorders import Recording, Subrecording\nfrom reducers import Sum\n"

@@ -115,6 +115,7 @@ class Training:
         return [parameter.detach().clone() for parameter in self.net.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_compiled_step_has_no_graph_more_and_records_what_eager_mode_does(kind: str, way: str) -> None:
@@ -153,6 +154,7 @@ def test_attaching_alone_costs_no_graph(kind: str) -> None:
     assert recorder.clock.step == 6
 
 
+@pytest.mark.slow
 def test_fused_by_inductor_the_parameters_are_the_same_to_the_bit() -> None:
     bare = Training("adam", "step", "inductor").run(3)
     training = Training("adam", "step", "inductor")
@@ -194,6 +196,7 @@ class Interrupt(BaseException):
     """What a user does."""
 
 
+@pytest.mark.slow
 def test_entries_of_interrupted_steps_keep_nothing_alive_and_end_with_the_next_step() -> None:
     training = Training("adam", None)
     net, optimizer = training.net, training.optimizer

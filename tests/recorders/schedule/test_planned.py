@@ -149,6 +149,7 @@ def test_every_is_counted_for_each_optimizer_by_itself(kind: str) -> None:
     assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_optimizer_does_not_go_on_with_the_count_of_one_that_was_freed(kind: str) -> None:
     net = Net(kind, every=3)

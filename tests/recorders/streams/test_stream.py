@@ -363,11 +363,13 @@ def run(script: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_left_at_exit_is_committed(tmp_path: Path) -> None:
     run("import sys, torch, recorders\ns = recorders.Stream(sys.argv[1])\ns.put('x', torch.ones(3, 1))", tmp_path)
     assert len(StreamDataset(tmp_path)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_a_forked_process_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> None:
     script = """

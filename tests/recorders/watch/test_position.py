@@ -91,6 +91,7 @@ def gone_on(place: Place, folder: Path) -> list[tuple[str, int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_all_ranks_go_on_from_the_same_epoch_and_step(world: World, tmp_path: Path) -> None:
     by_epoch, by_step = (Inspector([], timeline=tmp_path / name) for name in ("epochs.db", "steps.db"))
     for _ in range(5):

@@ -58,6 +58,7 @@ def watched(place: Place, folder: Path) -> tuple[Any, list[int], str]:
     return look(inspector), shown.ticks, inspector.timeline.path
 
 
+@pytest.mark.slow
 def test_all_ranks_have_the_numbers_of_all_and_one_shows_them(world: World, tmp_path: Path) -> None:
     answers = world.run(watched, tmp_path)
     found = alike([numbers for numbers, _, _ in answers])
@@ -146,5 +147,6 @@ def by_itself(place: Place) -> tuple[list[int], float]:
     return shown.ticks, inspector.timeline.at(0)["Loss/train"]["mean"]
 
 
+@pytest.mark.slow
 def test_ranks_may_stay_by_themselves(world: World) -> None:
     assert world.run(by_itself) == [([0], 0.0), ([0], 1.0), ([0], 2.0)]

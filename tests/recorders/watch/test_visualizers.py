@@ -95,6 +95,7 @@ def test_figures_have_a_panel_a_layer_with_lines_and_bands() -> None:
     assert "never" in figure.get_supxlabel()
 
 
+@pytest.mark.slow
 def test_many_layers_each_have_a_panel_and_room() -> None:
     figure = drawn(view(layers=26, log_scale=True))
     assert len(figure.axes) == 26
@@ -244,6 +245,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, name
         as_visualizers(name)
 
 
+@pytest.mark.slow
 def test_importing_brings_no_drawing_library_in() -> None:
     script = "import sys, recorders.watch.inspector; assert not {'rich', 'matplotlib', 'tensorboard', 'wandb'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})

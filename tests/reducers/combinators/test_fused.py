@@ -24,6 +24,7 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_big_observations_are_lifted_by_a_compiled_function_with_the_same_results() -> None:
     reducer = Product(summary=Summary("b c ... -> c"), norm=Norm(), top=Max(), active=Activity(), last=Last().premap(torch.abs))
     fused = Fused(reducer)
@@ -65,6 +66,7 @@ def test_rows_too_long_and_numbers_too_wide_are_left_to_several_loops() -> None:
     assert fused_moments(drawn(8, 8).double(), (0, 1)) is None
 
 
+@pytest.mark.slow
 def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     lift = reducers.combinators.fused._lift

@@ -149,6 +149,7 @@ def test_a_thousand_parts_merge_to_what_one_pass_gives() -> None:
     laws.same_bits(reduce(quantile.merge, parts), quantile.update({}, x))
 
 
+@pytest.mark.slow
 def test_big_tensors_are_counted_alike_whatever_their_layout() -> None:
     x = torch.randn(40, 7, 1024, generator=torch.Generator().manual_seed(0))
     whole, features = Quantile(bits=3), Quantile("b c d -> d", bits=3)

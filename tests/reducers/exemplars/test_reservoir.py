@@ -17,6 +17,7 @@ def drawn(reservoir: Reservoir, xs: list[Tensor]) -> list[float]:
     return reservoir.compute(laws.run(reservoir, xs))["value"].tolist()
 
 
+@pytest.mark.slow
 def test_every_sample_is_as_likely() -> None:
     """How often each of 60 samples is drawn, over 1500 reservoirs of 6, merged from streams of unequal lengths."""
     often = torch.zeros(60)
@@ -33,6 +34,7 @@ def test_every_sample_is_as_likely() -> None:
     assert stats.chisquare(often.numpy() * 60 / 54).pvalue > 1e-3  # drawn without replacement, counts vary less than a die's
 
 
+@pytest.mark.slow
 def test_pairs_are_as_likely() -> None:
     """How often each pair of 8 samples is drawn together: lots are independent, within an observation and across."""
     together = torch.zeros(8, 8)

@@ -43,6 +43,7 @@ def test_ties_go_to_the_earliest_however_merged(
     assert entries(ends.compute(whole)) == by_hand(xs, k, largest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "few values", "one value"])
 @pytest.mark.parametrize("ends", [TopK(k=20), BottomK(k=20)], ids=str)
 def test_big_tensors(ends: TopK | BottomK, kind: str) -> None:

@@ -113,6 +113,7 @@ def test_threads_that_share_blocks_count_alike(reducer: str, at_several_threads:
             assert all(torch.equal(value, same[key]) for key, value in state.items())
 
 
+@pytest.mark.slow
 def test_more_elements_of_one_bin_than_32_bits_count() -> None:
     """Tables of threads have 32 bits; rows that overlap in memory are as good as any."""
     x = torch.ones((1 << 20) + 4_097).as_strided((4_097, 1 << 20), (1, 1))

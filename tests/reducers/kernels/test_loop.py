@@ -351,6 +351,7 @@ def ran(**environment: str) -> str:
     return subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_without_a_compiler_nothing_is_said(tmp_path: Path) -> None:
     failing = tmp_path / "c++"
     failing.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
@@ -359,6 +360,7 @@ def test_without_a_compiler_nothing_is_said(tmp_path: Path) -> None:
     assert [*(tmp_path / "torch_recorders").iterdir()] == []
 
 
+@pytest.mark.slow
 def test_a_library_is_compiled_once_and_kept(tmp_path: Path) -> None:
     assert ran(XDG_CACHE_HOME=str(tmp_path)) == "True"
     (library,) = (tmp_path / "torch_recorders").iterdir()
@@ -367,6 +369,7 @@ def test_a_library_is_compiled_once_and_kept(tmp_path: Path) -> None:
     assert [path.stat().st_mtime_ns for path in (tmp_path / "torch_recorders").iterdir()] == [made]
 
 
+@pytest.mark.slow
 def test_no_library_is_loaded_from_a_folder_in_which_others_may_write(tmp_path: Path) -> None:
     (tmp_path / "torch_recorders").mkdir()
     (tmp_path / "torch_recorders").chmod(0o777)
@@ -374,6 +377,7 @@ def test_no_library_is_loaded_from_a_folder_in_which_others_may_write(tmp_path: 
     assert [*(tmp_path / "torch_recorders").iterdir()] == []
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert ran(XDG_CACHE_HOME=str(tmp_path / "file")) == "True"
@@ -398,6 +402,7 @@ for shape, pattern in (((16, 1 << 20), "b c -> c"), ((1 << 20, 16), "b c -> b"),
 """
 
 
+@pytest.mark.slow
 def test_no_table_is_as_big_as_the_observation() -> None:
     """Of 64 MB: positions that one part has are written at once, and a table of parts has 8 MB at most."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
@@ -422,6 +427,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_of_one_thread_reads_by_the_loop() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
     assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.split() == ["0"]

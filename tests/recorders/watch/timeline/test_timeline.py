@@ -276,6 +276,7 @@ def test_two_timelines_write_one_file(tmp_path: Path) -> None:
             one.append(9, {})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_writes_on_its_own_connection(tmp_path: Path) -> None:
     """In a process of its own, because pytest's has threads."""

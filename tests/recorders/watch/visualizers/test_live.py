@@ -100,6 +100,7 @@ def test_hundreds_of_layers_fit_and_the_rest_is_counted() -> None:
     assert terminal.lines[1].startswith("! layer250, since tick 0: 90%")
 
 
+@pytest.mark.slow
 def test_many_ticks_are_joined_to_the_width_and_resuming_reads_earlier_ones() -> None:
     terminal, timeline = shown([{"Loss/train": float(tick)} for tick in range(1000)])
     course = terminal.lines[2].split()[2]
@@ -199,6 +200,7 @@ def test_figures_in_a_notebook_are_redrawn_in_place(monkeypatch: pytest.MonkeyPa
     assert len({data["image/png"] for data in output}) == 3
 
 
+@pytest.mark.slow
 def test_table_bar_and_prints_of_a_training_in_a_real_terminal(tmp_path: Path) -> None:
     pty = pytest.importorskip("pty")
     script = tmp_path / "training.py"
@@ -238,6 +240,7 @@ def test_table_bar_and_prints_of_a_training_in_a_real_terminal(tmp_path: Path) -
     assert re.fullmatch(r"100%\|█{10}\| 20/20 \[00:\d\d<00:00, .*, train loss=[\d.e-]+\]", bar)
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_no_escapes_and_a_line_of_progress(tmp_path: Path) -> None:
     script = (
         "import sys\n"

@@ -203,6 +203,7 @@ def test_a_folder_that_cannot_be_written_warns_once_and_training_goes_on(tmp_pat
     assert len(warned) == 1
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_writes_what_was_not_written(tmp_path: Path) -> None:
     script = f"""
 import os, sys

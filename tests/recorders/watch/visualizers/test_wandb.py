@@ -79,6 +79,7 @@ def ended(run: list[Any]) -> bool:
     return any(record.WhichOneof("record_type") == "exit" for record in run)
 
 
+@pytest.mark.slow
 def test_every_number_of_a_training_is_read_back(folder: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
     watching = [lenses.OutputGradientGeometry(), lenses.OutputNorm(comparison_plot=True)]
