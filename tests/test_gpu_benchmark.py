@@ -15,6 +15,8 @@ import pytest
 import torch
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = str(ROOT / "benchmarks")
 
 
@@ -46,7 +48,6 @@ def rows(result: dict[str, Any], section: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
 def test_every_variant_steps_eager_and_one_compiled(result: dict[str, Any]) -> None:
     found = {(row["execution"], row["who"]): row for row in rows(result, "training")}
     assert [who for execution, who in found if execution == "eager"] == [
@@ -143,7 +144,6 @@ print("agree")
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (extra gpu-tests)")
 def test_the_rebuilt_design_of_torchtitan_computes_its_statistics() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join((BENCHMARKS, str(ROOT)))}
