@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,10 @@ from torch import Tensor
 from recorders.errors import SelectionError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
-from recorders.recordings.shown import flat_numbers, listed
+from recorders.recordings.shown import flat_leaves, listed, shown_name
 from recorders.watch.timeline import Timeline
 
-__all__ = ["Change", "Comparison", "compare", "results_by_name"]
+__all__ = ["Change", "Comparison", "Reshaped", "compare", "results_by_name"]
 
 _PLACES = frozenset({"mean", "median", "Q1", "Q3"})
 """Statistics whose change is measured in standard deviations, if these are known. Not extremes, which differ by chance."""
@@ -47,8 +48,25 @@ class Change:
 
     def __str__(self) -> str:
         place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
-        what = f"{self.name or '(net)'}{f' {self.statistic}' if self.statistic else ''}{place}"
-        return f"{what}: {self.first:.4g} -> {self.second:.4g} ({self.score:.2g})"
+        return f"{_titled(self.name, self.statistic)}{place}: {self.first:.4g} -> {self.second:.4g} ({self.score:.2g})"
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A statistic whose shape differs between two runs, so that its numbers cannot be compared.
+
+    Attributes:
+        name, statistic: as in `Change`.
+        first, second: its shapes.
+    """
+
+    name: str
+    statistic: str
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{_titled(self.name, self.statistic)}: shape {list(self.first)} -> {list(self.second)}"
 
 
 @dataclass(frozen=True)
@@ -56,26 +74,48 @@ class Comparison:
     """What changed between two runs.
 
     Attributes:
-        changes: one for each statistic that both have, largest first; those of about the same size (within 0.1) in network order.
-        only_first, only_second: names that only one of the two has.
+        changes: one for each statistic that both have in one shape, largest first; those of about the same size (within 0.1) in
+            network order.
+        only_first, only_second: what only one of the two has: a subrecorder or a leaf of it by its name, or a statistic of one that
+            both have, as in "out/0 mean".
+        reshaped: statistics whose shapes differ, such as those of a layer that became wider.
     """
 
     changes: tuple[Change, ...]
     only_first: tuple[str, ...] = ()
     only_second: tuple[str, ...] = ()
+    reshaped: tuple[Reshaped, ...] = ()
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether both have the same statistics in the same shapes, so that `changes` tells all."""
+        return not (self.only_first or self.only_second or self.reshaped)
+
+    def exceeds(self, score: float) -> bool:
+        """Whether the runs differ by more than this: in a change with a larger score, or in what they have at all."""
+        return not self.is_comparable or any(change.score > score for change in self.changes)
+
+    def rest(self) -> list[str]:
+        """What cannot be measured by a score, in lines of text."""
+        lines = [f"shapes differ: {'; '.join(map(str, self.reshaped[:20]))}{'; ...' * (len(self.reshaped) > 20)}"] * bool(
+            self.reshaped
+        )
+        for which, names in (("first", self.only_first), ("second", self.only_second)):
+            lines += [f"only in the {which}: {listed(names)}"] * bool(names)
+        return lines
 
     def __str__(self) -> str:
-        lines = [str(change) for change in self.changes if change.score][:20] or ["no difference"]
-        for which, names in (("first", self.only_first), ("second", self.only_second)):
-            if names:
-                lines.append(f"only in the {which}: {listed(names)}")
-        return "\n".join(lines)
+        changed = [str(change) for change in self.changes if change.score][:20]
+        return "\n".join([*changed, *self.rest()]) or "no difference"
 
 
 def compare(
     first: Recorder | Recording | Timeline, second: Recorder | Recording | Timeline, *, tick: int | None = None
 ) -> Comparison:
     """Compares two runs, statistic by statistic.
+
+    What only one of them has, and shapes that differ, are differences too: see `Comparison.is_comparable`. Counts, which tell how
+    much was recorded, are compared by their shapes only.
 
     Args:
         first, second: two recordings (or recorders), or two timelines.
@@ -98,7 +138,7 @@ def compare(
     """
     if isinstance(first, Timeline) and isinstance(second, Timeline):
         tick = _common_tick(first, second, tick)
-        a, b = ({name: flat_numbers(row) for name, row in one.at(tick).items()} for one in (first, second))
+        a, b = ({name: _numbers(row) for name, row in one.at(tick).items()} for one in (first, second))
     elif isinstance(first, Timeline) or isinstance(second, Timeline):
         raise TypeError("compare needs two recordings or two timelines; got one of each")
     else:
@@ -106,19 +146,54 @@ def compare(
     both = [(order, name) for order, name in enumerate(a) if name in b]
     found = [(order, change) for order, name in both for change in _changes(name, a[name], b[name])]
     found.sort(key=lambda item: (-round(item[1].score, 1), item[0]))
-    only = (tuple(name for name in one if name not in other) for one, other in ((a, b), (b, a)))
-    return Comparison(tuple(change for _, change in found), *only)
+    only_first, only_second = (_only(one, other) for one, other in ((a, b), (b, a)))
+    reshaped = [
+        Reshaped(name, statistic, tuple(here.shape), tuple(b[name][statistic].shape))
+        for _, name in both
+        for statistic, here in a[name].items()
+        if statistic in b[name] and here.shape != b[name][statistic].shape
+    ]
+    return Comparison(tuple(change for _, change in found), only_first, only_second, tuple(reshaped))
+
+
+def _only(one: Mapping[str, Mapping[str, Tensor]], other: Mapping[str, Mapping[str, Tensor]]) -> tuple[str, ...]:
+    """What the other lacks: names, also if it recorded nothing under them, and statistics of names that it has."""
+    found: list[str] = []
+    for name, results in one.items():
+        if name not in other:
+            silent = not results and any(known.startswith(f"{name}[") for known in other)  # whose leaves the other has
+            found += [name] * (not silent)
+        elif results and not other[name]:
+            found.append(name)
+        else:
+            found += [_titled(name, statistic) for statistic in results if statistic not in other[name]]
+    return tuple(found)
+
+
+def _titled(name: str, statistic: str) -> str:
+    return f"{shown_name(name)}{f' {statistic}' if statistic else ''}"
 
 
 def results_by_name(recorded: Recorder | Recording) -> dict[str, dict[str, Tensor]]:
-    """The results of a recording as float64 tensors, by subrecorder and leaf (`name[leaf]`), and by path in the result."""
+    """The results of a recording as float64 tensors, by subrecorder and leaf (`name[leaf]`), and by path in the result.
+
+    A subrecorder that recorded nothing has no results.
+    """
     recording = recorded.snapshot() if isinstance(recorded, Recorder) else recorded
     found: dict[str, dict[str, Tensor]] = {}
     for name, part in recording.items():
-        for leaf, result in part.leaves().items():
-            if tensors := flat_numbers(result):
-                found[f"{name}[{leaf}]" if leaf else name] = tensors
+        leaves = part.leaves()
+        for leaf, result in leaves.items():
+            found[f"{name}[{leaf}]" if leaf else name] = _numbers(result)
+        if not leaves:
+            found[name] = {}
     return found
+
+
+def _numbers(result: Any) -> dict[str, Tensor]:
+    """The numbers in a nested result by path: in float64, complex ones as pairs; also empty tensors, which have a shape."""
+    tensors = {path: x.detach().cpu() for path, x in flat_leaves(result) if isinstance(x, Tensor)}
+    return {path: (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double() for path, x in tensors.items()}
 
 
 def _common_tick(first: Timeline, second: Timeline, tick: int | None) -> int:
@@ -135,8 +210,8 @@ def _changes(name: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> lis
     changes = []
     for statistic, here in a.items():
         *_, kind = statistic.split(".")
-        there = b.get(statistic, here.new_empty(0))
-        if here.shape != there.shape or kind in _SIZES:
+        there = b.get(statistic)
+        if there is None or here.shape != there.shape or kind in _SIZES or not here.numel():
             continue
         scores = _scores(statistic, kind, a, b)
         worst = int(scores.argmax())

@@ -18,7 +18,7 @@ from torch import nn
 
 from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, Timeline, lenses, load
 from recorders.cli import main
-from reducers import Collect, Mean, Product, Summary
+from reducers import Collect, Count, Mean, Product, Summary
 
 pytest.importorskip("typer")
 
@@ -122,6 +122,38 @@ def test_diff_names_the_planted_layer_first(tmp_path: Path, capsys: Printed) -> 
     assert (found["only_first"], found["only_second"]) == ([], [])
     said(capsys, "diff", one, other, "--fail-over", "0.5", status=1)
     assert "no difference in" in said(capsys, "diff", one, one, "--fail-over", "0")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "line"),
+    [
+        (
+            {"x": Summary("b c -> c")},
+            {"x": Summary("b c -> c")},
+            "shapes differ: x count: shape [4] -> [8]; x mean: ",
+        ),
+        ({"x": Product(a=Count(), b=Count())}, {"x": Product(a=Count())}, "only in the first: ['x b']"),
+        ({"x": Count()}, {"x": Count(), "y": Count()}, "only in the second: ['y']"),
+    ],
+    ids=["shape", "statistic", "layer"],
+)
+def test_diff_fails_if_a_shape_a_statistic_or_a_layer_is_not_the_same(
+    first: dict[str, Any], second: dict[str, Any], line: str, tmp_path: Path, capsys: Printed
+) -> None:
+    for name, width, reducers in (("a", 4, first), ("b", 8 if line.startswith("shapes") else 4, second)):
+        recorder = Recorder(**{key: CallMonitor(reducer) for key, reducer in reducers.items()})
+        for key in reducers:
+            recorder.push(key, torch.ones(2, width))
+        recorder.save(tmp_path / name)
+    both = str(tmp_path / "a"), str(tmp_path / "b")
+    told = said(capsys, "diff", *both)  # which only shows
+    assert line in told.replace("\n", " ")
+    assert " statistics that both have in one shape" in told
+    for limit in ("0", "100"):
+        said(capsys, "diff", *both, "--fail-over", limit, status=1)
+    data = json.loads(said(capsys, "diff", *both, "--json"))
+    assert [bool(data["reshaped"]), bool(data["only_first"]), bool(data["only_second"])].count(True) == 1
+    assert said(capsys, "diff", both[0], both[0], "--fail-over", "0").startswith("no difference in")
 
 
 def test_diff_of_timelines_and_of_different_kinds(tmp_path: Path, capsys: Printed) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recorders import BackwardMonitor, CallMonitor, ForwardMonitor, Recorder, Recording, SelectionError, Timeline, compare
 from reducers import Activity, Collect, Count, Last, Product, Summary
@@ -70,12 +71,95 @@ def test_nonfinite_values_come_first() -> None:
     assert compare(recorded(float("nan")), recorded(float("nan"))).changes[0].score == 0
 
 
-def test_what_only_one_has_is_listed_and_shapes_that_differ_are_left_out() -> None:
-    one = Recorder(a=CallMonitor(Last()), b=CallMonitor(Last())).push("a", torch.zeros(2)).push("b", 1.0)
-    other = Recorder(a=CallMonitor(Last()), c=CallMonitor(Last())).push("a", torch.zeros(3)).push("c", 1.0)
-    comparison = compare(one, other)
-    assert (comparison.changes, comparison.only_first, comparison.only_second) == ((), ("b",), ("c",))
-    assert str(comparison) == "no difference\nonly in the first: ['b']\nonly in the second: ['c']"
+def wide(*columns: float, **more: float) -> Recorder:
+    """What a layer gave, as wide as there are columns, beside other layers."""
+    recorder = Recorder(layer=CallMonitor(Summary("b c -> c")), **{name: CallMonitor(Last()) for name in more})
+    recorder.push("layer", torch.tensor([columns]))
+    for name, value in more.items():
+        recorder.push(name, value)
+    return recorder
+
+
+def leaves(**values: Tensor) -> Recorder:
+    return Recorder(x=CallMonitor(Last())).push("x", values)
+
+
+def row(**statistics: float) -> Timeline:
+    timeline = Timeline()
+    timeline.append(0, {"Loss/train": statistics})
+    return timeline
+
+
+ONE = torch.ones(2)
+DIFFERENT: dict[str, tuple[Any, Any, str]] = {
+    "a layer that is wider": (
+        lambda: wide(1.0, 2.0),
+        lambda: wide(1.0, 2.0, 3.0),
+        "shapes differ: layer count: shape [2] -> [3]; layer mean: ",
+    ),
+    "a layer of one run only": (lambda: wide(1.0), lambda: wide(1.0, b=1.0), "only in the second: ['b']"),
+    "a layer that recorded nothing in one run": (
+        lambda: wide(1.0),
+        lambda: Recorder(layer=CallMonitor(Summary("b c -> c"))),
+        "only in the first: ['layer']",
+    ),
+    "a silent layer of one run only": (
+        lambda: wide(1.0),
+        lambda: Recorder(layer=CallMonitor(Summary("b c -> c")), b=CallMonitor(Last())).push("layer", torch.ones(1, 1)),
+        "only in the second: ['b']",
+    ),
+    "a leaf of one run only": (lambda: leaves(a=ONE, b=ONE), lambda: leaves(a=ONE), "only in the first: ['x[b]']"),
+    "a leaf, and none that has a name": (
+        lambda: leaves(a=ONE),
+        lambda: Recorder(x=CallMonitor(Last())).push("x", ONE),
+        "only in the first: ['x[a]']\nonly in the second: ['x']",
+    ),
+    "a leaf, and nothing recorded": (
+        lambda: leaves(a=ONE),
+        lambda: Recorder(x=CallMonitor(Last())),
+        "only in the first: ['x[a]']",
+    ),
+    "a statistic that vanished": (
+        lambda: Recorder(x=CallMonitor(Product(s=Summary(), n=Last()))).push("x", 1.0),
+        lambda: Recorder(x=CallMonitor(Product(s=Summary()))).push("x", 1.0),
+        "only in the first: ['x n']",
+    ),
+    "a count that vanished": (
+        lambda: Recorder(x=CallMonitor(Product(s=Last(), n=Count()))).push("x", 1.0),
+        lambda: Recorder(x=CallMonitor(Product(s=Last()))).push("x", 1.0),
+        "only in the first: ['x n']",
+    ),
+    "another number of steps": (
+        lambda: Recorder(x=CallMonitor(Collect())).push("x", 1.0).push("x", 1.0),
+        lambda: Recorder(x=CallMonitor(Collect())).push("x", 1.0),
+        "shapes differ: x: shape [2] -> [1]",
+    ),
+    "a statistic of one timeline only": (
+        lambda: row(mean=1.0, std=0.5),
+        lambda: row(mean=1.0),
+        "only in the first: ['Loss/train std']",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_shapes_that_differ_and_what_only_one_run_has_are_differences(what: str) -> None:
+    one, other, told = DIFFERENT[what]
+    found = compare(one(), other())
+    assert told in str(found)
+    assert "no difference" not in str(found)
+    assert (found.exceeds(0), found.exceeds(1e9), found.is_comparable) == (True, True, False)
+    mirrored = compare(other(), one())
+    assert mirrored.exceeds(0)
+    assert (mirrored.only_second, mirrored.only_first) == (found.only_first, found.only_second)
+    for run_of in (one, other):
+        assert (str(compare(run_of(), run_of())), compare(run_of(), run_of()).exceeds(0)) == ("no difference", False)
+
+
+def test_complex_numbers_are_compared() -> None:
+    one, other = (leaves(a=torch.tensor([1 + 1j, 2 + part * 1j]).conj()) for part in (1, -1))
+    (change,) = compare(one, other).changes
+    assert (change.index, change.score) == ((1, 1), 2.0)
 
 
 def test_leaves_and_bools_are_compared() -> None:
