@@ -156,6 +156,14 @@ def test_private_apis_of_pytorch_are_used_in_one_file() -> None:
     assert found == ["recorders._torch"]
 
 
+def test_memory_of_tensors_is_taken_in_one_file() -> None:
+    """Whoever reads or writes at the address of a tensor asks first whether there is memory: `stored.address` does."""
+    taken = re.compile(r"data_ptr|from_address|untyped_storage|\._?storage\(")
+    found = [name for name, path in modules("recorders").items() if taken.search(path.read_text())]
+    # Handles are found by their address, at which nothing reads.
+    assert sorted(found) == ["recorders.capture.accumulators", "recorders.recordings.stored"]
+
+
 def test_every_test_file_lies_in_the_folder_of_what_it_tests() -> None:
     packages = {path.parent.relative_to(ROOT) for package in ORDER for path in (ROOT / package).rglob("__init__.py")}
     found = {path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}

@@ -19,6 +19,7 @@ from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
 from recorders.recordings.shown import Rows, Table, shown_name
+from recorders.recordings.stored import kept_bytes
 from recorders.schedule.clock import shown_steps
 from reducers import State
 
@@ -154,7 +155,7 @@ def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
 
 def _bytes(state: State) -> int:
     """Of storages, because the slots of a window or a history are a view of a buffer with free slots."""
-    return sum(value.untyped_storage().nbytes() for value in state.values())
+    return sum(map(kept_bytes, state.values()))
 
 
 def _growth(monitor: Monitor) -> int | None:

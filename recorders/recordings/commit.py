@@ -61,6 +61,10 @@ class Generation:
         self._files.append(path)
         return written
 
+    def discard(self, file: str) -> None:
+        """Removes a file of which writing failed, if the system permits; no manifest names it."""
+        _remove(self._folder / file)
+
     def link(self, old: str, file: str) -> bool:
         """Takes a file over from the live generation, if the file system has hard links; returns whether it did."""
         try:

@@ -31,7 +31,7 @@ class Contents:
         states, values: the names in place of the tensors.
         progress: the same of its progress; None if it has none.
         placement: its placement as data.
-        left_out: why a result is not in it; "" if all are.
+        left_out: which results are not in it, and why; "" if all are.
 
     Raises:
         StorageError: a state is no tensor.
@@ -39,28 +39,38 @@ class Contents:
 
     def __init__(self, part: Subrecording, results: bool = True) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.left_out = ""
+        self._left_out: list[str] = []
         self.states = {leaf: self._put_state(("state", leaf), state) for leaf, state in part.states.items()}
         self.values = self._put_values(part) if results else {}
         self.progress = None if part.progress is None else self._put_progress(part.progress)
         self.placement = {leaf: to_plain(place) for leaf, place in part.placement.items()}
+        self.left_out = "; ".join(self._left_out)
 
     def _put_state(self, path: tuple[str, ...], state: State) -> dict[str, str]:
         return {key: self._put((*path, key), tensor) for key, tensor in state.items()}
 
     def _put_values(self, part: Subrecording) -> dict[str, Tree]:
-        """The results by leaf; one that cannot be computed or stored is left out, with all others of the subrecording."""
-        before = dict(self.tensors)
+        """The results by leaf; what of them cannot be computed or stored is left out, and nothing else."""
+        found: dict[str, Tree] = {}
+        for leaf in part.leaf_names():
+            try:
+                result = part.result_of(leaf)
+            except Exception as error:
+                where = f" of leaf {leaf!r}" if leaf else ""
+                self._left_out.append(f"its result{where} cannot be computed: {type(error).__name__}: {error}")
+                continue
+            if (tree := self._kept(("value", leaf), result)) is not None:
+                found[leaf] = tree
+        return found
+
+    def _kept(self, path: tuple[str, ...], result: Any) -> Tree | None:
+        """Like `_flatten`; None if it cannot be stored, which is noted."""
         try:
-            results = part.leaves()
-        except Exception as error:
-            self.left_out = f"its result cannot be computed: {type(error).__name__}: {error}"
-            return {}
-        try:
-            return {leaf: self._flatten(("value", leaf), result) for leaf, result in results.items()}
+            found = self._flatten(path, result)
         except StorageError as error:
-            self.left_out, self.tensors = str(error), before
-            return {}
+            self._left_out.append(str(error))
+            return None
+        return None if found == {} and len(result) else found
 
     def _put_progress(self, progress: Progress) -> dict[str, Any]:
         pending = [
@@ -87,7 +97,8 @@ class Contents:
                 raise StorageError(f"its result is nested deeper than {MAX_DEPTH}")
             if wrong := [key for key in result if not isinstance(key, str)]:
                 raise StorageError(f"its result {_readable(path)!r} has the key {wrong[0]!r:.100}; keys must be texts to be stored")
-            return {key: self._flatten((*path, key), node) for key, node in result.items()}
+            nodes = {key: self._kept((*path, key), node) for key, node in result.items()}
+            return {key: node for key, node in nodes.items() if node is not None}
         if isinstance(result, (bool, int, float, complex)):
             try:
                 wide = torch.float64 if isinstance(result, float) else torch.complex128 if isinstance(result, complex) else None

@@ -24,7 +24,7 @@ from recorders.recordings.entry import is_text, is_text_or_none, mapping
 from recorders.recordings.exchange import MAX_MANIFEST
 from recorders.recordings.placement import Placement, from_plain, is_plain_placement
 from recorders.recordings.recording import Missing, Recording, Subrecording
-from recorders.recordings.stored import as_bytes
+from recorders.recordings.stored import as_bytes, why_no_memory
 from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
 
 __all__ = ["emptied", "layout", "misfits", "pack", "pack_error", "parse", "payload_size", "placed_numbers", "unpack"]
@@ -113,6 +113,8 @@ def _sendable(tensor: Tensor, what: str) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         kind = "meta" if tensor.is_meta else f"{tensor.layout} {tensor.dtype}"
         raise SyncError(f"{what} is a {kind} tensor; only dense tensors with data can be sent: convert it where it is recorded")
+    if reason := why_no_memory(tensor):
+        raise SyncError(f"{what} is a tensor {reason}: keep a plain copy, such as tensor.clone(), where it is made")
     return as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 

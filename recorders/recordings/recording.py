@@ -79,12 +79,15 @@ class Subrecording(Table, Past):
 
     def iter_leaves(self) -> Iterator[tuple[str, Any]]:
         """The same one by one, each computed when its turn comes."""
-        if self.reducer is None:
-            yield from (self.values or {}).items()
-            return
-        for path, state in self.states.items():
-            if state:
-                yield path, outside_modes(self._compute, state)
+        return ((path, self.result_of(path)) for path in self.leaf_names())
+
+    def leaf_names(self) -> list[str]:
+        """The paths of the leaves with observations."""
+        return list(self.values or {}) if self.reducer is None else [path for path, state in self.states.items() if state]
+
+    def result_of(self, leaf: str) -> Any:
+        """The result of one of these leaves."""
+        return (self.values or {})[leaf] if self.reducer is None else outside_modes(self._compute, self.states[leaf])
 
     def _compute(self, state: State) -> Any:
         result: Any = self.reducer.compute(state)  # type: ignore[union-attr]

@@ -11,7 +11,19 @@ from torch import Tensor
 from recorders._torch import is_fake
 from recorders.errors import CorruptRecordingError, StorageError
 
-__all__ = ["CODES", "COMPLEX", "STAND_INS", "as_bytes", "as_memory", "as_stored", "stored_as", "true_dtype"]
+__all__ = [
+    "CODES",
+    "COMPLEX",
+    "STAND_INS",
+    "address",
+    "as_bytes",
+    "as_memory",
+    "as_stored",
+    "kept_bytes",
+    "stored_as",
+    "true_dtype",
+    "why_no_memory",
+]
 
 CODES = {
     torch.float64: "F64",
@@ -42,9 +54,60 @@ STAND_INS = {
 COMPLEX = {"complex32": torch.float16, "complex64": torch.float32, "complex128": torch.float64}
 
 
+_HAVE_MEMORY = ("cpu", "cuda", "meta")
+"""The devices whose tensors say where their memory is; of others the copy on the CPU is looked at."""
+
+
+def why_no_memory(tensor: Tensor) -> str:
+    """Why the elements of a strided tensor are not in memory of its own; "" if they are.
+
+    Whoever reads such memory without asking ends the process. It was freed (`untyped_storage().resize_`), or never was there: for
+    meta and fake tensors, those of functorch, and subclasses that keep their values in other tensors.
+
+    >>> freed = torch.ones(3)
+    >>> why_no_memory(freed), freed.untyped_storage().resize_(0) and why_no_memory(freed)
+    ('', 'whose memory was freed: 0 bytes are left of 12')
+    """
+    try:
+        if not tensor.numel():
+            return ""
+        storage = tensor.untyped_storage()
+        there, start = storage.nbytes(), storage.data_ptr()
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    except Exception:  # a subclass may raise anything
+        return "which has no memory of its own"
+    if there < needed:
+        return f"whose memory was freed: {there} bytes are left of {needed}"
+    return "" if start else "which has no memory of its own"
+
+
+def address(tensor: Tensor) -> int:
+    """The address of the first element of a strided tensor; raises `StorageError` if it has no memory of its own.
+
+    Nothing else in this package takes a pointer of a tensor to read or write there.
+    """
+    if reason := why_no_memory(tensor):
+        raise StorageError(f"a tensor of type {type(tensor).__name__} cannot be read, {reason}")
+    return tensor.data_ptr()
+
+
 def as_memory(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, which must live as long as this is used."""
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    """The memory of a contiguous tensor on the CPU, which must live as long as this is used.
+
+    Raises `StorageError` if it has none of its own, or is on another device, or not contiguous.
+    """
+    if not tensor.numel():
+        return memoryview(b"")
+    start = address(tensor)
+    if not tensor.is_cpu or not tensor.is_contiguous():
+        raise StorageError(f"a tensor of shape {list(tensor.shape)} on {tensor.device} is not contiguous memory on the CPU")
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(start)).cast("B")
+
+
+def kept_bytes(tensor: Tensor) -> int:
+    """The bytes of the memory that a tensor keeps, also what a view does not show; 0 if it has no memory of its own."""
+    return 0 if why_no_memory(tensor) else tensor.untyped_storage().nbytes()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -55,18 +118,22 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def stored_as(tensor: Tensor, name: str) -> tuple[torch.dtype, str]:
     """The dtype in which a tensor is stored, and the name of its own; raises `StorageError` if it cannot be stored."""
-    plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
-    if plain and tensor.dtype in CODES:  # nearly all tensors of a recording
-        return _stored_dtype(tensor.dtype)  # type: ignore[return-value]
     if not isinstance(tensor, Tensor):
         raise StorageError(f"{name!r} is a {type(tensor).__name__}, not a tensor")
-    if tensor.layout != torch.strided or tensor.is_nested:
+    try:
+        dense, device = tensor.layout == torch.strided and not tensor.is_nested, tensor.device.type
+        stored, dtype = _stored_dtype(tensor.dtype)
+    except Exception as error:  # a subclass may raise anything
+        raise StorageError(f"{name!r} is a {type(tensor).__name__}, which cannot be read: {error}") from error
+    if not dense:
         raise StorageError(f"{name!r} is a tensor of layout {tensor.layout}; make it dense with .to_dense() where it is recorded")
     if is_fake(tensor):
         raise StorageError(f"{name!r} is a fake tensor: it has a shape but no data")
-    if tensor.is_meta:
+    if device == "meta":
         raise StorageError(f"{name!r} is a meta tensor: it has a shape but no data")
-    stored, dtype = _stored_dtype(tensor.dtype)
+    if device in _HAVE_MEMORY and (reason := why_no_memory(tensor)):
+        kind = type(tensor).__name__
+        raise StorageError(f"{name!r} is a {kind} {reason}: keep a plain copy, such as tensor.clone(), where it is made")
     if stored is None:
         raise StorageError(f"{name!r} has dtype {dtype}, which cannot be stored; convert it where it is recorded")
     return stored, dtype
@@ -100,6 +167,7 @@ def true_dtype(tensor: Tensor, dtype: str | None, where: str) -> Tensor:
     if stored != tensor.dtype or (dtype in COMPLEX and tensor.shape[-1:] != (2,)):
         raise CorruptRecordingError(f"{where}: a tensor of {tensor.dtype} and shape {list(tensor.shape)} is no {dtype:.50}")
     if dtype in COMPLEX:
-        # PyTorch reads complex numbers as aligned pairs, and crashes if they are not.
-        return torch.view_as_complex(tensor.clone() if tensor.data_ptr() % 16 else tensor)
+        # PyTorch reads complex numbers as aligned pairs, and crashes if they are not; nor does it view those at odd offsets.
+        aligned = address(tensor) % 16 == 0 and tensor.storage_offset() % 2 == 0
+        return torch.view_as_complex(tensor if aligned else tensor.clone())
     return tensor.view(getattr(torch, dtype))

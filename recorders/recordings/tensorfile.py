@@ -114,7 +114,11 @@ def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         count = max(1, CHUNK // max(1, alike[0].nbytes)) if kind is Tensor and dtype in CODES else 1
         for start in range(0, len(alike), count):
             some = alike[start : start + count]
-            yield as_stored(some[0] if len(some) == 1 else torch.stack(some)).reshape(-1)
+            try:
+                whole = some[0] if len(some) == 1 else torch.stack(some)
+            except RuntimeError as error:  # the memory of one was freed meanwhile
+                raise StorageError(f"tensors of shape {list(some[0].shape)} cannot be read: {error}") from error
+            yield as_stored(whole).reshape(-1)
 
 
 def _pieces(tensors: list[Tensor]) -> Iterator[memoryview]:

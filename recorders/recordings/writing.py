@@ -88,9 +88,14 @@ def _write_folder(
         except StorageError as error:
             left_out.append(f"subrecorder {name!r}: {error}")
             continue
+        try:
+            length, sha256 = files.write(file, chunks(header, tensors))
+        except StorageError as error:  # a tensor of a device that fails, or whose memory is freed meanwhile
+            files.discard(file)
+            left_out.append(f"subrecorder {name!r}: {error}")
+            continue
         if contents.left_out:
             left_out.append(f"the result of subrecorder {name!r}: {contents.left_out}")
-        length, sha256 = files.write(file, chunks(header, tensors))
         entries.append(_entry(name, part, contents, recipes, (file, length, sha256), dtypes))
     return entries
 

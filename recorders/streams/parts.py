@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError
-from recorders.recordings.stored import as_bytes
+from recorders.recordings.stored import as_bytes, as_memory
 from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
 
 __all__ = ["PartReader", "PartWriter", "header"]
@@ -34,11 +33,6 @@ _CODES = {
 }
 _COMPLEX = {"complex32": "F16", "complex64": "F32", "complex128": "F64"}
 _SAME_BITS = {1: "U8", 2: "I16", 4: "I32", 8: "I64"}
-
-
-def memory(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, without a copy; the tensor must outlive it."""
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr() or 1))
 
 
 def header(kind: Kind, rows: int) -> bytes:
@@ -99,10 +93,10 @@ class PartWriter:
             os.fsync(handle)
         finally:
             os.close(handle)
-        return Part(self._file, self.kind, self.rows, zlib.crc32(first), tuple(self._blocks), zlib.crc32(memory(ids)))
+        return Part(self._file, self.kind, self.rows, zlib.crc32(first), tuple(self._blocks), zlib.crc32(as_memory(ids)))
 
     def _append(self, data: Tensor) -> None:
-        view = memory(data)
+        view = as_memory(data)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
         try:
             _write(handle, view)
@@ -135,7 +129,10 @@ class PartReader:
             if size != PAYLOAD + part.size:
                 raise ValueError(f"it has {size} bytes instead of {PAYLOAD + part.size}")
             whole = torch.from_file(str(self._path), shared=False, size=size, dtype=torch.uint8)
-            if bytes(memory(whole[:PAYLOAD])) != header(part.kind, part.rows) or zlib.crc32(memory(whole[:PAYLOAD])) != part.header:
+            if (
+                bytes(as_memory(whole[:PAYLOAD])) != header(part.kind, part.rows)
+                or zlib.crc32(as_memory(whole[:PAYLOAD])) != part.header
+            ):
                 raise ValueError("its header is not what was written")
         except (OSError, ValueError, RuntimeError) as error:
             raise self._damaged(0, part.rows, str(error)) from error
@@ -169,7 +166,7 @@ class PartReader:
         edges.index_add_(0, (ends + BLOCK - 1) // BLOCK, -torch.ones_like(ends))
         for block in ((edges.cumsum(0)[:-1] > 0) & self._unread).nonzero().flatten().tolist():
             start, end = block * BLOCK, min((block + 1) * BLOCK, self.part.size)
-            if zlib.crc32(memory(self._bytes[start:end])) != self.part.blocks[block]:
+            if zlib.crc32(as_memory(self._bytes[start:end])) != self.part.blocks[block]:
                 raise self._damaged(*self._rows_in(start, end), "the checksum differs")
             self._unread[block] = False
 

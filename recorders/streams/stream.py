@@ -23,6 +23,7 @@ from recorders.monitors.options import MonitorOptions
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import Excluded, Names
 from recorders.recordings import shown
+from recorders.recordings.stored import why_no_memory
 from recorders.recordings.whole import as_path
 from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, Rows, moment
@@ -185,7 +186,12 @@ class Stream(shown.Table):
         """
         if not isinstance(value, Tensor) or (reason := why_no_numbers([value])):
             raise OperandError(f"{place!r}: {reason if isinstance(value, Tensor) else f'a {type(value).__name__} is no tensor'}")
-        x = plain(value)
+        try:
+            x = plain(value)
+        except (OperandError, RuntimeError) as error:  # the latter of a tensor that left a transform of torch.func
+            raise OperandError(f"{place!r}: {error!s:.200}") from error
+        if x.layout is torch.strided and not x.is_nested and (reason := why_no_memory(x)):
+            raise OperandError(f"{place!r}: a tensor {reason} has no rows: put a copy that is plain")
         dtype = self._dtype if self._dtype is not None and x.is_floating_point() else x.dtype
         with self._lock:
             kind = self._check(place, x, dtype, axes)
