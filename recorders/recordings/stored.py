@@ -106,8 +106,14 @@ def as_memory(tensor: Tensor) -> memoryview:
 
 
 def kept_bytes(tensor: Tensor) -> int:
-    """The bytes of the memory that a tensor keeps, also what a view does not show; 0 if it has no memory of its own."""
-    return 0 if why_no_memory(tensor) else tensor.untyped_storage().nbytes()
+    """The bytes of the memory that a tensor keeps, also what a view does not show; of a meta tensor those it would keep.
+
+    0 if that is not known, as of sparse tensors.
+    """
+    try:
+        return tensor.untyped_storage().nbytes()
+    except Exception:  # a subclass may raise anything
+        return 0
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
