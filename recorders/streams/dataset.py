@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 from recorders.errors import SelectionError
 from recorders.recordings.whole import as_path
 from recorders.streams.index import Kind, Shard, read_index
-from recorders.streams.order import shuffled
+from recorders.streams.indexing import Index, positions
+from recorders.streams.order import Shuffle
 from recorders.streams.parts import PartReader
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ __all__ = ["StreamDataset"]
 class StreamDataset(Dataset[Any]):
     """The committed rows of one place of a stream, or of several, as a map-style dataset of `torch.utils.data`.
 
-    `data[3]` is a row, `data[3:9]`, `data[[3, 5]]` and `data[tensor]` are rows stacked, each in memory of its own. Nothing is read
-    before; what is read is compared with its checksum once. A stream may be read while it is written: `refresh` takes in what was
-    committed since. A `DataLoader` with any number of workers reads each row once, because its sampler deals out the positions;
-    `batches` is faster than stacking rows one by one.
+    `data[3]` is a row; `data[3:9]`, `data[::-1]`, `data[[3, 5]]` and `data[mask]` are rows stacked, in memory of their own: indices
+    are those of NumPy's first axis, of Python, PyTorch or NumPy. Nothing is read before; what is read is compared with its checksum
+    once. A stream may be read while it is written: `refresh` takes in what was committed since. A `DataLoader` with any number of
+    workers reads each row once, because its sampler deals out the positions; `batches` is faster than stacking rows one by one.
 
     Args:
         path: the folder of the stream.
@@ -115,12 +116,10 @@ class StreamDataset(Dataset[Any]):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Any:
-        if isinstance(index, slice):
-            return self._read(torch.arange(len(self))[index])
-        if isinstance(index, Sequence) or (isinstance(index, Tensor) and index.ndim):
-            return self._read(self._checked(torch.as_tensor(index, dtype=torch.int64)))
-        return _map(self._read(self._checked(torch.tensor([int(index)]))), lambda rows: rows[0])
+    def __getitem__(self, index: Index) -> Any:
+        chosen = positions(index, len(self))
+        found = self._read(chosen.flatten())
+        return found if chosen.ndim == 1 else _map(found, lambda rows: rows.reshape(chosen.shape + rows.shape[1:]))
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """What a `DataLoader` calls for the rows of a batch."""
@@ -145,7 +144,7 @@ class StreamDataset(Dataset[Any]):
             raise TypeError(f"shuffle={seed!r}: give a whole number, the seed, or None")
         if window is not None and (type(window) is not int or window < 1):
             raise ValueError(f"window={window!r}: give a number of rows, or None for all")
-        self._seed, self._window = seed, window
+        self._shuffle = None if seed is None else Shuffle(seed, window)
 
     def _extend(self, shards: Iterable[Shard]) -> None:
         counts = torch.tensor([self._rows_of(shard) for shard in shards], dtype=torch.int64)
@@ -169,15 +168,8 @@ class StreamDataset(Dataset[Any]):
             found = self._readers[shard, place] = PartReader(self.path, place, self._shards[shard].parts[place])
         return found
 
-    def _checked(self, indices: Tensor) -> Tensor:
-        wrong = (indices < -len(self)) | (indices >= len(self))
-        if wrong.any():
-            raise IndexError(f"row {int(indices[wrong][0])} of {len(self)}")
-        return torch.where(indices < 0, indices + len(self), indices)
-
-    def _read(self, positions: Tensor) -> Any:
-        positions = positions.contiguous()
-        rows = positions if self._seed is None else shuffled(positions, len(self), self._seed, self._window)
+    def _read(self, chosen: Tensor) -> Any:
+        rows = chosen if self._shuffle is None else self._shuffle(chosen, len(self))
         shards, order = (torch.searchsorted(self._starts, rows, right=True) - 1).sort(stable=True)
         counts = torch.bincount(shards, minlength=len(self._shards))
         inside = torch.split_with_sizes(rows[order] - self._starts[shards], counts.tolist())

@@ -2,52 +2,78 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["RUN", "shuffled"]
+__all__ = ["RUN", "Shuffle"]
 
 RUN = 256
 """How many rows that lie beside each other are drawn together by a shuffle with a window."""
 
+_KEPT = 3
+"""How many tensors a shuffle keeps in any case: the runs, where they end, and the window that is read."""
+_MOST = 1 << 22
+"""The bytes up to which it keeps more."""
 
-def shuffled(positions: Tensor, rows: int, seed: int, window: int | None) -> Tensor:
-    """The rows at these positions of a shuffled order; each row is at one position.
+_ENDS, _RUNS, _ALL = -3, -2, -1
+
+
+class Shuffle:
+    """A shuffled order; each row is at one position. It keeps what it used last, and its memory goes with it.
 
     Args:
-        positions: int64, from 0 to `rows - 1`.
-        rows: the number of rows.
+        seed: of the order.
         window: None for a uniform permutation of all rows, which needs 8 bytes a row. Otherwise runs of `RUN` rows are permuted,
             and then the rows of each window of so many positions, so that reading touches few pages of the files at a time.
 
-    >>> shuffled(torch.arange(5), 5, seed=0, window=None).sort().values.tolist()
+    >>> Shuffle(seed=0, window=None)(torch.arange(5), 5).sort().values.tolist()
     [0, 1, 2, 3, 4]
     """
-    if window is None:
-        return _permutation(rows, seed, -1)[positions]
-    windows = positions // window
-    inside = positions.clone()
-    for number in sorted(set(windows.tolist())):
-        start = number * window
-        chosen = windows == number
-        inside[chosen] = start + _permutation(min(window, rows - start), seed, number)[positions[chosen] - start]
-    runs, ends = _runs(rows, seed)
-    run = torch.searchsorted(ends, inside, right=True)
-    lengths = torch.clamp(rows - runs * RUN, max=RUN)
-    return runs[run] * RUN + inside - (ends[run] - lengths[run])
 
+    def __init__(self, seed: int, window: int | None) -> None:
+        self.seed, self.window = seed, window
+        self._kept: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self._lock = threading.Lock()
 
-@lru_cache(maxsize=4)
-def _runs(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The runs in their order, and the position at which each ends; only the last of the rows may be shorter."""
-    runs = _permutation(-(-rows // RUN), seed, -2)
-    return runs, torch.clamp(rows - runs * RUN, max=RUN).cumsum(0)
+    def __call__(self, positions: Tensor, rows: int) -> Tensor:
+        """The rows at these positions, which are int64 from 0 to `rows - 1`."""
+        if self.window is None:
+            return self._permutation(rows, _ALL)[positions]
+        windows = positions // self.window
+        inside = positions.clone()
+        for number in sorted(set(windows.tolist())):
+            start = number * self.window
+            chosen = windows == number
+            count = min(self.window, rows - start)
+            inside[chosen] = start + self._permutation(count, number)[positions[chosen] - start]
+        # Only the last of the rows may be in a shorter run; the run that it is in may be at any place.
+        runs = self._permutation(-(-rows // RUN), _RUNS)
+        ends = self._held((rows, _ENDS), lambda: torch.clamp(rows - runs * RUN, max=RUN).cumsum(0))
+        run = torch.searchsorted(ends, inside, right=True)
+        lengths = torch.clamp(rows - runs[run] * RUN, max=RUN)
+        return runs[run] * RUN + inside - (ends[run] - lengths)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shuffle, (self.seed, self.window)  # a permutation costs less than sending it
 
-@lru_cache(maxsize=8)
-def _permutation(count: int, seed: int, part: int) -> Tensor:
-    # An odd multiplier keeps the seeds of different parts and neighbouring seeds apart.
-    mixed = (seed * 0x9E3779B97F4A7C15 + (part + 3) * 0xD1B54A32D192ED03) % (1 << 63)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+    def _permutation(self, count: int, part: int) -> Tensor:
+        # An odd multiplier keeps the seeds of different parts and neighbouring seeds apart.
+        mixed = (self.seed * 0x9E3779B97F4A7C15 + (part + 3) * 0xD1B54A32D192ED03) % (1 << 63)
+        return self._held(
+            (count, part), lambda: torch.randperm(count, generator=torch.Generator().manual_seed(mixed), device="cpu")
+        )
+
+    def _held(self, key: tuple[int, int], make: Callable[[], Tensor]) -> Tensor:
+        """What is kept under the key, or is made now; `make` asks for nothing else that is kept."""
+        with self._lock:
+            if (found := self._kept.get(key)) is None:
+                found = self._kept[key] = make()
+            self._kept.move_to_end(key)
+            while len(self._kept) > _KEPT and sum(kept.nbytes for kept in self._kept.values()) > _MOST:
+                self._kept.popitem(last=False)
+        return found

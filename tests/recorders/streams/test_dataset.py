@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from recorders import CorruptRecordingError, RecordingNotFoundError, SchemaError, SelectionError, Stream, StreamDataset
 from recorders.errors import NotARecordingError
 from recorders.streams.index import BLOCK, PAYLOAD
-from recorders.streams.order import shuffled
+from recorders.streams.order import Shuffle
 
 
 def write(folder: Path, rows: int = 100, shard_bytes: int = 400) -> Path:
@@ -80,17 +80,17 @@ def test_names_and_options_that_do_not_exist_are_errors(tmp_path: Path) -> None:
 )
 def test_an_order_has_each_row_once_wherever_it_is_read(rows: int, seed: int, window: int | None, cut: int) -> None:
     positions = torch.arange(rows)
-    order = shuffled(positions, rows, seed, window)
+    order = Shuffle(seed, window)(positions, rows)
     assert torch.equal(order.sort().values, positions)
-    pieces = [shuffled(part, rows, seed, window) for part in (positions[: cut % rows], positions[cut % rows :]) if len(part)]
+    pieces = [Shuffle(seed, window)(part, rows) for part in (positions[: cut % rows], positions[cut % rows :]) if len(part)]
     assert torch.equal(torch.cat(pieces), order)
 
 
 @pytest.mark.parametrize("window", [4096, None])
 def test_a_shuffle_mixes_the_whole_stream(window: int | None) -> None:
     rows = 1 << 16
-    order = shuffled(torch.arange(rows), rows, 0, window).double()
-    assert not torch.equal(order, shuffled(torch.arange(rows), rows, 1, window).double())
+    order = Shuffle(0, window)(torch.arange(rows), rows).double()
+    assert not torch.equal(order, Shuffle(1, window)(torch.arange(rows), rows).double())
     beginning = order[:4096]  # rows from everywhere: the mean and spread of a uniform draw, in runs of 256 or row by row
     draws = 4096 if window is None else 4096 // 256
     assert abs(beginning.mean() / rows - 0.5) < 5 / (12 * draws) ** 0.5
