@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.triton import launch
-from reducers.kernels.triton.arguments import DTYPES, JOINED, WARPS, dtype_of, family, fields, range_of
+from reducers.kernels.triton.arguments import DTYPES, WARPS, dtype_of, family, fields, range_of
 from reducers.kernels.triton.joining_in_place import join_in_place
 from reducers.kernels.triton.launch import new_partials, sweep_into
-from reducers.kernels.triton.layout import MAX_DIMS, plan, power_of_two
+from reducers.kernels.triton.layout import MAX_DIMS, join_tile, plan, power_of_two
 
 __all__ = ["SLOTS", "accumulate", "clear", "is_captured", "new_accumulators", "new_handle", "point", "statistics", "takes"]
 
@@ -138,8 +138,7 @@ def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.
     order, extremes, counts, total = family(columns, dtype)
     names = columns.split(",")
     _, parts, kept = partials.shape
-    rows = power_of_two(parts, JOINED)
-    width = power_of_two(kept, max(1, JOINED // rows))
+    rows, width = join_tile(parts, kept)
     launch._launcher(join_in_place, False)[(-(-kept // width), 1, 1)](
         handle,
         partials,

@@ -15,7 +15,6 @@ from reducers.kernels.triton.layout import Plan, plan, plan_of_many
 __all__ = [
     "COLUMNS",
     "DTYPES",
-    "JOINED",
     "OUTPUTS",
     "WARPS",
     "Arguments",
@@ -35,7 +34,6 @@ __all__ = [
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 WARPS = 8
-JOINED = 512  # partial statistics that one program joins at once: of more, registers are spilled
 
 TOTALS = ("sum", "exact", "magnitudes", "squares", "active", "peak")
 OUTPUTS = ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")

@@ -13,7 +13,6 @@ from torch.library import triton_op, wrap_triton
 from reducers.errors import ArgumentError
 from reducers.kernels.triton.arguments import (
     DTYPES,
-    JOINED,
     OUTPUTS,
     WARPS,
     bytes_of,
@@ -28,7 +27,7 @@ from reducers.kernels.triton.arguments import (
     swept_dtype,
 )
 from reducers.kernels.triton.joining import join
-from reducers.kernels.triton.layout import MOST_PARTS, plan, power_of_two
+from reducers.kernels.triton.layout import MOST_PARTS, join_tile, plan
 from reducers.kernels.triton.sweeping import sweep
 
 __all__ = ["join_partials", "new_partials", "new_results", "sweep_into", "swept", "swept_in_graph"]
@@ -194,9 +193,9 @@ def _join(
         {output_of(name): bytes_of(value) for name, value in zip(names, values, strict=False)} for values in (results, state)
     )
     outputs = (*OUTPUTS, "total")
-    rows = power_of_two(parts, JOINED)
-    width = power_of_two(kept, max(1, JOINED // rows))
-    if cuts is not None:  # neither depends on the other tensors, so the result does not
+    if cuts is None:
+        rows, width = join_tile(parts, kept)
+    else:  # neither depends on the other tensors, so the result does not
         (kept,), rows, width = shape, MOST_PARTS, 1
     _launcher(join, traced)[(-(-kept // width), 1, 1)](
         partials,

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reducers.errors import ArgumentError
 from reducers.kernels.axes import Axis, merged
 
-__all__ = ["MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "plan", "plan_of_many", "power_of_two"]
+__all__ = ["JOINED", "MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "join_tile", "plan", "plan_of_many", "power_of_two"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
-_MAX_PARTS = 1024  # programs for one column of tiles: enough for any GPU, and independent of it, as results must be
+JOINED = 512  # partial statistics that one program joins at once: of more, registers are spilled
+_MAX_PARTS = JOINED  # programs for one column of tiles: independent of the GPU, as results must be; one program joins all of them
 _TILE = 1 << 12  # numbers of a tile: 16 for each of 256 threads
 _NEIGHBOURS = 32  # threads that read neighbours in memory together
 _COLUMNS = 8  # kept positions of a tile if neighbours in memory are reduced; each costs the threads registers
-MOST_PARTS = 256  # of one of many tensors: one program joins them
+MOST_PARTS = JOINED // 2  # of one of many tensors: one program joins them
 _PART_TILES = 8  # of a part of one of many tensors, unless that makes too many parts
 
 
@@ -129,8 +131,9 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
         axis, rows = 1, power_of_two(length, tile)
         columns = power_of_two(positions, min(_COLUMNS, max(1, tile // rows)))
     count = _product(size for size, _, _ in outer) * -(-length // rows)
-    parts = min(count, max(1, _MAX_PARTS // -(-positions // columns)))
-    tiles = -(-count // parts)
+    tiles = -(-count // min(count, max(1, _MAX_PARTS // -(-positions // columns))))
+    parts = -(-count // tiles)
+    assert parts <= JOINED, f"{parts} parts of shape {tuple(x.shape)} are more than the {JOINED} that are joined"
     last = max(
         sum((axis[0] - 1) * axis[which] for axis in (*kept, *outer))
         + (run[0] + rows) * run[which]
@@ -149,9 +152,10 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
         inner_rows,
         columns,
         axis,
-        -(-count // tiles),
+        parts,
         tiles,
-        last >= 2**31 or positions + columns >= 2**31,
+        # The numbers of tiles and positions, too: strides of 0 have many of them in little memory.
+        last >= 2**31 or positions + columns >= 2**31 or run[0] + rows >= 2**31 or count + tiles >= 2**31,
         tuple(stride for _, _, stride in kept),
         run[2],
         inner[2],
@@ -183,7 +187,20 @@ def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]
         firsts += found
         sizes += [min(size, length - first) for first in found]
     numbers = [stop - start for start, stop in zip(starts, [*starts[1:], len(owners)], strict=True)]
+    assert max(numbers, default=0) <= MOST_PARTS <= JOINED, "a tensor has more parts than are joined"
     return len(owners), [*owners, *firsts, *sizes, *starts, *numbers]
+
+
+def join_tile(parts: int, kept: int) -> tuple[int, int]:
+    """Return how many parts, and how many kept positions, one program joins: all parts.
+
+    Raises:
+        ArgumentError: there are more parts than a program joins. No plan has so many.
+    """
+    if parts > JOINED:
+        raise ArgumentError(f"{parts} parts cannot be joined: a program joins at most {JOINED}")
+    rows = power_of_two(parts, JOINED)
+    return rows, power_of_two(kept, max(1, JOINED // rows))
 
 
 def _tile(dtype: torch.dtype, paired: bool = False) -> int:

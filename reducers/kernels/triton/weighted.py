@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.library import triton_op
 
-from reducers.kernels.triton.arguments import DTYPES, JOINED, WARPS, bytes_of, kept_shape, tile_constants
+from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, kept_shape, tile_constants
 from reducers.kernels.triton.launch import _launcher
-from reducers.kernels.triton.layout import Plan, plan, power_of_two
+from reducers.kernels.triton.layout import Plan, join_tile, plan
 from reducers.kernels.triton.weighing import join_weighted, weigh
 
 __all__ = ["weighted_swept"]
@@ -90,8 +90,7 @@ def _join(partials: Tensor, shape: Sequence[int], state: Sequence[Tensor], trace
     moments = fields > 2
     results = [torch.empty(shape, dtype=torch.float64, device=partials.device) for _ in range(4 if moments else 2)]
     none = (None,) * (4 - len(results))
-    rows = power_of_two(parts, JOINED)
-    width = power_of_two(kept, max(1, JOINED // rows))
+    rows, width = join_tile(parts, kept)
     _launcher(join_weighted, traced)[(-(-kept // width), 1, 1)](
         partials,
         *results,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Iterator
 from random import Random
 
@@ -12,9 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recorders.capture.gathering import MOST_TENSORS
+from reducers.errors import ArgumentError
+from reducers.kernels.loop.building import FOLDER
+from reducers.kernels.loop.layout import MOST_AXES
+from reducers.kernels.loop.reading import MOST_LAYOUTS
+from reducers.kernels.loop.tables import KEY
 from reducers.kernels.triton import layout
-from reducers.kernels.triton.layout import Plan, plan
+from reducers.kernels.triton.layout import JOINED, MOST_PARTS, Plan, cut_many, join_tile, plan
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
 Place = tuple[int, int, int]  # kept position, offset in one tensor, offset in the other
 
 
@@ -104,3 +113,94 @@ def test_axes_that_only_the_mask_keeps_apart_can_be_too_many() -> None:
     mask = torch.empty([2, 1] * 6, dtype=torch.bool, device="meta").expand(x.shape)
     assert plan(x, tuple(range(12))) is not None
     assert plan(x, tuple(range(12)), mask) is None
+
+
+SIZES = (1, 2, 3, 7, 32, 33, 64, 511, 512, 513, 768, 1024, 4095, 4096, 50257, 2**20, 2**21 + 1, 2**27 + 3, 2**31, 2**33)
+
+
+@st.composite
+def big_tensors(draw: st.DrawFn) -> tuple[Tensor, Tensor | None, tuple[int, ...], bool]:
+    """A tensor of up to 2^33 elements, a mask or weights or none, the axes to reduce, and whether all is computed in float64."""
+    sizes, number = [], 1
+    for _ in range(draw(st.integers(1, 4))):
+        size = draw(st.sampled_from([size for size in SIZES if size * number <= 2**33]))
+        sizes.append(size)
+        number *= size
+    order = draw(st.permutations(range(len(sizes))))
+    dtype = draw(st.sampled_from(DTYPES))
+    x = torch.empty([sizes[axis] for axis in order], dtype=dtype, device="meta")
+    x = x.permute([order.index(axis) for axis in range(len(sizes))])
+    if draw(st.booleans()):
+        x = x[tuple(slice(None, None, draw(st.sampled_from((1, 1, 2)))) for _ in sizes)]
+    if draw(st.integers(0, 4)) == 0:  # many elements in little memory
+        x = x[:1].expand(x.shape)
+    axes = tuple(sorted(draw(st.sets(st.sampled_from(range(len(sizes))), min_size=1))))
+    other = None
+    if draw(st.booleans()):
+        expanded = [1 if draw(st.booleans()) else size for size in x.shape]
+        other = torch.empty(expanded, dtype=torch.bool, device="meta").expand(x.shape)
+    return x, other, axes, draw(st.booleans())
+
+
+@given(big_tensors())
+def test_no_plan_has_more_parts_than_are_joined(drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool]) -> None:
+    """One program joins the parts of a column, all of them; and they hold every tile once."""
+    x, other, axes, double = drawn
+    tiles = plan(x, axes, other, double)
+    assert tiles is not None
+    rows, width = join_tile(tiles.parts, tiles.kept)
+    assert tiles.parts <= rows <= JOINED
+    assert rows * width <= JOINED
+    run_tiles, all_tiles, of_part = tiles.arguments()[3:6]
+    assert all_tiles == run_tiles * math.prod(tiles.outer_sizes)
+    assert (tiles.parts - 1) * of_part < all_tiles <= tiles.parts * of_part  # no part is empty, and none is missing
+    assert (run_tiles - 1) * (tiles.rows // tiles.inner_rows) < tiles.run <= run_tiles * (tiles.rows // tiles.inner_rows)
+    assert tiles.inner <= tiles.inner_rows
+    assert tiles.kept * tiles.run * tiles.inner * math.prod(tiles.outer_sizes) == x.numel()
+    assert tiles.grid[0] * tiles.columns >= tiles.kept
+
+
+@given(big_tensors())
+def test_no_number_in_a_kernel_is_too_big_for_its_type(drawn: tuple[Tensor, Tensor | None, tuple[int, ...], bool]) -> None:
+    """Offsets, and numbers of tiles and positions, are of 32 bits unless the plan is wide; counts of a part always are."""
+    x, other, axes, double = drawn
+    tiles = plan(x, axes, other, double)
+    assert tiles is not None
+    strides = [*zip(tiles.kept_sizes, tiles.kept_strides, tiles.other_kept_strides, strict=True)]
+    strides += zip(tiles.outer_sizes, tiles.outer_strides, tiles.other_outer_strides, strict=True)
+    strides += [(tiles.run, tiles.run_stride, tiles.other_run_stride), (tiles.inner, tiles.inner_stride, tiles.other_inner_stride)]
+    run_tiles, all_tiles, of_part = tiles.arguments()[3:6]
+    numbers = [sum((axis[0] - 1) * axis[which] for axis in strides) for which in (1, 2)]
+    numbers += [all_tiles + of_part, run_tiles * (tiles.rows // tiles.inner_rows), tiles.grid[0] * tiles.columns]
+    assert tiles.wide or max(numbers) < 2**31
+    assert of_part * tiles.rows < 2**31
+
+
+@given(st.lists(st.integers(0, 2**33), min_size=1, max_size=20), st.sampled_from(DTYPES))
+def test_no_tensor_of_many_has_more_parts_than_are_joined(lengths: list[int], dtype: torch.dtype) -> None:
+    parts, cuts = cut_many(lengths, dtype)
+    owners, firsts, sizes = (cuts[parts * part : parts * (part + 1)] for part in range(3))
+    starts, numbers = cuts[3 * parts :][: len(lengths)], cuts[3 * parts :][len(lengths) :]
+    assert max(numbers, default=0) <= MOST_PARTS <= JOINED
+    assert sum(numbers) == parts
+    for owner, (length, start, number) in enumerate(zip(lengths, starts, numbers, strict=True)):
+        own = slice(start, start + number)
+        assert owners[own] == [owner] * number
+        ends = [first + size for first, size in zip(firsts[own], sizes[own], strict=True)]
+        assert [*firsts[own], length] == [0, *ends]
+        assert max(sizes[own], default=0) < 2**31
+
+
+def test_what_has_too_many_parts_is_not_joined() -> None:
+    """Such a table is of no plan; without the check half of it would be left out."""
+    with pytest.raises(ArgumentError, match="513 parts cannot be joined: a program joins at most 512"):
+        join_tile(JOINED + 1, 1)
+
+
+def test_the_source_of_the_loop_has_the_limits_that_python_has() -> None:
+    """They are arrays there, and lengths of them here."""
+    source = "".join((FOLDER / name).read_text() for name in ("parts.h", "reading.cpp"))
+    for told in (f"MOST_AXES = {MOST_AXES};", f"layout[{MOST_LAYOUTS}];", f"key[{KEY}];"):
+        assert told in source, told
+    (most,) = re.findall(r"MOST_TENSORS = (\d+);", source)
+    assert int(most) >= MOST_TENSORS
