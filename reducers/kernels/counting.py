@@ -8,7 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from reducers.kernels.dispatch import Kernel, found, tried
+from reducers.kernels.dispatch import Kernel
+from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.loop.binned import looped_bits, looped_edges
 from reducers.kernels.loop.building import ELEMENTS
 from reducers.state import State
@@ -26,7 +27,7 @@ def _triton_bins() -> tuple[Kernel, Kernel] | None:
     return binned_by_edges, binned_by_bits
 
 
-BINS: dict[str, Callable[[], tuple[Kernel, Kernel] | None]] = {"cuda": _triton_bins}  # by type of device
+BINS: Kernels[tuple[Kernel, Kernel]] = Kernels({"cuda": _triton_bins}, "counts elements in bins")
 
 
 def has_device_bins(x: Tensor) -> bool:
@@ -52,7 +53,7 @@ def device_edges(
         return None
     if kernels is None:
         return looped_edges(x, axes, bounds, even, state or {})
-    return tried(kernels[0], x.resolve_neg(), axes, bounds, state)
+    return tried(BINS, x.device, kernels[0], x.resolve_neg(), axes, bounds, state)
 
 
 def device_bits(
@@ -69,7 +70,7 @@ def device_bits(
         return None
     if kernels is None:
         return looped_bits(x, axes, bits, exponents, state or {})
-    return tried(kernels[1], x.resolve_neg(), axes, bits, exponents, state)
+    return tried(BINS, x.device, kernels[1], x.resolve_neg(), axes, bits, exponents, state)
 
 
 def _is_for_loop(x: Tensor) -> bool:
@@ -87,7 +88,7 @@ def _triton_best() -> Kernel | None:
     return best_elements
 
 
-BEST: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_best}  # by type of device
+BEST: Kernels[Kernel] = Kernels({"cuda": _triton_best}, "chooses the best elements")
 
 
 def device_best(
@@ -117,7 +118,7 @@ def device_best(
         and all(value.is_contiguous() for value in state.values())
     ):
         return None
-    return tried(kernel, x, view, axes, k, largest, ids, state)
+    return tried(BEST, x.device, kernel, x, view, axes, k, largest, ids, state)
 
 
 def _counts_fit(x: Tensor, axes: tuple[int, ...], bins: int, state: State | None, *extremes: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from reducers.errors import warn_user
 from reducers.kernels.cpu import sweep
+from reducers.kernels.failing import Kernels, found, has_failed, tried
 from reducers.kernels.inductor import fused_moments
 from reducers.kernels.loop import rows
 from reducers.kernels.loop.sweeping import are_numbers, looped
@@ -25,18 +25,13 @@ __all__ = [
     "device_weighted",
     "eager_moments",
     "fits",
-    "found",
-    "give_up",
-    "given_up",
     "loop_sweep",
     "loop_weighted",
     "masked_moments",
     "row_dtypes",
     "traced_moments",
-    "tried",
 ]
 
-Found = TypeVar("Found")
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
 
 EAGER: dict[str, Kernel] = {"cpu": sweep}  # by type of device
@@ -100,42 +95,13 @@ def _triton_weighted() -> Kernel | None:
     return weighted_swept
 
 
-SWEEPS: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_sweep}  # by type of device
-ROWS: dict[str, Callable[[], Any]] = {"cuda": _triton_rows, "cpu": lambda: rows}
-WEIGHTED: dict[str, Callable[[], Kernel | None]] = {"cuda": _triton_weighted}
-_failed: list[Exception] = []
-
-
-def found(kernels: Mapping[str, Callable[[], Found | None]], device: torch.device) -> Found | None:
-    """Return the kernels for a device; None if there are none, one has failed, or a graph is being compiled."""
-    find = kernels.get(device.type)
-    return None if find is None or _failed or torch.compiler.is_compiling() else find()
-
-
-def tried(kernel: Callable[..., Found | None], *arguments: object) -> Found | None:
-    """Return what a kernel returns; None, with a warning, if it cannot be compiled."""
-    try:
-        return kernel(*arguments)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        give_up(error)
-        return None
-
-
-def give_up(error: Exception) -> None:
-    """Take no kernel of a GPU any more, with one warning."""
-    _failed.append(error)
-    reason = str(error).strip().splitlines()[:1]
-    warn_user(
-        f"statistics on the GPU are computed without Triton, which takes longer: {type(error).__name__}: {''.join(reason)}",
-        RuntimeWarning,
-    )
-
-
-def given_up() -> bool:
-    """Return whether a kernel of a GPU has failed."""
-    return bool(_failed)
+SWEEPS: Kernels[Kernel] = Kernels({"cuda": _triton_sweep}, "computes the statistics of a tensor")
+ROWS: Kernels[Any] = Kernels(
+    {"cuda": _triton_rows, "cpu": lambda: rows},
+    "computes the statistics of many tensors at once",
+    "each tensor is reduced by itself, which takes longer",
+)
+WEIGHTED: Kernels[Kernel] = Kernels({"cuda": _triton_weighted}, "computes weighted statistics")
 
 
 def loop_sweep(
@@ -180,7 +146,7 @@ def loop_weighted(
 def device_accumulation(device: str) -> Any:
     """Return the room of what accumulates statistics in place on this type of device, inside CUDA graphs; None if there is none."""
     find = SWEEPS.get(device)
-    if find is None or _failed or find() is None:
+    if find is None or has_failed(SWEEPS, device) or find() is None:
         return None
     from reducers.kernels.triton import accumulating
 
@@ -204,14 +170,14 @@ def device_sweep(
         mask: bool, in the shape of `x`: which elements are observed; integers become float64 then.
 
     Returns:
-        None if no kernel takes `x`, the device has none, or the state does not fit. If a kernel cannot be compiled, such as without
-        a C compiler, there is one warning, and None from then on.
+        None if no kernel takes `x`, the device has none, or the state does not fit. If the kernel fails, such as without a C
+        compiler, there is one warning, and None from then on; without memory there is the error.
     """
     kernel = found(SWEEPS, x.device) if columns else None
     dtype = x.dtype if mask is None or x.is_floating_point() else torch.float64
     if kernel is None or not fits(x, axes, columns, state, dtype):
         return None
-    return tried(kernel, x.resolve_neg(), axes, columns, threshold, state, *(() if mask is None else (mask,)))
+    return tried(SWEEPS, x.device, kernel, x.resolve_neg(), axes, columns, threshold, state, *(() if mask is None else (mask,)))
 
 
 def device_weighted(
@@ -230,7 +196,7 @@ def device_weighted(
     kernel = found(WEIGHTED, x.device)
     if kernel is None or not fits(x, axes, dict.fromkeys(columns, "sum"), state, torch.float64):
         return None
-    return tried(kernel, x.resolve_neg(), weights.resolve_neg(), axes, columns, state)
+    return tried(WEIGHTED, x.device, kernel, x.resolve_neg(), weights.resolve_neg(), axes, columns, state)
 
 
 def device_sweep_rows(
@@ -246,8 +212,9 @@ def device_sweep_rows(
     Returns:
         for each statistic its rows now, and the tables for the next call. None in the same cases as `device_sweep`.
     """
-    room = found(ROWS, next(x for x in xs if x is not None).device)
-    return None if room is None else tried(room.swept_rows, xs, families, tables)
+    device = next(x for x in xs if x is not None).device
+    room = found(ROWS, device)
+    return None if room is None else tried(ROWS, device, room.swept_rows, xs, families, tables)
 
 
 def row_dtypes(x: Tensor, columns: Mapping[str, str]) -> dict[str, torch.dtype] | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels import dispatch
+from reducers.kernels.failing import Kernels, found, given_up, is_out_of_memory, tried
 from reducers.kernels.loop.slots import slots_for
 from reducers.state import State
 
@@ -52,13 +53,16 @@ def _triton_slots() -> Callable[..., Slots | None] | None:
     return slots.slots_for
 
 
-# By type of device.
-SLOTS: dict[str, Callable[[], Callable[..., Slots | None] | None]] = {"cuda": _triton_slots, "cpu": lambda: slots_for}
+SLOTS: Kernels[Callable[..., Slots | None]] = Kernels(
+    {"cuda": _triton_slots, "cpu": lambda: slots_for},
+    "keeps observations in slots",
+    "each observation is joined to its state at once, which takes longer",
+)
 
 
 def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> Slots | None:
     """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `device_sweep`."""
-    find = dispatch.found(SLOTS, x.device) if columns else None
+    find = found(SLOTS, x.device) if columns else None
     return None if find is None else find(x, axes, columns, threshold)
 
 
@@ -68,11 +72,13 @@ def joinable(slots: Slots, state: State) -> bool:
 
 
 def new_table(slots: Slots, number: int, device: torch.device) -> Tensor | None:
-    """Return a table of so many slots; None if there is no memory for it, or the kernels cannot be compiled."""
+    """Return a table of so many slots; None if there is no memory for it, or the kernels have failed."""
     try:
-        return None if dispatch.given_up() else dispatch.tried(slots.new_table, number, device)
-    except torch.OutOfMemoryError:
-        return None
+        return None if given_up(SLOTS, device) else tried(SLOTS, device, slots.new_table, number, device)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return None
+        raise
 
 
 def written(slots: Slots, table: Tensor, x: Tensor, slot: int) -> bool:
@@ -80,12 +86,6 @@ def written(slots: Slots, table: Tensor, x: Tensor, slot: int) -> bool:
 
     A CUDA graph that is captured would write the slot again whenever it is replayed, whatever is in it then. So nothing is written.
     """
-    if dispatch.given_up() or (type(x) is Tensor and x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if given_up(SLOTS, table.device) or (type(x) is Tensor and x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
-    try:
-        return slots.write(table, x, slot)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        dispatch.give_up(error)
-        return False
+    return bool(tried(SLOTS, table.device, slots.write, table, x, slot))

@@ -37,7 +37,7 @@ def launched(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
         return sweep(xs, *rest)
 
     failed: list[Exception] = []
-    monkeypatch.setattr(dispatch, "_failed", failed)
+    monkeypatch.setattr("reducers.kernels.failing._failed", failed)
     monkeypatch.setitem(dispatch.ROWS, "cpu", dispatch._triton_rows)
     monkeypatch.setattr(many, "swept_rows", noted)
     yield given

@@ -29,7 +29,7 @@ from reducers import (
     Summary,
 )
 from reducers.combinators.rows import RowSweep, swept_dtypes
-from reducers.kernels import dispatch
+from reducers.kernels import failing
 from reducers.kernels.loop import building, rows, sweeping
 from reducers.kernels.loop.layout import LEAST_RUN
 
@@ -161,11 +161,11 @@ def test_what_the_loop_does_not_take_is_left_to_others() -> None:
 
 
 def test_no_memory_for_the_loop_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_failed", [])
+    monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setattr(rows, "in_threads", lambda *_: 1)
     with pytest.raises(torch.OutOfMemoryError, match="parameters of a step"):
         RowSweep().update(Norm(), {}, [drawn("normal", 20)])
-    assert dispatch._failed == []  # which is of a GPU
+    assert failing._failed == []
 
 
 def test_without_a_compiler_there_are_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:

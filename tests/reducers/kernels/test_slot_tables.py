@@ -37,7 +37,7 @@ def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reducers take the kernels for CPU tensors, and small tensors have many tiles in several parts."""
     monkeypatch.setattr(layout, "_TILE", 64)
     monkeypatch.setattr(layout, "_MAX_PARTS", 4)
-    monkeypatch.setattr(dispatch, "_failed", [])
+    monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
     monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)
 

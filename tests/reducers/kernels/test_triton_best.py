@@ -24,7 +24,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 from triton.runtime.interpreter import InterpreterBuilder
 
 from reducers import BottomK, DTypeError, StateMismatchError, TopK
-from reducers.kernels import counting, dispatch
+from reducers.kernels import counting
 from reducers.kernels.triton import chosen, layout
 from reducers.kernels.triton.arguments import DTYPES
 
@@ -54,7 +54,7 @@ def taken() -> Iterator[list[Any]]:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_failed", failed)
+        patch.setattr("reducers.kernels.failing._failed", failed)
         patch.setitem(counting.BEST, "cpu", lambda: counted)
         yield calls
     assert failed == []

@@ -42,7 +42,7 @@ def taken(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     """Reducers take the kernels for CPU tensors; what these found."""
     failed: list[Exception] = []
     calls: list[Any] = []
-    monkeypatch.setattr(dispatch, "_failed", failed)
+    monkeypatch.setattr("reducers.kernels.failing._failed", failed)
 
     def counted(find: Any) -> Any:
         kernel = find()

@@ -1,0 +1,106 @@
+"""Kernels by device, and what happens if one fails: it is not used on that device any more, and one warning says so."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from reducers.errors import warn_user
+
+__all__ = ["Kernels", "failures", "found", "given_up", "has_failed", "is_out_of_memory", "tried"]
+
+Found = TypeVar("Found")
+Tried = TypeVar("Tried")
+
+PLAIN = "PyTorch's own operations do it, which takes longer"
+
+
+class Kernels(dict[str, "Callable[[], Found | None]"]):
+    """The kernels for one purpose, by type of device: functions that return them, or None if there are none after all.
+
+    Attributes:
+        purpose: what the kernel does, as a user reads it: "the kernel that ...".
+        instead: what is done on a device on which it failed.
+    """
+
+    def __init__(self, kernels: Mapping[str, Callable[[], Found | None]], purpose: str, instead: str = PLAIN) -> None:
+        super().__init__(kernels)
+        self.purpose, self.instead = purpose, instead
+
+
+class Failure(NamedTuple):
+    """A kernel that failed, and is not used on that device any more."""
+
+    purpose: str
+    device: torch.device
+    message: str
+
+
+_failed: list[Failure] = []
+_failing = Lock()
+
+
+def found(kernels: Kernels[Found], device: torch.device) -> Found | None:
+    """Return the kernels for a device; None if there are none, they have failed there, or a graph is being compiled."""
+    find = kernels.get(device.type)
+    if find is None or torch.compiler.is_compiling() or given_up(kernels, device):
+        return None
+    return find()
+
+
+def tried(kernels: Kernels[Any], device: torch.device, kernel: Callable[..., Tried | None], *arguments: object) -> Tried | None:
+    """Return what a kernel returns; None if it fails, such as without a C compiler: then it is not used on this device any more.
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError, RuntimeError: there is no memory, which says nothing of the kernel.
+    """
+    try:
+        return kernel(*arguments)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        _give_up(kernels, device, error)
+        return None
+
+
+def _give_up(kernels: Kernels[Any], device: torch.device, error: Exception) -> None:
+    """Use these kernels on this device no more, with one warning. A compiler that was interrupted is tried again."""
+    if isinstance(error, InterruptedError) or (isinstance(error, subprocess.CalledProcessError) and error.returncode < 0):
+        return
+    reason = "".join(str(error).strip().splitlines()[:1])
+    message = (
+        f"the kernel that {kernels.purpose} failed on {device} and is not used there any more; "
+        f"{kernels.instead}: {type(error).__name__}: {reason}"
+    )
+    with _failing:
+        if given_up(kernels, device):  # another thread was first
+            return
+        _failed.append(Failure(kernels.purpose, device, message))
+    warn_user(message, RuntimeWarning)
+
+
+def given_up(kernels: Kernels[Any], device: torch.device) -> bool:
+    """Return whether these kernels have failed on this device."""
+    return bool(_failed) and any(failure.purpose == kernels.purpose and failure.device == device for failure in _failed)
+
+
+def has_failed(kernels: Kernels[Any], device: str) -> bool:
+    """Return whether these kernels have failed on a device of this type."""
+    return any(failure.purpose == kernels.purpose and failure.device.type == device for failure in _failed)
+
+
+def failures() -> list[str]:
+    """Return, of each kernel that failed, which it is, on which device, and what is done instead."""
+    return [failure.message for failure in _failed]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that there is no memory, as PyTorch, Python, CUDA's driver and the CPU's allocator do."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
