@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recorders._torch import inside_transform
 from recorders.capture.buffers import Pending
 from recorders.capture.context import as_monitor
+from recorders.capture.entering import failure_of
 from recorders.capture.lifts import Lifts
 from recorders.capture.operands import tracing
 from recorders.capture.stacks import Moment, Rows, StackRow, StateStack, kinds
@@ -144,10 +145,13 @@ class StepBatch:
         """Reduces everything that was gathered, and binds all of it at once: an interrupt leaves either all of it or nothing."""
         if not self._groups and not self._planned and not self._copies:
             return
-        failed = as_monitor(self._record_all)
-        for group in failed:  # each records alone: those that are at fault report it, and the others are recorded
+        raised = None
+        for group in as_monitor(self._record_all):  # each records alone: those at fault report it, and the others are recorded
             for monitor, module, path, operands, *_ in group:
-                monitor._record(module, *operands, path=path)
+                error = failure_of(monitor._fail, partial(monitor._record, module, *operands, path=path))
+                raised = raised or error
+        if raised is not None:
+            raise raised
 
     def _record_all(self) -> list[list[_Seen]]:
         """Returns the groups that could not be reduced together."""

@@ -28,6 +28,7 @@ from recorders._torch import (
     outside_modes,
     run_of_node,
 )
+from recorders.capture.entering import guarded
 from recorders.capture.packs import packed, packed_together
 from reducers import State
 from reducers.combinators.in_graphs import GraphObservation
@@ -157,7 +158,7 @@ def _found(emit: Any) -> Gathered | None:
     if task not in _backwards:
         _backwards.clear()  # of a backward whose trace failed
         _backwards[task] = Gathered()
-        at_end_of_backward(lambda: outside_modes(_emit_all, _backwards.pop(task, Gathered())))
+        at_end_of_backward(lambda: guarded("the end of a traced backward", _emit_all, _backwards.pop(task, Gathered())))
     return _backwards[task]
 
 

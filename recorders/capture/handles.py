@@ -19,8 +19,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from recorders._torch import make_effectful, may_run_again, outside_modes
+from recorders._torch import make_effectful, may_run_again
 from recorders.capture.accumulators import Observed, owner_of
+from recorders.capture.entering import guarded
 from reducers import Reducer, Statistic
 from reducers.core.inputs import observation
 from reducers.core.patterns import arrange
@@ -100,7 +101,7 @@ def _observed(twin: Any, reducer: Reducer | None, path: str, leaf: Tensor, told:
 def _accumulate(
     handle: Tensor, slot: int, path: str, columns: str, axes: list[int], threshold: float, told: str, x: Tensor
 ) -> None:
-    outside_modes(_add, handle, Observed(slot, path, columns, tuple(axes), threshold, told), x)
+    guarded("the operator in a compiled graph", _add, handle, Observed(slot, path, columns, tuple(axes), threshold, told), x)
 
 
 def _add(handle: Tensor, observed: Observed, x: Tensor) -> None:

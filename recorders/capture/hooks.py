@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.compiler import assume_constant_result, is_compiling
 
 from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes, run_uncompiled
-from recorders.errors import MonitorError, RecordingWarning
+from recorders.capture.entering import PASSED_ON, Fail, report_failure
+from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
 __all__ = ["TRACED", "Hook"]
@@ -32,15 +33,15 @@ TRACED = _Traced()
 class Hook:
     """A hook that is registered on a module. A copied or unpickled model has a no-op of the standard library in its place.
 
-    The hook runs outside the user's modes. The only exception that leaves it is a `MonitorError`, which the user asks for by
-    `on_error="raise"`.
+    The hook runs outside the user's modes. The only exceptions that leave it are those that the user asks for: a `MonitorError`, by
+    `on_error="raise"`, and warnings, if the user has made errors of them.
 
     Args:
         run: is called outside of graphs.
         trace: is called while a graph is traced, with `receiver` before the other arguments: a function, or the name of one in
             `TRACED`. If it is None, nothing is called.
         receiver: see `recorders.capture.receivers.new_receiver`.
-        fail: is called with the exception of `run`, and the module.
+        fail: is called with the exception of `run`, and the module; or names the hook, in a warning.
 
     Attributes:
         usual: the function that was given as `run`.
@@ -56,7 +57,7 @@ class Hook:
         run: Callable[..., None],
         trace: Callable[..., None] | str | None = None,
         receiver: Tensor | None = None,
-        fail: Callable[[Exception, Any], None] | None = None,
+        fail: Fail = "a hook",
     ) -> None:
         self.run = self.usual = run
         self.trace, self.receiver, self.fail = trace, receiver, fail
@@ -78,11 +79,10 @@ class Hook:
             return
         try:
             outside_modes(self.run, *args)
-        except MonitorError:
+        except PASSED_ON:  # written out: a call of `guarded` would cost each observation
             raise
         except Exception as error:
-            if self.fail is not None:
-                self.fail(error, args[0] if args else None)
+            report_failure(self.fail, error, args[0] if args else None)
 
     @property
     def owner(self) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders._torch import graph_task_address, make_effectful, outside_modes
+from recorders._torch import graph_task_address, make_effectful
 from recorders.capture import packing
+from recorders.capture.entering import guarded
 from recorders.capture.gathering import from_text as together_from
 from recorders.capture.layouts import from_text
 from recorders.capture.receivers import find_receiver
@@ -36,7 +37,7 @@ def _call_receiver(method: str, receiver: Tensor, *args: Any) -> Any:
         found = find_receiver(receiver)
         return None if found is None else getattr(found, method)(*args)
 
-    return outside_modes(call)
+    return guarded(_HERE, call)
 
 
 def _receive(receiver: Tensor, stream: str, layout: str, packs: list[Tensor], told: str) -> None:
@@ -66,10 +67,11 @@ def _call_receivers(method: str, receivers: list[Tensor], tensors: list[Tensor],
         numbers = [*map(int, receivers)]
     first = next(filter(None, map(find_receiver, numbers)), None)
     if first is not None:
-        outside_modes(getattr(type(first), method), numbers, tensors, together_from(text))
+        guarded(_HERE, getattr(type(first), method), numbers, tensors, together_from(text))
 
 
 _number = attrgetter("number")
+_HERE = "the operator in a compiled graph"
 
 
 def _receive_leaves(receiver: Tensor, stream: str, paths: list[str], tensors: list[Tensor], told: str) -> None:

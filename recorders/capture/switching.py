@@ -11,6 +11,7 @@ before anything is compiled, all hooks that are out are put back. The hooks that
 from __future__ import annotations
 
 import sys
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
@@ -20,9 +21,10 @@ from torch import nn
 
 from recorders._torch import compilation
 from recorders.capture.context import capturing
+from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
 
-__all__ = ["Switchable", "SwitchedHooks", "grouped", "hook_of", "hooks_in", "put_back", "take_out"]
+__all__ = ["SWITCHING", "Switchable", "SwitchedHooks", "grouped", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
 
 Hooks: TypeAlias = "OrderedDict[int, Any]"
 Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, and ids of hooks
@@ -34,6 +36,10 @@ class Switchable(Protocol):
     def switchable(self) -> tuple[list[Any], bool]:
         """Returns the handles of the hooks that may be taken out now, and whether later calls will return the same handles."""
 
+
+SWITCHING = threading.RLock()
+"""Is held while hooks are taken out, put back or removed: clocks of several threads do so, and users. Whoever holds it waits for no
+other lock."""
 
 _OUT = "hooks taken out"  # the attribute of a dictionary that holds the hooks taken out of it
 PATIENCE = 8  # how often hooks are put back because something is compiled; after that they stay in
@@ -54,7 +60,16 @@ def hook_of(handle: Any) -> Any:
     hooks = None if handle is None else handle.hooks_dict_ref()
     if hooks is None:
         return None
-    return hooks[handle.id] if handle.id in hooks else vars(hooks).get(_OUT, {}).get(handle.id, (None,))[0]
+    with SWITCHING:
+        return hooks[handle.id] if handle.id in hooks else vars(hooks).get(_OUT, {}).get(handle.id, (None,))[0]
+
+
+def remove(handle: Any) -> None:
+    """Removes the hook of this handle, whether it is out or not."""
+    with SWITCHING:
+        hooks = handle.hooks_dict_ref()
+        getattr(hooks, "__dict__", {}).get(_OUT, {}).pop(handle.id, None)
+        handle.remove()
 
 
 def hooks_in(module: nn.Module) -> list[Hook]:
@@ -73,12 +88,13 @@ def take_out(groups: Iterable[Group]) -> None:
         hooks = dictionary()
         if hooks is None:
             continue
-        out = vars(hooks).setdefault(_OUT, {})
-        order = list(hooks) if _ordered(hooks) else []
-        for key in ids:
-            if key in hooks:
-                out[key] = hooks[key], order
-                del hooks[key]
+        with SWITCHING:
+            out = vars(hooks).setdefault(_OUT, {})
+            order = list(hooks) if _ordered(hooks) else []
+            for key in ids:
+                if key in hooks:
+                    out[key] = hooks[key], order
+                    del hooks[key]
 
 
 def put_back(groups: Iterable[Group]) -> None:
@@ -88,14 +104,15 @@ def put_back(groups: Iterable[Group]) -> None:
         out = None if hooks is None else vars(hooks).get(_OUT)
         if hooks is None or not out:
             continue
-        restores_order = bool(hooks) and _ordered(hooks)
-        for key in ids:
-            if key in out:
-                hook, order = out[key]
-                hooks[key] = hook
-                if restores_order:
-                    _restore_order(hooks, key, order)
-                del out[key]
+        with SWITCHING:
+            restores_order = bool(hooks) and _ordered(hooks)
+            for key in ids:
+                if key in out:
+                    hook, order = out[key]
+                    hooks[key] = hook
+                    if restores_order:
+                        _restore_order(hooks, key, order)
+                    del out[key]
 
 
 def _ordered(hooks: Hooks) -> bool:
@@ -130,7 +147,8 @@ class SwitchedHooks:
         self.again = 0
         self._wait = 1  # steps until the monitors are asked again
         self._restored = 0  # how often hooks were put back for the compiler
-        _all.add(self)
+        with SWITCHING:
+            _all.add(self)
 
     def change(self) -> None:
         """Notes that the monitors or their hooks have changed."""
@@ -185,5 +203,7 @@ def _install_callback() -> None:
 def _before_compiling(found: Any) -> None:
     """Puts all hooks back before Dynamo looks at a program. A function that a monitor compiles for itself contains no modules."""
     if found.callback_trigger is compilation.CallbackTrigger.DYNAMO and not capturing():
-        for switched in list(_all):
-            switched.restore_for_compiler()
+        with SWITCHING:
+            every = list(_all)
+        for switched in every:
+            guarded("the callback of the compiler", switched.restore_for_compiler)

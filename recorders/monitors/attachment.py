@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from recorders.capture.switching import remove
+
 __all__ = ["Attachment"]
 
 
@@ -46,7 +48,7 @@ class Attachment:
         """Removes suspended hooks; `module` is the module from now on."""
         suspended, self.suspended, self.twin = self.suspended, [], None
         for handle in suspended:
-            handle.remove()
+            remove(handle)
         self._module, self.module_class = weakref.ref(module), type(module).__name__
 
     def take_off(self, *, suspend: bool) -> None:
@@ -56,4 +58,4 @@ class Attachment:
             self.suspended = handles or self.suspended
             return
         for handle in handles:
-            handle.remove()
+            remove(handle)

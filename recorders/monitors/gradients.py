@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from recorders._torch import graph_task, outside_modes
 from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves
 from recorders.capture.context import capturing
+from recorders.capture.entering import guarded
 from recorders.capture.given import Block, block_of, keep, remember, under
 from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, pack, symbolic, tracing
@@ -133,7 +134,7 @@ class GradientMonitor(Monitor):
         self.partial = self.partial or _used_inside(tensor)
 
         def arrive(gradient: Tensor | None) -> None:  # no reference to the module: if it keeps its output, that would be a cycle
-            outside_modes(self._arrived, gradient, seen, sighting, path)
+            guarded(self._fail, self._arrived, gradient, seen, sighting, path)
 
         sighting.handle = _hook(tensor, arrive)
         self._watched[tensor] = sighting
@@ -146,8 +147,7 @@ class GradientMonitor(Monitor):
 
     @tensor_hook
     def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
-        block = sighting.block
-        if block is not None:
+        if (block := sighting.block) is not None:
             block.used = True
         if gradient is None:
             self._skip(INSIDE)
@@ -273,7 +273,7 @@ def _hook_given(tensor: Tensor, receiver: Tensor, path: str, seen: tuple[Tensor,
     """Called while a graph is traced: registers a hook on an input of the graph, each time that the graph runs."""
 
     def arrive(gradient: Tensor) -> None:
-        outside_modes(_arrived_at_graph, receiver, gradient, seen, path)
+        guarded("the hook on an input of a graph", _arrived_at_graph, receiver, gradient, seen, path)
 
     _hook(tensor, arrive)
 

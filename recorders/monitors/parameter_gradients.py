@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders.capture.batching import StepBatch
+from recorders.capture.switching import remove
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
 from recorders.monitors.module_parameters import ModuleParameterMonitor
@@ -88,7 +89,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     def deregister(self) -> Monitor:
         self._restore_hooks()
         for handle in self._hooked.values():
-            handle.remove()
+            remove(handle)
         self._hooked = WeakIdKeyDictionary()
         return super().deregister()
 
@@ -97,7 +98,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
         for path, parameter in self._parameters(module):
             before = self._hooked_at.get(path)
             if before is not None and before is not parameter and before in self._hooked:
-                self._hooked.pop(before).remove()  # FSDP2 would report its gradient a second time, reduced and cut
+                remove(self._hooked.pop(before))  # FSDP2 would report its gradient a second time, reduced and cut
             self._hooked_at[path] = parameter
             if parameter.requires_grad and parameter not in self._hooked and not is_lazy(parameter):
                 self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.capture.batching import StepBatch
+from recorders.capture.entering import failure_of
+from recorders.capture.operands import as_operand
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
@@ -148,21 +150,36 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
         return _StateOf(self.key)
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        found = {}
+        found, failed = {}, None
         for path, parameter in self._among(module, mine):
             if parameter.grad is None:
                 continue
-            kept = optimizer.state.get(parameter, {})
-            if self.key not in kept:
-                error = TargetError(
-                    f"{type(optimizer).__name__} keeps no {self.key!r} for {path or self.attr!r}; it keeps {sorted(kept)}"
-                )
-                self._fail(error, module, ())
+            try:
+                value = self._kept(optimizer, path, parameter)
+            except Exception as error:  # the user's own optimizer may keep anything
+                failed = failure_of("a monitor of optimizer states", self._fail, error, module, ()) or failed
                 continue
-            value = kept[self.key]
             if value is not None:  # SGD without momentum
-                found[path] = value if isinstance(value, Tensor) else torch.tensor(value), parameter
+                found[path] = value, parameter
         self._observe(module, found, weakref.ref(optimizer), step_batch)
+        if failed is not None:
+            raise failed
+
+    def _kept(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> Any:
+        """What the optimizer keeps for a parameter."""
+        whose = f"{type(optimizer).__name__} keeps"
+        state, where = optimizer.state.get(parameter, {}), f"for {path or self.attr!r}"
+        if not isinstance(state, Mapping):
+            raise TargetError(f"{whose} no states by name {where}, but {state!r:.100}")
+        if self.key not in state:
+            raise TargetError(f"{whose} no {self.key!r} {where}; it keeps {sorted(map(str, state))}")
+        value = as_operand(state[self.key])
+        if value is None or isinstance(value, Tensor):
+            return value
+        try:
+            return torch.tensor(value, device="cpu")
+        except Exception as error:  # such as of a text, or of lists of unequal lengths
+            raise TargetError(f"{whose} no numbers as {self.key!r} {where}, but {value!r:.100}") from error
 
 
 def _values(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:

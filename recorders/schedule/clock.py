@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
 from recorders.capture.receivers import new_receiver
-from recorders.capture.switching import SwitchedHooks, grouped, put_back
+from recorders.capture.switching import SwitchedHooks, grouped, put_back, remove
 from recorders.errors import MonitorError
 from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
 from recorders.schedule.standing import StandingClock
@@ -253,7 +253,7 @@ class Clock:
         """Stops counting micro-batches."""
         self._counting.on()
         if self._handle is not None:
-            self._handle.remove()
+            remove(self._handle)
         self._handle = None
         self._counting.change()
 

@@ -58,7 +58,7 @@ class _Turn:
         """Counts a call of each; returns whether they are due."""
         for counts in self.counts:
             counts["calls"] = counts.get("calls", 0) + 1
-        eligible = self._gates[0].eligible[stream] + 1 if self._gates else 0
+        eligible = self._gates[0].eligible.get(stream, -1) + 1 if self._gates else 0
         for gate in self._gates:
             gate.eligible[stream] = eligible
         due = eligible % self.every == 0
@@ -108,7 +108,10 @@ class _Plan:
         if module is None or monitor is None:
             return False
         leaves = [] if reading is nothing else monitor._among(module, self._mine)
-        tensors = reading([parameter for _, parameter in leaves], optimizer)
+        try:
+            tensors = reading([parameter for _, parameter in leaves], optimizer)
+        except Exception:  # such as of a state that is no dictionary: the monitor meets it again when it is notified, and tells
+            return False
         every, gate = monitor.gate.every, monitor.gate
         counted = reading is not change  # which belongs to a call that was counted before the step
         calls = every == 1 or gate.eligible.get(weakref.ref(optimizer))
@@ -147,9 +150,12 @@ class _Plan:
         if self._ids != [*map(id, parameters)] or self._names != [*chain.from_iterable(owned)]:
             return False
         skipping = _alive(self._skipping)
-        found = [(group, group.read(parameters, optimizer)) for group in self.groups.values()]
-        absent = (reading(picked(parameters, there), optimizer) for reading, there in self._absent.items())
-        if any(tensors is None for _, tensors in found) or any(x is not None for tensors in absent for x in tensors):
+        try:
+            found = [(group, group.read(parameters, optimizer)) for group in self.groups.values()]
+            absent = [x for reading, there in self._absent.items() for x in reading(picked(parameters, there), optimizer)]
+        except Exception:
+            return False
+        if any(tensors is None for _, tensors in found) or any(x is not None for x in absent):
             return False
         if not all(turn.fits(weakref.ref(optimizer)) for turn in self._turns.values()):
             return False

@@ -138,9 +138,17 @@ class _Change(_Before):
         return super().read(parameters, optimizer)
 
     def gather(self, tensors: Sequence[Tensor], step_batch: StepBatch) -> None:
-        if tensors:
-            copies = [kept.copies.pop(path) for kept, path in zip(self._kept(), self.paths, strict=True)]
-            step_batch.add_planned(self, copies, tensors)
+        if not tensors:
+            return
+        copies = [kept.copies.pop(path, None) for kept, path in zip(self._kept(), self.paths, strict=True)]
+        there = [copy for copy in copies if copy is not None]
+        if len(there) == len(copies):
+            step_batch.add_planned(self, there, tensors)
+            return
+        for (ref, module_ref, path), copy, x in zip(self.leaves, copies, tensors, strict=True):  # another thread took some off
+            monitor, module = ref(), module_ref()
+            if copy is not None and monitor is not None and module is not None:
+                step_batch.add_change(monitor, module, path, x, copy)
 
 
 def group_of(reading: Reading) -> type[Group]:

@@ -15,9 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from recorders._torch import never_trace
 from recorders.capture.context import capturing
+from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
-from recorders.capture.switching import hook_of
+from recorders.capture.switching import hook_of, remove
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
 
@@ -61,7 +62,7 @@ class StandingClock:
         self._net = weakref.ref(net)
         if self._handle is None:
             with suppress(RuntimeError):  # a module of torch.jit.script takes no hooks
-                self._handle = net.register_forward_pre_hook(Hook(self._before_forward, _trace_nothing, fail=_raise_warning))
+                self._handle = net.register_forward_pre_hook(Hook(self._before_forward, _trace_nothing, fail=_HERE))
         _watching.add(self)
         _listen()
 
@@ -69,7 +70,7 @@ class StandingClock:
         """Takes the hook off, unless a graph contains it: graphs guard that it is there."""
         _watching.discard(self)
         if self._handle is not None and not getattr(hook_of(self._handle), "traced", False):
-            self._handle.remove()
+            remove(self._handle)
             self._handle = None
         self._start, self._stepped = None, None
 
@@ -112,6 +113,7 @@ class StandingClock:
         )
 
 
+_HERE = "the look at whether the clock advances"
 _watching: set[StandingClock] = set()  # these hold clocks and nets weakly
 
 
@@ -128,7 +130,7 @@ def _listen() -> None:
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
     if not is_compiling() and _watching:
         for standing in list(_watching):
-            standing.see_step(optimizer)
+            guarded(_HERE, standing.see_step, optimizer)
 
 
 never_trace(_after_step)
@@ -136,8 +138,3 @@ never_trace(_after_step)
 
 def _trace_nothing(*_: Any) -> None:
     """What a graph does here. The compiler calls it, so the hook is known to be in the graph."""
-
-
-def _raise_warning(error: Exception, _: Any) -> None:
-    if isinstance(error, Warning):  # the user has made errors of warnings
-        raise error

@@ -17,8 +17,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from recorders._torch import break_graph, compile_always, never_trace, outside_modes, skip_frames
+from recorders._torch import break_graph, compile_always, never_trace, skip_frames
 from recorders.capture.batching import StepBatch
+from recorders.capture.entering import failure_of, guarded
+from recorders.capture.switching import SWITCHING
+from recorders.schedule.listeners import Listeners
 from recorders.schedule.planned import StepPlans
 from recorders.schedule.readings import Reading
 from recorders.schedule.stopwatch import HookTiming, TimedStepBatch, Timer, open_samples
@@ -56,16 +59,13 @@ class StepMonitor(Protocol):
         """Is called when the optimizer has changed the parameters of `mine`."""
 
 
-class _Listeners(OrderedDict[int, tuple["weakref.ref[nn.Module]", "weakref.ref[Any]"]]):
-    """Module and monitor by the id of their handle. Like hooks, they are taken out in steps in which the monitor is not due."""
-
-    ordered = False  # see recorders.capture.switching
-
-
 class _Steps:
-    """One pair of hooks on all optimizers of the process, which are on while any monitor or clock needs them.
+    """One pair of hooks on all optimizers of the process, which do nothing while no monitor and no clock needs them.
 
     Monitors live as long as their modules: this object keeps them alive, and they hold their modules weakly.
+
+    The hooks are put on once, for good: PyTorch walks through the dictionary of hooks, and raises in the user's `step` if another
+    thread, or a hook, puts one in or takes one out meanwhile.
 
     The hooks are plain Python in a compiled training too. `torch.compile(optimizer.step)` would trace the function of PyTorch that
     calls them, and so the hooks. While the hooks are on, that function runs as plain Python, and the `step` that it wraps is
@@ -75,87 +75,120 @@ class _Steps:
 
     def __init__(self) -> None:
         self.monitors: WeakKeyDictionary[nn.Module, list[StepMonitor]] = WeakKeyDictionary()
-        self.listeners = _Listeners()
+        self.listeners = Listeners()
         self.clocks: list[tuple[weakref.ref[Optimizer], weakref.ref[StepCounter]]] = []
-        self.handles: list[Any] = []
+        self.active = False  # whether the hooks do anything
+        self._installed = False
         self._plans = StepPlans()
         self._seen: set[type[Optimizer]] = set()
 
     def add(self, module: nn.Module, monitor: StepMonitor) -> None:
-        self.monitors.setdefault(module, []).append(monitor)
-        self._install_hooks()
+        with SWITCHING:
+            self.monitors.setdefault(module, []).append(monitor)
+            self._activate()
 
     def count(self, optimizer: Optimizer, clock: StepCounter) -> None:
-        if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
-            self.clocks = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))]
-        self._install_hooks()
+        with SWITCHING:
+            if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
+                self.clocks = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))]
+            self._activate()
 
     def stop_counting(self, clock: StepCounter) -> None:
-        self.clocks = [pair for pair in self.clocks if pair[1]() is not clock]
-        self._remove_unused_hooks()
+        with SWITCHING:
+            self.clocks = [pair for pair in self.clocks if pair[1]() is not clock]
+            self._deactivate_unused()
 
-    def _install_hooks(self) -> None:
-        if not self.handles:
-            self.handles = [register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)]
+    def _activate(self) -> None:
+        if not self._installed:
+            self._installed = True
+            register_optimizer_step_pre_hook(self.before)
+            register_optimizer_step_post_hook(self.after)
+        if not self.active:
+            self.active = True
             skip_frames(_STEP_CALL, True)
 
     def drop(self, module: nn.Module | None, monitor: StepMonitor) -> None:
-        if module is not None and module in self.monitors:
-            self.monitors[module].remove(monitor)
-            if not self.monitors[module]:
-                del self.monitors[module]
-        self._remove_unused_hooks()
+        with SWITCHING:
+            found = None if module is None else self.monitors.get(module)
+            if module is not None and found is not None and monitor in found:
+                found.remove(monitor)
+                if not found:
+                    del self.monitors[module]
+            self._deactivate_unused()
 
-    def _remove_unused_hooks(self) -> None:
-        """Takes the hooks off if no monitor and no clock is left: modules, optimizers and clocks may have been freed."""
-        if any(optimizer() is None or clock() is None for optimizer, clock in self.clocks):
-            self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
-        if not self.monitors and not self.clocks:
-            for handle in self.handles:
-                handle.remove()
-            self.handles = []
-            skip_frames(_STEP_CALL, False)
+    def _deactivate_unused(self) -> None:
+        """Lets the hooks do nothing if no monitor and no clock is left: modules, optimizers and clocks may have been freed."""
+        with SWITCHING:
+            if any(optimizer() is None or clock() is None for optimizer, clock in self.clocks):
+                self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
+            if self.active and not self.monitors and not self.clocks:
+                self.active = False
+                skip_frames(_STEP_CALL, False)
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.active:
+            return
         if is_dynamo_compiling():
             if not break_graph():
                 _count_lost_steps()
             return
+        failed = guarded(_HERE, self._begin, optimizer, sys._getframe(1), args, kwargs)
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # otherwise its traceback would hold it, and the net, until the cycle collector comes
+
+    def _begin(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
+        """Begins a step; returns what a monitor raised because the user asks for it."""
         timing = HookTiming() if open_samples else None
-        steps = _under_way.steps
+        steps, failed = _under_way.steps, None
         if steps or self.listeners or type(optimizer) not in self._seen:
-            self._before(optimizer, sys._getframe(1), args, kwargs)
+            failed = self._before(optimizer, frame, args, kwargs)
         else:  # only clocks are attached; no further call, because every step of every optimizer would pay for it
-            steps.append(Step(optimizer=weakref.ref(optimizer), frame=id(sys._getframe(1))))
+            steps.append(Step(optimizer=weakref.ref(optimizer), frame=id(frame)))
         if timing is not None:
             timing.end()
+        return failed
 
-    def _before(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
         if type(optimizer) not in self._seen:
-            compile_always(type(optimizer).step)
             self._seen.add(type(optimizer))
+            compile_always(type(optimizer).step)
         step = _under_way.begin(optimizer, frame)
         if self.listeners and step.own and not _skipped(optimizer):
-            self._notify(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+            return self._notify(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
+        return None
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_dynamo_compiling():
+        if not self.active or is_dynamo_compiling():
             return
+        failed = guarded(_HERE, self._end, optimizer, sys._getframe(1), args, kwargs)
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # otherwise its traceback would hold it, and the net, until the cycle collector comes
+
+    def _end(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
+        """Ends a step, for all monitors and clocks; returns what one of them raised because the user asks for it."""
         timing = HookTiming() if open_samples else None
-        frame, steps = sys._getframe(1), _under_way.steps
+        clocks, failed, steps = list[StepCounter](), None, _under_way.steps
         if self.listeners or len(steps) != 1 or steps[0].frame != id(frame) or "found_inf" in vars(optimizer):
-            clocks = self._after(optimizer, frame, args, kwargs)
+            failed = self._after(optimizer, frame, args, kwargs, clocks)
         else:
-            clocks = self._clocks_of(optimizer, steps.pop().clocks)
+            clocks += self._clocks_of(optimizer, steps.pop().clocks)
         if timing is not None:
             timing.end()
         for clock in clocks:  # after the monitors, whose observations belong to the step that ends
-            clock.advance()
+            failed = failure_of(_HERE, clock.advance) or failed
         if not clocks:
-            self._remove_unused_hooks()
+            self._deactivate_unused()
+        return failed
 
-    def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Sequence[StepCounter]:
-        """Ends the step and notifies the monitors; returns the clocks that advance now."""
+    def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any, clocks: list[StepCounter]) -> Exception | None:
+        """Notifies the monitors of the end of the step; adds the clocks that advance now to `clocks`."""
+        failed = None
         step = _under_way.end(optimizer, frame)
         skipped = _skipped(optimizer)
         if not skipped:
@@ -165,10 +198,11 @@ class _Steps:
             owner.absorb(step, optimizer)
         elif self.listeners and not skipped:
             if _has_closure(args, kwargs):
-                self._notify(step.own, optimizer, "_at_gradients")
+                failed = self._notify(step.own, optimizer, "_at_gradients")
             inner = None if step.inner is None else step.inner()
-            self._notify(step.own, inner or optimizer, "_after_step")  # the inner optimizer keeps the state
-        return step.clocks
+            failed = self._notify(step.own, inner or optimizer, "_after_step") or failed  # the inner optimizer keeps the state
+        clocks += step.clocks
+        return failed
 
     def _clocks_of(self, optimizer: Optimizer, found: Sequence[StepCounter]) -> Sequence[StepCounter]:
         """Returns `found` and the clocks of `optimizer`, or of an optimizer that shares its parameter groups, as wrappers do."""
@@ -181,28 +215,25 @@ class _Steps:
                     clocks.append(clock)
         return clocks
 
-    def _notify(self, mine: set[int], optimizer: Optimizer, *moments: str) -> None:
-        outside_modes(self._notify_all, mine, optimizer, moments)
-
-    def _notify_all(self, mine: set[int], optimizer: Optimizer, moments: tuple[str, ...]) -> None:
-        step_batch = TimedStepBatch() if open_samples else StepBatch()
-        try:
-            for number in self._plans.gather(self.listeners, mine, optimizer, moments, step_batch):
-                module_ref, monitor_ref = self.listeners.get(number, _GONE)
-                module, monitor = module_ref(), monitor_ref()
-                if module is None or monitor is None:
-                    self.listeners.pop(number, None)
-                    continue
-                for moment in moments:
-                    notify = getattr(monitor, moment)
-                    if isinstance(step_batch, TimedStepBatch):
-                        step_batch.notify(monitor.timer, notify, module, optimizer, mine)
-                    else:
-                        notify(module, optimizer, mine, step_batch)
-        except Exception:  # a monitor raised, and the observations of the others count; if the user interrupts, none counts
-            step_batch.record()
-            raise
-        step_batch.record()
+    def _notify(self, mine: set[int], optimizer: Optimizer, *moments: str) -> Exception | None:
+        """Notifies all monitors; returns what the first of them raised because the user asks for it. After an interrupt, none."""
+        failed: Exception | None = None
+        step_batch, listeners = TimedStepBatch() if open_samples else StepBatch(), self.listeners.now()
+        for number in guarded(_HERE, self._plans.gather, listeners, mine, optimizer, moments, step_batch) or ():
+            module_ref, monitor_ref = listeners[number]
+            module, monitor = module_ref(), monitor_ref()
+            if module is None or monitor is None:
+                self.listeners.drop(number)
+                continue
+            for moment in moments:
+                notify = getattr(monitor, moment)
+                if isinstance(step_batch, TimedStepBatch):
+                    error = failure_of(monitor._fail, step_batch.notify, monitor.timer, notify, module, optimizer, mine)
+                else:
+                    error = failure_of(monitor._fail, notify, module, optimizer, mine, step_batch)
+                failed = failed or error
+        recorded = failure_of(_HERE, step_batch.record)
+        return failed or recorded
 
 
 class StepHandle:
@@ -215,14 +246,15 @@ class StepHandle:
         self.module, self.monitor = weakref.ref(module), weakref.ref(monitor)
         self.id = next(_numbers)
         _steps.add(module, monitor)
-        _steps.listeners[self.id] = self.module, self.monitor
+        with SWITCHING:
+            _steps.listeners[self.id] = self.module, self.monitor
 
     @staticmethod  # a static method holds no monitor
     def hooks_dict_ref() -> OrderedDict[int, Any]:
         return _steps.listeners
 
     def remove(self) -> None:
-        _steps.listeners.pop(self.id, None)
+        _steps.listeners.drop(self.id)
         monitor = self.monitor()
         if monitor is not None:
             _steps.drop(self.module(), monitor)
@@ -240,14 +272,15 @@ def stop_counting(clock: StepCounter) -> None:
 
 def monitors_of_steps(module: nn.Module) -> list[Any]:
     """The monitors that are told of the optimizer steps which change parameters of `module`."""
-    return list(_steps.monitors.get(module, ()))
+    with SWITCHING:
+        return list(_steps.monitors.get(module, ()))
 
 
+_HERE = "the hook on optimizers"
 IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"
 _steps = _Steps()
 _numbers = itertools.count()
 _under_way = StepsUnderWay()
-_GONE: Any = (lambda: None, lambda: None)
 _STEP_CALL = Optimizer.profile_hook_step(
     lambda: None
 ).__code__  # the function in which PyTorch wraps each `step`; it calls the hooks
@@ -258,9 +291,10 @@ never_trace(_Steps.after)
 
 def _count_lost_steps() -> None:
     """Counts, for the report, a graph whose steps cannot be recorded. Dynamo runs it as plain Python, once for each graph."""
-    for monitors in _steps.monitors.values():
-        for monitor in monitors:
-            monitor.counts[IN_ONE_GRAPH] = monitor.counts.get(IN_ONE_GRAPH, 0) + 1
+    with SWITCHING:
+        found = [monitor for monitors in _steps.monitors.values() for monitor in monitors]
+    for monitor in found:
+        monitor.counts[IN_ONE_GRAPH] = monitor.counts.get(IN_ONE_GRAPH, 0) + 1
 
 
 _count_lost_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does

@@ -1,0 +1,74 @@
+"""The guard at every entrance from PyTorch: what fails in this package does not reach the user's program, and is told.
+
+Whatever PyTorch calls of this package goes through `guarded`, `failure_of` or a `Hook`: hooks of modules, tensors, parameters and
+optimizers, callbacks of the compiler, operators in graphs. `tests/recorders/capture/test_entrances.py` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from recorders._torch import outside_modes
+from recorders.errors import MonitorError, RecordingWarning
+from reducers.errors import warn_user
+
+__all__ = ["PASSED_ON", "Fail", "failure_of", "guarded", "report_failure"]
+
+PASSED_ON = (MonitorError, Warning)
+"""What the user asks for: by `on_error="raise"`, or by making errors of warnings."""
+
+Fail: TypeAlias = "Callable[..., object] | str"
+"""What is called with an exception; or the name of the entrance, if no monitor is at fault."""
+
+_told: set[tuple[str, str]] = set()
+
+
+def guarded(fail: Fail, run: Callable[..., Any], *args: Any) -> Any:
+    """Calls `run(*args)` outside the user's modes; returns its result, or None if it raised something that is not `PASSED_ON`.
+
+    >>> failures = []
+    >>> guarded(failures.append, int, "x")
+    >>> failures
+    [ValueError("invalid literal for int() with base 10: 'x'")]
+    """
+    try:
+        return outside_modes(run, *args)
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        report_failure(fail, error)
+
+
+def failure_of(fail: Fail, run: Callable[..., object], *args: Any) -> Exception | None:
+    """Calls `run(*args)`; returns what it raised if that is `PASSED_ON`: the caller raises it when all others were called."""
+    try:
+        run(*args)
+    except PASSED_ON as error:
+        return error
+    except Exception as error:
+        try:
+            report_failure(fail, error)
+        except PASSED_ON as passed_on:
+            return passed_on
+    return None
+
+
+def report_failure(fail: Fail, error: Exception, *about: Any) -> None:
+    """Reports `error` by `fail(error, *about)`; if there is no function, or it raises, by one warning for each kind of error."""
+    where = fail if isinstance(fail, str) else "a hook"
+    if callable(fail):
+        try:
+            fail(error, *about)
+            return
+        except PASSED_ON:
+            raise
+        except Exception as further:
+            error = further
+    if (where, type(error).__name__) not in _told:
+        _told.add((where, type(error).__name__))
+        warn_user(
+            f"{where} of a recorder failed: {type(error).__name__}: {error}; the training goes on, and what this moment would have "
+            "recorded is left out, now and in later moments like it silently",
+            RecordingWarning,
+        )
