@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from recorders.capture.buffers import MonitorState
 from recorders.capture.given import BatchContext
 from recorders.capture.hooks import Hook
 from recorders.capture.layouts import Told
-from recorders.errors import MergeError, TargetError
+from recorders.errors import TargetError
 from recorders.monitors import channels
 from recorders.monitors.attachment import Attachment
 from recorders.monitors.buffer import Buffer
@@ -23,7 +22,7 @@ from recorders.monitors.gate import Gate
 from recorders.monitors.graphs import GraphReceiver, is_due_in_graph
 from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import is_due, reduce, reducer_inputs, report_failures, work
-from recorders.monitors.snapshots import snapshot
+from recorders.monitors.snapshots import copied, merged, snapshot
 from recorders.monitors.twins import name_of_trace, renew_twins
 from recorders.recordings.past import Past
 from recorders.recordings.recording import Subrecording
@@ -285,11 +284,7 @@ class Monitor(Recorded, Past, ABC):
         Raises:
             MergeError: the reducers or the states do not fit.
         """
-        theirs = replace(other, reducer=self.reducer) if other.reducer is None else other
-        try:
-            return Subrecording(self.reducer, self.states).merge(theirs)
-        except Exception as error:
-            raise MergeError(f"{self.describe()}: {error}") from error
+        return merged(self, self.states, other)
 
     def merge(self, other: Monitor | Subrecording) -> Self:
         """Adds what another monitor, or a subrecording, recorded; returns the monitor.
@@ -298,8 +293,8 @@ class Monitor(Recorded, Past, ABC):
             MergeError: the reducers or the states do not fit; nothing is changed then.
         """
         theirs = other.snapshot() if isinstance(other, Monitor) else other
-        with self.buffer.lock:
-            self.buffer.replace(self.check_merge(theirs).states, more=theirs.samples)
+        self.buffer.merge(lambda states: merged(self, states, theirs).states, theirs.samples)
+        report_failures(self)
         return self
 
     def apply(self, function: Callable[[Any, int], Any]) -> Self:
@@ -315,5 +310,4 @@ class Monitor(Recorded, Past, ABC):
         return self.constructor.as_code(self.attr)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        places = self.snapshot().placement
-        return rebuild, (self.constructor, self.attr, self.name, self.states, self.samples, self._functions, places)
+        return rebuild, copied(self, self._functions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -255,8 +255,31 @@ class Buffer:
         for accumulators in self.accumulators.values():
             accumulators.clear()
 
-    def replace(self, states: Mapping[str, State], more: int) -> None:
-        """Binds `states`, to which others were merged that `more` observations made."""
+    def merge(self, merged: Callable[[Mapping[str, State]], Mapping[str, State]], more: int) -> None:
+        """Merges states that `more` observations made: `merged` returns those of both.
+
+        What comes while they are merged counts as if it had come after: by a signal handler, or by a graph in another thread.
+        """
         with self.lock:
-            stored = self.flush()
-            self.stored = MonitorState(dict(states), stored.counts, {}, merged=stored.merged + more)
+            while True:
+                stored = self.collect()
+                states = dict(merged(stored.states))
+                # Graphs add rows without the lock: those that came since wait on, and are reduced into the new states.
+                kept = {key: row for key, row in stored.pending.items() if isinstance(row, GraphRow)}
+                added = any(row.count != stored.reduced.get(key, 0) for key, row in stored.pending.items() if key not in kept)
+                if self.stored is stored and not added:
+                    break
+            self.leave_stacks()
+            reduced = {key: stored.reduced.get(key, 0) for key in kept}
+            self.stored = MonitorState(states, stored.counts, kept, reduced, stored.merged + more)
+
+    def restore(self, stored: MonitorState, places: Mapping[str, Placement]) -> None:
+        """Binds what was stored elsewhere, in place of what was recorded."""
+        with self.lock:
+            self.leave_stacks()
+            self.empty_accumulators()
+            self.stored = stored
+            self.keep_places(places)
+
+    def leave_stacks(self) -> None:
+        """Tells those who looked rows of this monitor up that it takes its states elsewhere; the lock must be held."""

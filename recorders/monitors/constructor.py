@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -77,10 +78,15 @@ def rebuild(
     samples: int,
     functions: tuple[Any, ...],
     places: Mapping[str, Placement],
+    eligible: Mapping[str, int] = MappingProxyType({}),
+    clock: Any = None,
 ) -> Any:
-    """A monitor as it was pickled or copied: what it recorded, without a module."""
+    """A monitor as it was pickled or copied: what it recorded, and its place in `every` and in the steps, without a module."""
     monitor = constructor(attr)
     monitor.name, monitor._functions = name, functions
     monitor.buffer.stored = MonitorState(states, {}, {}, merged=samples)
     monitor.buffer.keep_places(places)
+    monitor.gate.eligible = dict(eligible)
+    if clock is not None:
+        monitor.clock = clock
     return monitor

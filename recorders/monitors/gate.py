@@ -50,8 +50,13 @@ class Gate:
         self.on = self.active = True
         self.shown: Callable[[bool], None] | None = None
         self.changes = Changes()
-        self.chooses_steps = self.steps is not None or self.every_step != 1
+        self.chooses_steps = self.has_steps
         self.eligible: dict[object, int] = {}
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether its options choose steps; a budget chooses, too."""
+        return self.steps is not None or self.every_step != 1
 
     def turn(self, *, on: bool | None = None, active: bool | None = None) -> None:
         """Sets `on` or `active`."""

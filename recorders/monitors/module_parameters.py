@@ -16,7 +16,7 @@ from recorders.monitors.buffer import Buffer
 from recorders.monitors.options import MonitorOptions, as_names
 from recorders.schedule.readings import Reading, nothing
 from recorders.schedule.steps import StepHandle
-from reducers import Reducer, State
+from reducers import Reducer
 from reducers.combinators.stacked import is_stackable
 from reducers.errors import did_you_mean
 
@@ -39,18 +39,16 @@ class ParameterBuffer(Buffer):
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         with LOCK:
             if any(isinstance(self.stored.pending.get((path,)), StackRow) for path in inputs):
-                StateStack.left += 1
+                self.leave_stacks()
             super().add(inputs)
 
     def clear(self, keepshape: bool = False) -> None:
         with LOCK:
-            StateStack.left += 1
+            self.leave_stacks()
             super().clear(keepshape)
 
-    def replace(self, states: Mapping[str, State], more: int) -> None:
-        with LOCK:
-            StateStack.left += 1
-            super().replace(states, more)
+    def leave_stacks(self) -> None:
+        StateStack.left += 1
 
 
 class ModuleParameterMonitor(Monitor):

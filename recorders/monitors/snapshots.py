@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -20,9 +21,9 @@ from recorders.monitors.record import Recording, report_failures
 from recorders.recordings.placement import Placement
 from recorders.recordings.progress import PendingRows, Progress
 from recorders.recordings.recording import Subrecording
-from reducers import Reducer
+from reducers import Reducer, State
 
-__all__ = ["Recorded", "resume", "snapshot"]
+__all__ = ["Recorded", "copied", "merged", "resume", "snapshot"]
 
 MOST_PENDING = 1 << 20
 """The largest capacity that is believed of a file."""
@@ -57,6 +58,27 @@ def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...]
     kind, module = type(monitor).__name__, monitor.hooks.module_class
     placement = _placement(buffer, states)
     return Subrecording(monitor.reducer, states, samples, None, kind, attr, module, functions, None, told, placement)
+
+
+def copied(monitor: Any, functions: tuple[Callable[[Any, int], Any], ...]) -> tuple[Any, ...]:
+    """What `rebuild` makes a monitor of, as it is pickled or copied."""
+    part, clock = snapshot(monitor, functions, progress=True), monitor._clock if monitor.gate.chooses_steps else None
+    eligible = {} if part.progress is None else part.progress.eligible
+    recorded = dict(part.states), part.samples, functions, part.placement
+    return monitor.constructor, monitor.attr, monitor.name, *recorded, eligible, clock
+
+
+def merged(monitor: Any, states: Mapping[str, State], other: Subrecording) -> Subrecording:
+    """These states of a monitor, merged with those of `other`.
+
+    Raises:
+        MergeError: the reducers or the states do not fit.
+    """
+    theirs = replace(other, reducer=monitor.reducer) if other.reducer is None else other
+    try:
+        return Subrecording(monitor.reducer, dict(states)).merge(theirs)
+    except Exception as error:
+        raise MergeError(f"{monitor.describe()}: {error}") from error
 
 
 def _placement(buffer: Buffer, states: Collection[str]) -> dict[str, Placement]:
@@ -109,10 +131,7 @@ def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
     with LOCK:
         for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:
-                monitor.buffer.replace({}, more=0)
-                monitor.buffer.empty_accumulators()
-                monitor.buffer.stored = state
-                monitor.buffer.keep_places(part.placement)
+                monitor.buffer.restore(state, part.placement)
                 monitor.gate.eligible = dict[object, int](told.eligible.items())
 
 

@@ -10,7 +10,7 @@ from recorders.capture.hooks import TRACED, Hook
 from recorders.capture.receivers import new_twin_key
 from recorders.capture.switching import hook_of
 
-__all__ = ["Twin", "name_of_trace", "renew_twins"]
+__all__ = ["Twin", "leave_clock", "name_of_trace", "renew_twins"]
 
 _twins: weakref.WeakValueDictionary[Any, Twin] = weakref.WeakValueDictionary()
 
@@ -49,6 +49,16 @@ def renew_twins(monitor: Any) -> None:
     for hook in map(hook_of, [*monitor.hooks.handles, *monitor.hooks.suspended]):
         if isinstance(hook, Hook) and isinstance(hook.trace, str):
             hook.trace = name_of_trace(monitor, hook.trace.partition(" ")[2])
+
+
+def leave_clock(monitor: Any) -> None:
+    """Frees a monitor from the clock and the budget of its recorder; it gets a clock when it is put on, if it chooses steps."""
+    clock, monitor._clock = monitor._clock, None
+    if clock is not None:
+        clock.release(monitor)
+    monitor.gate.chooses_steps = monitor.gate.has_steps
+    monitor.switch(True, None)
+    renew_twins(monitor)
 
 
 def _find_twin(monitor: Any) -> Twin:

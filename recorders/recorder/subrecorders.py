@@ -20,6 +20,7 @@ from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.monitors.snapshots import resume
+from recorders.monitors.twins import leave_clock
 from recorders.recorder.attached import warn_of_equals
 from recorders.recorder.meter import Meter
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join, recipes
@@ -220,7 +221,7 @@ class Subrecorders(Mapping[str, Monitor]):
         self._forget(monitor)
         self._alone.discard(name)
         self._meter.remove(name)
-        monitor.deregister()
+        leave_clock(monitor.deregister())
 
     def push(self, name: str, *values: Any) -> None:
         """Hands one observation to a `CallMonitor`."""
