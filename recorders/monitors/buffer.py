@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recorders._torch import is_plain_moment
 from recorders.capture.accumulators import Accumulators
-from recorders.capture.buffers import EMPTY, MonitorState, flush, new_buffer, new_lift_buffer
+from recorders.capture.buffers import EMPTY, MonitorState, Pending, flush, new_buffer, new_lift_buffer
 from recorders.capture.changes import Changes
 from recorders.capture.context import as_monitor
 from recorders.capture.graph_buffers import GraphBuffer, GraphRow
@@ -265,7 +265,8 @@ class Buffer:
                 stored = self.collect()
                 states = dict(merged(stored.states))
                 # Graphs add rows without the lock: those that came since wait on, and are reduced into the new states.
-                kept = {key: row for key, row in stored.pending.items() if isinstance(row, GraphRow)}
+                kept: dict[tuple[str, ...], Pending] = {}
+                kept.update((key, row) for key, row in stored.pending.items() if isinstance(row, GraphRow))
                 added = any(row.count != stored.reduced.get(key, 0) for key, row in stored.pending.items() if key not in kept)
                 if self.stored is stored and not added:
                     break

@@ -196,10 +196,10 @@ def test_nothing_is_left_behind_when_monitors_go_or_modules_die() -> None:
     before = len(_steps.monitors)
     net = nn.Linear(3, 2)
     monitor = ParameterUpdateMonitor(Norm(), module=net)
-    assert (len(_steps.monitors), len(_steps.handles)) == (before + 1, 2)
+    assert (len(_steps.monitors), _steps.active) == (before + 1, True)
     monitor.deregister()
     assert len(_steps.monitors) == before
-    assert len(_steps.handles) == (2 if before else 0)
+    assert _steps.active == bool(before)
     ParameterUpdateMonitor(Norm(), module=net)
     dead = weakref.ref(net)
     gc.disable()
@@ -210,7 +210,7 @@ def test_nothing_is_left_behind_when_monitors_go_or_modules_die() -> None:
         gc.enable()
     assert len(_steps.monitors) == before
     step(nn.Linear(3, 2), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
-    assert len(_steps.handles) == (2 if before else 0)
+    assert _steps.active == bool(before)
 
 
 def test_missing_parameters_are_errors_that_list_what_is_there() -> None:

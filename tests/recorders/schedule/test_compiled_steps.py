@@ -55,7 +55,7 @@ def _leave_nothing() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     gc.collect()
-    _steps._remove_unused_hooks()
+    _steps._deactivate_unused()
 
 
 def network() -> nn.Module:
