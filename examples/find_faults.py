@@ -23,7 +23,7 @@ from recorders import (
     lenses,
 )
 from recorders.watch.findings import Findings, findings
-from reducers import Activity, Collect, FirstNonfinite, Product, Summary
+from reducers import Activity, Collect, FirstNonfinite, Idle, Product, Summary
 
 EPOCHS, STEPS, BATCH, RATE = 3, 20, 100, 5e-4
 
@@ -102,7 +102,9 @@ def examine(fault: str) -> tuple[Findings, Findings]:
     bunch = load_digits()
     images, labels = torch.as_tensor(bunch.data, dtype=torch.float32) / 16, torch.as_tensor(bunch.target)
     recorder = Recorder(
-        output=ForwardMonitor(Product(stats=Summary("b c -> c"), activity=Activity("b c -> c"), first=FirstNonfinite())),
+        output=ForwardMonitor(
+            Product(stats=Summary("b c -> c"), activity=Activity("b c -> c"), idle=Idle("b c -> c"), first=FirstNonfinite())
+        ),
         gradient=BackwardMonitor(Summary()),
         weights=ParameterGradientMonitor(Summary(), "weight"),
         update=ParameterUpdateMonitor(Product(ratio=Collect()), "weight", op_=relative_change),

@@ -43,7 +43,7 @@ from reducers.multivariate.spectrum import (
     principal_axes,
 )
 from reducers.state import Result, State
-from reducers.statistics.activity import Activity, Sparsity
+from reducers.statistics.activity import Activity, Idle, Sparsity
 from reducers.statistics.basic import Count, Extremes, Max, Mean, Min, Sum
 from reducers.statistics.moments import Moments, Summary
 from reducers.statistics.norm import Norm
@@ -93,6 +93,7 @@ __all__ = [
     "HeavyHitters",
     "Histogram",
     "History",
+    "Idle",
     "Last",
     "Masked",
     "Max",

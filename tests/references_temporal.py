@@ -158,6 +158,16 @@ def differences(inner: Callable[[Observations], Any]) -> Callable[[Observations]
     return reference
 
 
+def idle(xs: Observations) -> dict[str, Array]:
+    """How long each channel, the second axis, had no element but zeros; an observation without a finite one ends it."""
+    count = np.zeros(xs[0].shape[1], dtype=np.int64)
+    for x in xs:
+        for channel in range(x.shape[1]):
+            finite = x[:, channel][np.isfinite(x[:, channel])]
+            count[channel] = count[channel] + 1 if len(finite) and (np.abs(finite) <= 1e-8).all() else 0
+    return {"idle": count, "observations": np.array(len(xs)), "elements": np.array(sum(x[:, 0].size for x in xs))}
+
+
 def first_nonfinite(xs: Observations) -> Array:
     when = np.full(xs[0].shape[1], -1)
     for step, x in enumerate(xs):

@@ -66,6 +66,7 @@ class Monitor(Recorded, Past, ABC):
     attr: Any = None  # the attributes or parameters that the monitor watches, if any
     buffer_class: ClassVar[type[Buffer]] = Buffer
     side: ClassVar[str] = ""  # "inputs" or "outputs" of a layer if it watches these, or their gradients: they have channels
+    patterns: tuple[str, ...] = ()  # those that the observation itself is reduced by, as far as they are known
     hooks_change: ClassVar[bool] = False  # whether hooks are added while the monitor is on
     records_recomputed: ClassVar[bool] = False  # whether calls in a recomputation by activation checkpointing count
 

@@ -29,6 +29,7 @@ class Placed(Protocol):
     reducer: Reducer
     buffer: Any
     bare: bool
+    patterns: tuple[str, ...]
     _clock: Clock | None
     doubtful: bool
 
@@ -70,9 +71,11 @@ def resolve(monitor: Placed, module: nn.Module) -> bool:
         monitor.reducer = with_channels(monitor.reducer, channel_pattern(1 if axis is None else axis))
         monitor.buffer = monitor.buffer_class(monitor.reducer)
         if axis is None:
+            monitor.patterns = tuple(_patterns(monitor.reducer))
             return True
+    monitor.patterns = tuple(_patterns(monitor.reducer))
     judged = bool(monitor.side) and monitor.bare and own_axis(module) is not None
-    return judged and any(map(_keeps_second, _patterns(monitor.reducer)))
+    return judged and any(map(_keeps_second, monitor.patterns))
 
 
 def checked(monitor: Placed, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tuple[Tensor, ...]]:

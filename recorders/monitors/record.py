@@ -28,6 +28,7 @@ from recorders.monitors.callables import Caller, call
 from recorders.monitors.gate import Gate
 from recorders.monitors.places import Placed, note_places, seen
 from recorders.recordings.placement import Placement
+from reducers.core.patterns import fits
 
 __all__ = [
     "NothingToRecordError",
@@ -66,6 +67,7 @@ class Recording(Placed, Caller, Taking, Protocol):
     bare: bool
     dry_run: bool
     doubtful: bool
+    patterns: tuple[str, ...]
     dry_run_shapes: dict[str, tuple[int, ...]]
 
     def _default(self, *operands: Any) -> Any: ...
@@ -246,7 +248,23 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
         raise OperandError(f"no tensor to record in {type(value).__name__}; pick one with op_=lambda ...: tensor")
     if not monitor.dry_run:
         check_numbers(tensors.values())
+    if len(tensors) > 1 and monitor.patterns:
+        tensors = _fitting(monitor, tensors)
     return {path: (plain_or_spread(tensor),) for path, tensor in tensors.items()}
+
+
+def _fitting(monitor: Recording, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The leaves that have the axes that the reducer keeps; all if none has, so that the error says it.
+
+    A model of Hugging Face returns its loss, which has no channels, beside its logits, which have.
+    """
+    found = {path: x for path, x in tensors.items() if all(fits(pattern, x.ndim) for pattern in monitor.patterns)}
+    if not found or len(found) == len(tensors):
+        return tensors
+    if not (monitor.dry_run or is_compiling()):
+        for path in tensors.keys() - found.keys():
+            monitor._skip(f"leaf {path!r}: it has {tensors[path].ndim} axes, too few for the pattern")
+    return found
 
 
 def with_given(monitor: Recording, inputs: Mapping[str, tuple[Tensor, ...]]) -> Inputs:

@@ -22,7 +22,9 @@ __all__ = [
     "charts_of",
     "keep_axis",
     "keep_charts",
+    "keep_silent",
     "network_order",
+    "silent_in",
 ]
 
 Aggregation: TypeAlias = "str | Iterable[str] | None"
@@ -31,6 +33,7 @@ LINES = ("mean", "std", "min", "max", "median", "Q1", "Q3")
 RANGES = ("std", "min-max", "Q1-Q3")
 _NOTE = "charts"
 _AXIS = "axis"
+_SILENT = "silent"
 
 Series: TypeAlias = tuple[list[int], list[float]]
 Band: TypeAlias = tuple[list[int], list[float], list[float]]
@@ -242,6 +245,18 @@ def axis_of(timeline: Timeline) -> str:
 def keep_axis(timeline: Timeline, axis: str) -> None:
     """Writes into the timeline's notes what its ticks are."""
     timeline.note(_AXIS, axis)
+
+
+def keep_silent(timeline: Timeline, layers: Iterable[str]) -> None:
+    """Writes into the timeline's notes which layers give no output that is recorded, without a fault, as in evaluation mode."""
+    if (names := sorted(layers)) != sorted(silent_in(timeline)):
+        timeline.note(_SILENT, json.dumps(names))
+
+
+def silent_in(timeline: Timeline) -> set[str]:
+    """What `keep_silent` wrote."""
+    found = json.loads(timeline.notes().get(_SILENT, "[]"))
+    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
 
 
 def keep_charts(timeline: Timeline, views: Iterable[ChartView]) -> None:

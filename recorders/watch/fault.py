@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from recorders.recordings.shown import Rows, Table
 __all__ = [
     "GRADIENT_DECAY",
     "MASSIVE",
+    "RECENT",
     "SATURATED_SLOPE",
     "UNIT_SHARE",
     "UPDATE_LIMITS",
@@ -19,10 +22,13 @@ __all__ = [
     "Finding",
     "Findings",
     "fault",
+    "gradients_by_depth",
+    "is_idle",
     "is_massive",
     "relative_slope",
     "shown_outliers",
     "shown_range",
+    "usual_growth",
 ]
 
 UPDATE_RANGE = (1e-4, 1e-2)
@@ -39,7 +45,7 @@ typical updates of up to 4e-2.
 """
 
 GRADIENT_DECAY = 1e-4
-"""The smallest accepted ratio between the gradient norms of two layers.
+"""The smallest accepted ratio between the gradient norms of the first quarter of the layers and the last, each by its median.
 
 It is ours; we know of no published one. An optimizer such as SGD moves layers in proportion to their gradients, so no learning rate
 keeps all layers in `UPDATE_RANGE` if they differ by more than its width, a factor of 100. This is its square, because layers also
@@ -51,6 +57,14 @@ UNIT_SHARE = 0.5
 
 Source: the default of `threshold_layer`, 50 %, of the rules DeadRelu and SaturatedActivation of Amazon SageMaker Debugger. A few
 are dead from the start in healthy nets with ReLU and the initialisation of He et al. (arXiv:1502.01852), and more in deep nets.
+"""
+
+RECENT = (8, 512, 0.5)
+"""For how long a unit that was active before must be idle to be dead: observations, elements, share of the recording.
+
+The share is enough in place of the elements, so that a short recording tells, too; so many observations there must be in any case.
+They are ours: a healthy unit that is active in one of 100 elements is idle for 512 with a probability of 0.6 %, and a fault needs
+more than `UNIT_SHARE` of such units.
 """
 
 SATURATED_SLOPE = 1 - 0.97**2
@@ -182,6 +196,60 @@ _ADVICE = {
 def fault(kind: str, layer: str, what: str, since: int | None = None) -> Finding:
     """A finding of a kind that is known."""
     return Finding(layer, what, *_ADVICE[kind], since)
+
+
+def gradients_by_depth(norms: Mapping[str, float], since: int | None = None) -> Iterator[Finding]:
+    """At most one finding: that gradients of the first layers are much smaller, or larger, than those of the last.
+
+    The medians of the first and of the last quarter are compared, not single layers: within a block the gradients of keys of
+    attention may be smaller by orders of magnitude, and those of embeddings larger, in health.
+
+    Args:
+        norms: by layer, in network order.
+        since: the tick since when.
+
+    >>> norms = {"0": 1e-9, "2": 1e-6, "4": 1e-3, "6": 1.0}
+    >>> [(finding.layer, finding.what) for finding in gradients_by_depth(norms)]
+    [('0', 'gradients vanish on their way back: their norm is 1.0e+00 at 6 and 1.0e-09 here')]
+    """
+    known = [(norm, name) for name, norm in norms.items() if math.isfinite(norm)]
+    if len(known) < 2:
+        return
+    quarter, third = max(len(known) // 4, 1), max(len(known) // 3, 1)
+    first, last = (median(norm for norm, _ in part) for part in (known[:quarter], known[-quarter:]))
+    early, late = known[:third], known[-third:]  # in which the layer is named
+    if first < GRADIENT_DECAY * last:
+        (low, where), (high, other) = min(early), max(late)
+        what = f"gradients vanish on their way back: their norm is {high:.1e} at {other} and {low:.1e} here"
+        yield fault("vanishing", where, what, since)
+    elif last < GRADIENT_DECAY * first:
+        (high, where), (low, other) = max(early), min(late)
+        what = f"gradients explode on their way back: their norm is {low:.1e} at {other} and {high:.1e} here"
+        yield fault("exploding", where, what, since)
+
+
+def usual_growth(start: int, end: int) -> float:
+    """The sum of the updates, relative to the weights before each, of weights that grow from zero in equal steps.
+
+    It is 1 + 1/2 + 1/3 and so on, for the steps from `start`, counted from 0, to before `end`. A fresh small head, or an adapter
+    that begins at zero, has such updates in health, and they are far above `UPDATE_LIMITS` in the first steps.
+
+    >>> usual_growth(0, 4), usual_growth(3, 4)
+    (1.8333333333333333, 0.3333333333333333)
+    """
+    return sum(1 / step for step in range(max(start, 1), end))
+
+
+def is_idle(idle: Tensor, observations: int, elements: int) -> Tensor:
+    """Whether units that were idle for so many of all observations, with so many elements of each unit, have died on the way.
+
+    >>> import torch
+    >>> is_idle(torch.tensor([60, 10, 0]), observations=100, elements=6400)
+    tensor([ True, False, False])
+    """
+    least, many, share = RECENT
+    enough = min(many / max(elements / max(observations, 1), 1), share * observations)
+    return (idle >= least) & (idle >= enough)
 
 
 def is_massive(largest: float, typical: float) -> bool:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from torch import Tensor, nn
+
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.watch.fault import (
-    GRADIENT_DECAY,
     SATURATED_SLOPE,
     UNIT_SHARE,
     UPDATE_LIMITS,
@@ -17,6 +18,8 @@ from recorders.watch.fault import (
     Finding,
     Findings,
     fault,
+    gradients_by_depth,
+    is_idle,
     is_massive,
     relative_slope,
     shown_outliers,
@@ -29,6 +32,19 @@ from recorders.watch.timeline import Timeline
 
 __all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
 
+
+def _kinds_in(*files: str) -> frozenset[str]:
+    """The names of the classes of `torch.nn` that are defined in these files."""
+    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    return frozenset(kind.__name__ for kind in kinds if kind.__module__.rpartition(".")[2] in files)
+
+
+_LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
+"""Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
+_WITHOUT_WEIGHTS = _kinds_in("activation", "dropout", "pooling", "padding", "flatten", "loss", "distance", "upsampling") - {
+    "PReLU",
+    "MultiheadAttention",
+} | {"Identity"}
 _CURVES = {"Tanh": "tanh", "Sigmoid": "sigmoid"}
 """The curves of activation functions that saturate, by class of the module."""
 SHOWN = 16
@@ -73,6 +89,7 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     return Findings([*found, *_gradients(layers), *_updates(layers)], *_coverage(layers, calls), few_dead)
 
 
+_DIED = "units that died on the way"
 _Tells: TypeAlias = Callable[[Layer], bool]
 _KINDS: dict[str, tuple[_Tells, str]] = {
     "NaN and infinity": (
@@ -84,8 +101,12 @@ _KINDS: dict[str, tuple[_Tells, str]] = {
         "record ForwardMonitor(Summary()) of the layers",
     ),
     "dead units": (
-        lambda layer: layer.dead is not None,
-        "record ForwardMonitor(Activity('channels')) of the activation functions",
+        lambda layer: layer.dead is not None or layer.idle is not None,
+        "record ForwardMonitor(Product(activity=Activity('channels'), idle=Idle('channels'))) of the activation functions",
+    ),
+    _DIED: (
+        lambda layer: layer.idle is not None,
+        "record Idle('channels') beside Activity, as presets.health() does",
     ),
     "saturated units": (
         lambda layer: layer.units is not None and _curve(layer) is not None,
@@ -123,6 +144,8 @@ def _coverage(layers: list[Layer], calls: dict[str, Spread]) -> tuple[list[str],
             missing = not layers or any(layer.units is None for layer in curved)
         else:
             missing = count < 2 if kind.startswith("gradients") else not count
+        if kind == _DIED:  # is examined with dead units; without these there is no layer to record it of
+            missing, count = missing and any(layer.dead is not None for layer in layers), 0
         if missing:
             unexamined.append(f"{kind}: {remedy}")
         elif count:
@@ -160,10 +183,18 @@ def _nonfinite(layers: list[Layer], calls: dict[str, Spread]) -> Iterator[Findin
 
 
 def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
+    called = [layer.name for layer in layers if "output" not in layer.silent]
+    ran = {"(net)"} if called else set()  # modules of which a part was called, as those of a GAN are
+    ran |= {name[:at] for name in called for at, sign in enumerate(name) if sign == "."}
     for layer in layers:
-        # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it.
+        # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it. What has no
+        # weights has nothing to learn: the dropout of attention, which is fused, is not called.
         used = (
-            layer.kind in ("NonDynamicallyQuantizableLinear", "ModuleList", "ModuleDict")
+            layer.kind in ("NonDynamicallyQuantizableLinear", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
+            or (layer.kind in _WITHOUT_WEIGHTS if layer.has_weights is None else not layer.has_weights)
+            or layer.name in ran
+            or layer.shared
+            or "output" in layer.failed
             or _has_gradients(layer)
             or layer.ratio_at(1.0) > 0
         )
@@ -179,22 +210,37 @@ def _dead(layers: list[Layer]) -> tuple[list[Finding], list[Finding]]:
     """The layers in which most units are dead, and those in which some are."""
     most: list[Finding] = []
     some: list[Finding] = []
-    previous: Layer | None = None
+    before: Tensor | None = None  # which units were dead in the layer before
     for layer in layers:
-        if layer.dead is not None and layer.dead.any() and not _inherited(layer, previous):
-            units = layer.dead.flatten().nonzero().flatten().tolist()
-            found = most if len(units) > UNIT_SHARE * layer.dead.numel() else some
+        never, dead = layer.dead, _dead_units(layer)
+        if dead is not None and dead.any() and not _inherited(dead, before):
+            units = dead.flatten().nonzero().flatten().tolist()
+            found = most if len(units) > UNIT_SHARE * dead.numel() else some
             which = "" if found is most else f" ({', '.join(map(str, units[:SHOWN]))}{', ...' if len(units) > SHOWN else ''})"
-            what = f"{len(units)} of {layer.dead.numel()} units{which} are dead: they were never active"
-            found.append(fault("dead", layer.name, what))
-        previous = layer
+            how = "they were never active"
+            if layer.idle is not None and (never is None or not never.equal(dead)):
+                since = int(layer.idle.flatten()[units].min())
+                how = f"they were not active in the last {since} of {layer.idle_of[0]} observations, or longer"
+            found.append(fault("dead", layer.name, f"{len(units)} of {dead.numel()} units{which} are dead: {how}"))
+        before = dead
     return most, some
 
 
-def _inherited(layer: Layer, previous: Layer | None) -> bool:
+def _dead_units(layer: Layer) -> Tensor | None:
+    """Which units are dead: those that were never active, and those that are active no more."""
+    if layer.kind in _LINEAR or not layer.first:
+        return None
+    if layer.idle is None:
+        return layer.dead
+    died = is_idle(layer.idle, *layer.idle_of)
+    if layer.dead is None:
+        return died | (layer.idle == layer.idle_of[0])
+    return layer.dead | died if layer.dead.shape == died.shape else layer.dead
+
+
+def _inherited(dead: Tensor, before: Tensor | None) -> bool:
     """Whether the units were dead in the layer before, which may happen to a pooling layer."""
-    dead, before = layer.dead, None if previous is None else previous.dead
-    return dead is not None and before is not None and dead.shape == before.shape and bool((before >= dead).all())
+    return before is not None and dead.shape == before.shape and bool((before >= dead).all())
 
 
 def _saturated(layers: list[Layer]) -> Iterator[Finding]:
@@ -243,22 +289,15 @@ def _largest_and_typical(layer: Layer) -> tuple[float, float] | None:
 
 
 def _gradients(layers: list[Layer]) -> Iterator[Finding]:
-    norms = [
-        (layer.gradient.norm, at, layer.name)
-        for at, layer in enumerate(layers)
-        if layer.gradient is not None and math.isfinite(layer.gradient.norm)
-    ]
-    if not norms:
-        return
-    (low, early, low_name), (high, late, high_name) = min(norms), max(norms)
-    if low >= GRADIENT_DECAY * high:
-        return
-    if early < late:
-        what = f"gradients vanish on their way back: their norm is {high:.1e} at {high_name} and {low:.1e} here"
-        yield fault("vanishing", low_name, what)
-    else:
-        what = f"gradients explode on their way back: their norm is {low:.1e} at {low_name} and {high:.1e} here"
-        yield fault("exploding", high_name, what)
+    norms = {layer.name: layer.gradient.norm for layer in layers if layer.gradient is not None and _is_inside(layer)}
+    yield from gradients_by_depth(norms)
+
+
+def _is_inside(layer: Layer) -> bool:
+    """Whether its gradient tells of the depth of the net: not that of a loss, which is 1, nor of a module that contains layers."""
+    gradient = layer.gradient
+    alone = gradient is not None and gradient.count + gradient.nonfinite == gradient.observations > 0
+    return not (layer.whole or alone)
 
 
 def _updates(layers: list[Layer]) -> Iterator[Finding]:
@@ -269,7 +308,7 @@ def _updates(layers: list[Layer]) -> Iterator[Finding]:
         if _is_still(layer):
             if layer.trained or (layer.trained is None and _has_gradients(layer)):
                 yield fault("frozen", layer.name, "the weights never changed" + _because(layer.silent.get("update", "")))
-        elif layer.ratio > high:
+        elif layer.ratio > high and layer.growth > 1:
             what = f"updates are too large: a typical step changes the weights by {shown_range(layer.ratio)}"
             yield fault("too large", layer.name, what)
         elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges

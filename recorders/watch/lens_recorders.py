@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recorders.capture.hooks import Hook
 from recorders.errors import LensError, SelectionError
 from recorders.monitors.base import Monitor
-from recorders.monitors.forward import CallMonitor
+from recorders.monitors.forward import CallMonitor, ForwardMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.schedule.clock import Clock, Phase
@@ -43,6 +43,7 @@ class LensRecorders:
 
     Attributes:
         by_lens: the recorder of each lens, by its name; the second lens of one name is called "name 2".
+        silent: the layers of which no output was recorded in the last epoch, without a fault.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class LensRecorders:
         self.by_lens: dict[str, Recorder] = {}
         self._layers: dict[str, dict[str, list[str]]] = {chart.title: {} for lens in lenses for chart in lens.charts}
         self._pushed: dict[Kind, dict[str, CallMonitor]] = {"loss": {}, "metric": {}}
+        self.silent: set[str] = set()
         self._loss_hooks: list[RemovableHandle] = []
 
     def attach(self, net: nn.Module, depth: int | None) -> None:
@@ -133,6 +135,7 @@ class LensRecorders:
 
     def rows(self, recording: Recording) -> dict[str, dict[str, Tensor]]:
         """The statistics by name of row, of what `recording` returned here, or of that merged over ranks."""
+        self._note_silent()
         rows: dict[str, dict[str, Tensor]] = {}
         pushed: dict[str, dict[str, dict[str, Any]]] = {
             kind: {name: part.leaves() for name, part in _from(recording, kind).items()} for kind in self._pushed
@@ -155,6 +158,18 @@ class LensRecorders:
                                 known.append(shown)
                                 known.sort(key=natural_key)  # gradients do not arrive in the order of the outputs
         return rows
+
+    def _note_silent(self) -> None:
+        """Notes which layers are silent without a fault: those that were called, but not recorded, and those without weights."""
+        for recorder in self.by_lens.values():
+            for name, monitor in recorder.items():
+                layer = name.partition("/")[2]
+                if not isinstance(monitor, ForwardMonitor) or (module := monitor.module) is None:
+                    continue
+                if monitor.samples:
+                    self.silent.discard(layer)
+                elif monitor.counts.get("calls") or next(module.parameters(recurse=False), None) is None:
+                    self.silent.add(layer)
 
     def reset(self) -> None:
         """Deletes what was recorded and pushed."""

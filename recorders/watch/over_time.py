@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
-from recorders.watch.charts import ChartView, charts_of, network_order
+from recorders.watch.charts import ChartView, charts_of, network_order, silent_in
 from recorders.watch.fault import (
-    GRADIENT_DECAY,
     UNIT_SHARE,
     UPDATE_LIMITS,
     Finding,
     Findings,
     fault,
+    gradients_by_depth,
     is_massive,
     shown_outliers,
     shown_range,
+    usual_growth,
 )
 from recorders.watch.timeline import Timeline
 
@@ -27,6 +28,8 @@ Course: TypeAlias = Mapping[str, dict[int, float]]
 
 _Value = TypeVar("_Value")
 _FIRST = "First Nonfinite"
+_SLACK = 1.5
+"""Of steps that are not equal quite, such as the first ones of Adam."""
 _EXAMINED = {
     "Dead Units": ("mean",),
     "Saturated Units": ("mean",),
@@ -60,7 +63,7 @@ def findings_over_time(timeline: Timeline) -> Findings:
     found = [*_nonfinite(known, timeline, views, order), *_never_ran(timeline, views, used), *_dead(known)]
     found += [*_saturated(known, order), *_outliers(known, outliers), *_gradients(known, gradients)]
     found += [fault("frozen", layer, "the weights never changed", since) for layer, since in still.items() if layer in moved]
-    found += _updates(known, still)
+    found += _updates(known, still, timeline.steps())
     told = {
         ("dead units", "DeadUnits"): len(known.of("Dead Units", "mean")),
         ("saturated units", "Saturation"): len(known.of("Saturated Units", "mean")),
@@ -116,6 +119,8 @@ def _nonfinite(known: _Known, timeline: Timeline, views: Mapping[str, ChartView]
         group = view.chart.of[0]
         role = 1 if group in ("loss", "metric", "pushed") else 2 if group in ("gradient", "weight", "bias") else 0
         counts = known.of(view.title, "nonfinite")
+        if view.title.endswith("Update Ratio"):  # of weights that were zero, the ratio is infinite: a fault if no other comes
+            counts = {layer: course for layer, course in counts.items() if not _recovers(known.of(view.title, "mean").get(layer))}
         for layer in view.layers:
             tick, observation = next((tick for tick, count in counts.get(layer, {}).items() if count > 0), None), math.inf
             if view.title.startswith(_FIRST) and view.chart.row(layer) in names:
@@ -132,10 +137,15 @@ def _nonfinite(known: _Known, timeline: Timeline, views: Mapping[str, ChartView]
         yield fault("nonfinite", first, what + (f", and in {len(begun) - 1} more" if len(begun) > 1 else ""), tick)
 
 
+def _recovers(means: Mapping[int, float] | None) -> bool:
+    return means is not None and len(means) > 0 and math.isfinite(means[max(means)])
+
+
 def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Container[str]) -> Iterator[Finding]:
     """Layers without a value in any chart of outputs, or at the last tick at which others have one."""
     names = set(timeline.names())
     told: set[str] = set()
+    excused = silent_in(timeline)
     for title, view in views.items():
         rows = {layer: view.chart.row(layer) for layer in view.layers}
         if view.chart.of[0] != "output" or title.startswith(_FIRST) or not names.intersection(rows.values()):
@@ -145,7 +155,7 @@ def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Contain
             there = timeline.at(tick)
             if last := {layer for layer, row in rows.items() if row in there}:
                 break
-        for layer in (layer for layer in view.layers if layer not in last | told):
+        for layer in (layer for layer in view.layers if layer not in last | told | excused):
             if rows[layer] in names:
                 own = max(view.series(layer, timeline.statistics(rows[layer])[0])[0], default=-math.inf)
                 other = next(iter(last))
@@ -196,18 +206,10 @@ def _gradients(known: _Known, title: str | None) -> Iterator[Finding]:
         for tick, value in values.items():
             if math.isfinite(value):
                 by_tick.setdefault(tick, {})[layer] = value
-    order = list(norms)
-    since = _since(by_tick, lambda at: min(at.values()) < GRADIENT_DECAY * max(at.values()))
-    if since is None:
-        return
-    last = by_tick[max(by_tick)]
-    low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
-    if order.index(low) < order.index(high):
-        what = f"gradients vanish on their way back: their norm is {last[high]:.1e} at {high} and {last[low]:.1e} here"
-        yield fault("vanishing", low, what, since)
-    else:
-        what = f"gradients explode on their way back: their norm is {last[low]:.1e} at {low} and {last[high]:.1e} here"
-        yield fault("exploding", high, what, since)
+    in_order = {tick: {layer: at[layer] for layer in norms if layer in at} for tick, at in by_tick.items()}
+    if in_order:
+        since = _since(in_order, lambda at: any(gradients_by_depth(at)))
+        yield from gradients_by_depth(in_order[max(in_order)], since)
 
 
 def _still(known: _Known, view: ChartView | None) -> dict[str, int | None]:
@@ -218,18 +220,32 @@ def _still(known: _Known, view: ChartView | None) -> dict[str, int | None]:
     return {**dict.fromkeys(silent, first), **{layer: min(course) for layer, course in courses.items() if not any(course.values())}}
 
 
-def _updates(known: _Known, still: Mapping[str, int | None]) -> Iterator[Finding]:
+def _updates(known: _Known, still: Mapping[str, int | None], steps: Mapping[int, int]) -> Iterator[Finding]:
+    """
+    Args:
+        steps: the number of optimizer steps that ended before each tick, as far as it is known.
+    """
     least, most = UPDATE_LIMITS
     largest = known.of("Weight Update Ratio", "max")
     for layer, ratios in known.of("Weight Update Ratio", "mean").items():
         if layer in still:
             continue
         mean = ratios[max(ratios)]
-        over = _since(ratios, lambda ratio: ratio > most)
         highest = largest.get(layer, ratios)
+        over = _since(ratios, lambda ratio: ratio > most)
         under = _since(highest, lambda ratio: ratio < least)
-        if over is not None:
+        if over is not None and not _just_grows(mean, highest.get(max(ratios), mean), max(ratios), steps):
             yield fault("too large", layer, f"updates are too large: a step changes the weights by {shown_range(mean)}", over)
         elif under == min(highest):  # since the beginning: a training that converges makes small steps in the end
             what = f"updates are too small: the largest step changes the weights by {shown_range(max(highest.values()))}"
             yield fault("too small", layer, what, under)
+
+
+def _just_grows(mean: float, largest: float, tick: int, steps: Mapping[int, int]) -> bool:
+    """Whether the updates of a tick are no larger than those of weights that began near zero and grow in equal steps."""
+    end = steps.get(tick, 0)
+    start = max((count for number, count in steps.items() if number < tick), default=0)
+    if end <= start:
+        return False  # nobody counted steps
+    first = largest if start == 0 else 0.0  # of weights that begin near zero, the first update has any size
+    return mean * (end - start) - first <= usual_growth(start, end) * _SLACK

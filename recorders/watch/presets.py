@@ -23,6 +23,7 @@ from reducers import (
     Collect,
     Extremes,
     FirstNonfinite,
+    Idle,
     Masked,
     Norm,
     PerObservation,
@@ -43,7 +44,7 @@ def health() -> Recorder:
     >>> sorted(health().modules(nn.Linear(2, 1)))
     ['gradient', 'output', 'update', 'weights']
     """
-    output = Product(stats=Summary("channels"), activity=Activity("channels"), first=FirstNonfinite())
+    output = Product(stats=Summary("channels"), activity=Activity("channels"), idle=Idle("channels"), first=FirstNonfinite())
     return Recorder(
         output=ForwardMonitor(output),
         gradient=BackwardMonitor(Summary()),

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from reducers import FirstNonfinite, Norm, Product, Quantile, Reducer
 
-__all__ = ["ACTIVITY", "MOMENTS", "Spread", "find", "first_nonfinite", "spread_of", "steps", "zero_units"]
+__all__ = ["ACTIVITY", "IDLE", "MOMENTS", "Spread", "find", "first_nonfinite", "spread_of", "steps", "zero_units"]
 
 MOMENTS = frozenset({"count", "mean", "var"})
 _SUMMARY = MOMENTS | {"min", "max", "nan", "inf"}
 ACTIVITY = frozenset({"rate", "dead"})
+IDLE = frozenset({"idle", "observations", "elements"})
 _EXTREMES = frozenset({"min", "max"})
 _QUARTERS = (0.0, 0.25, 0.75, 1.0)
 _Kind = TypeVar("_Kind", bound=Reducer)

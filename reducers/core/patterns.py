@@ -153,6 +153,15 @@ def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
     return _arrange(x, pattern, 0)
 
 
+def fits(pattern: str, ndim: int) -> bool:
+    """Return whether a tensor with so many axes matches a pattern, as far as their number tells.
+
+    >>> fits("... c -> c", 1), fits("... c -> c", 0), fits("... ->", 0)
+    (True, False, True)
+    """
+    return not isinstance(_layout(pattern, ndim), str)
+
+
 def moves_nothing(pattern: str, ndim: int) -> bool:
     """Return whether `arrange` returns a view of a tensor with so many axes, or raises; patterns with parentheses may copy."""
     layout = _layout(pattern, ndim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from reducers.core.reducer import Reduction
-from reducers.core.statistic import Statistic
+from reducers.core.states import to_device
+from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.cpu import count_above
@@ -18,7 +20,7 @@ from reducers.kernels.dispatch import device_sweep, loop_sweep
 from reducers.kernels.precision import count_of, finite, real
 from reducers.state import Result, State
 
-__all__ = ["Activity", "Sparsity"]
+__all__ = ["Activity", "Idle", "Sparsity"]
 
 _COLUMNS = {"count": "count", "active": "active"}
 
@@ -151,6 +153,75 @@ class Sparsity(Statistic):
     def read(self, state: State) -> Tensor:
         count = state["count"]
         return torch.where(count > 0, real(count - state["active"]) / real(count), torch.nan)
+
+
+@dataclass(frozen=True)
+class Idle(Statistic):
+    """For how many observations, up to the last, each unit was not active (`|x| > eps` in none of its elements).
+
+    So a unit that died on the way is known, where `Activity` tells only of units that were never active. A unit of which an
+    observation has no finite element counts as active in it.
+
+    Args:
+        eps: largest magnitude that still counts as zero, in the unit of the data.
+
+    Returns:
+        `idle`: int64 per unit, from 0 to `observations`; `observations`: int64, 0-d; `elements`: int64, 0-d, how many elements of
+        each unit these had.
+
+    Raises:
+        ArgumentError: `eps` is negative or not a number.
+
+    >>> import torch
+    >>> idle = Idle("b c -> c")
+    >>> state = idle.update({}, torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 3.0]]))
+    >>> idle.compute(idle.update(state, torch.tensor([[0.0, 0.0, 3.0]])))["idle"]
+    tensor([2, 1, 0])
+    """
+
+    ordered: ClassVar[bool] = True
+
+    pattern: str = "b c ... -> c"
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_eps(self.eps, "Idle")
+
+    @property
+    def divisible(self) -> bool:
+        return False  # all parts of an observation are of one time
+
+    @property
+    def batchable(self) -> bool:
+        return True
+
+    def update_all(self, state: State, xs: Tensor) -> State:
+        if xs.numel() == 0:
+            return state
+        idle = lift_each(self, xs)["idle"]
+        trailing = idle.flip(0).cumprod(dim=0).sum(dim=0)
+        count = trailing.new_full((), len(xs))
+        lifted = {"observations": count, "elements": torch.full_like(count, xs.numel() // trailing.numel()), "idle": trailing}
+        return self.merge(to_device(state, xs.device), lifted)
+
+    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return self._of(_observe_counts(x, axes, self.eps), x, axes)
+
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        return self._of(_lift_counts(x, axes, self.eps), x, axes)
+
+    def _of(self, counts: State, x: Tensor, axes: tuple[int, ...]) -> State:
+        idle = (counts["count"] > 0) & (counts["active"] == 0)
+        one = torch.ones((), dtype=torch.int64, device=x.device)
+        return {"observations": one, "elements": one * math.prod(x.shape[axis] for axis in axes), "idle": idle.to(torch.int64)}
+
+    def join(self, a: State, b: State) -> State:
+        idle = torch.where(b["idle"] == b["observations"], a["idle"] + b["idle"], b["idle"])
+        return {"observations": a["observations"] + b["observations"], "elements": a["elements"] + b["elements"], "idle": idle}
+
+    def read(self, state: State) -> Result:
+        return dict(state)
 
 
 def _check_eps(eps: float, caller: str) -> None:

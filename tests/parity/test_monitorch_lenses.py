@@ -86,7 +86,7 @@ def test_output_activation(seed: int, options: dict[str, Any]) -> None:
         for layer, rates in tags["Output Activations"].items():
             assert found[layer] == pytest.approx(rates, abs=1e-6)  # float32 there
         worst = tags["Warning Output Activations"]["Warning Output Activations"]
-        assert points(our, "Warning Output Activations", epoch - 1) == pytest.approx(
+        assert points(our, "Extreme Output Activations Of All Layers", epoch - 1) == pytest.approx(
             {"lowest Output Activation": worst["worst activation_rate"], "highest Output Death": worst["worst death_rate"]},
             abs=1e-6,
         )
@@ -188,7 +188,7 @@ def test_parameter_gradients(seed: int, options: dict[str, bool], when: Any) -> 
                 found = [rows[f"{name} Gradient {what}/{layer}"]["mean"] for what in ("Activation", "Death")]
                 assert found == pytest.approx([rates["activation_rate"], rates["death_rate"]], abs=1e-6)  # float32 there
         worst = tags["Warning Gradient Activations"]["Warning Gradient Activations"]
-        shown = points(our, "Warning Gradient Activations", epoch - 1)  # a line for each parameter; theirs is of both
+        shown = points(our, "Extreme Gradient Activations Of All Layers", epoch - 1)  # a line for each parameter; theirs is of both
         low = min(shown["lowest Weight Gradient Activation"], shown["lowest Bias Gradient Activation"])
         high = max(shown["highest Weight Gradient Death"], shown["highest Bias Gradient Death"])
         assert (low, high) == pytest.approx((worst["worst activation_rate"], worst["worst death_rate"]), abs=1e-6)

@@ -55,12 +55,12 @@ def OutputActivation(
         LensError: an unknown aggregation, or one that needs `inplace=False`.
 
     >>> [chart.title for chart in OutputActivation().charts]
-    ['Output Activation', 'Output Death', 'Warning Output Activations']
+    ['Output Activation', 'Output Death', 'Extreme Output Activations Of All Layers']
     """
     lines = _lines(inplace, activation_aggregation, death_aggregation)
     reducer = activity(pattern_of(channel_last), inplace)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad))
-    charts = _charts({"output": "Output"}, lines, "Warning Output Activations" if warning_plot else None)
+    charts = _charts({"output": "Output"}, lines, "Extreme Output Activations Of All Layers" if warning_plot else None)
     kinds = OfKind(activation, dropout, classes(include), classes(exclude))
     return Lens("OutputActivation", charts, {"output": monitor}, kinds)
 
@@ -93,7 +93,7 @@ def ParameterGradientActivation(
     """
     lines = _lines(inplace, activation_aggregation, death_aggregation)
     titles = {name: f"{name.title()} Gradient" for name in names_of(parameters)}
-    charts = _charts(titles, lines, "Warning Gradient Activations" if warning_plot else None)
+    charts = _charts(titles, lines, "Extreme Gradient Activations Of All Layers" if warning_plot else None)
     reducer = activity("c ... -> c", inplace)
     monitors: dict[str, Monitor] = {name: ParameterGradientMonitor(reducer, name, when=when) for name in titles}
     return Lens("ParameterGradientActivation", charts, monitors, inner=True)

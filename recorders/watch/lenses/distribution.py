@@ -123,7 +123,7 @@ def Outliers(
     ]
     if warning_plot:
         worst = (Across("Outlier Features", "max"),)
-        charts.append(Chart("Warning Outlier Features", (), "share of features", limits=(0.0, 1.0), across=worst))
+        charts.append(Chart("Most Outlier Features Of All Layers", (), "share of features", limits=(0.0, 1.0), across=worst))
     features = Summary(pattern_of(channel_last), correction=0)
     reducer = Product(moments=Moments(order=4), features=features).postmap(_Outliers(threshold))
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad))

@@ -36,7 +36,7 @@ def UpdateRatio(
     """A lens on the size of updates: the L2 norm of what each optimizer step changes, over the norm of the weights before it.
 
     The unit of the chart names the usual range, `recorders.watch.findings.UPDATE_RANGE`, which gives its source. The ratio has no
-    unit. That of weights which are all zero is infinite or NaN; it is counted as non-finite and left out. Biases begin at zero, so
+    unit. That of weights which are all zero is infinite, and left out, or 0 if they stay zero. Biases begin at zero, so
     they are not watched unless asked for. Parameters that are spread over processes are taken shard by shard. Each step copies the
     watched parameters and reads them three times.
 
@@ -60,7 +60,7 @@ def UpdateRatio(
     charts = [Chart(title, (name, "ratio"), unit, *aggregations, log_scale, True, (0.0, None)) for name, title in titles.items()]
     if warning_plot:
         worst = tuple(Across(title, show) for title in titles.values() for show in ("min", "max"))
-        charts.append(Chart("Warning Update Ratios", (), unit, log_scale=log_scale, limits=(0.0, None), across=worst))
+        charts.append(Chart("Extreme Update Ratios Of All Layers", (), unit, log_scale=log_scale, limits=(0.0, None), across=worst))
     reducer = Product(ratio=spread(inplace))  # `overview` and `findings` know it by this name
     monitors: dict[str, Monitor] = {name: ParameterUpdateMonitor(reducer, name, op_=update_ratio) for name in titles}
     return Lens("UpdateRatio", tuple(charts), monitors, inner=True)
@@ -69,12 +69,15 @@ def UpdateRatio(
 def update_ratio(after: Tensor, before: Tensor) -> Tensor:
     """The L2 norm of `after - before` over that of `before`: 0-d, in float32 or wider; of shards of this process only.
 
+    It is 0 if both are zero, and infinite if only the latter is.
+
     >>> update_ratio(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
     tensor(0.1000)
     """
     after, before = plain(after), plain(before)  # the norm of a tensor that is spread would communicate in a hook
     wide = torch.promote_types(before.dtype, torch.float32)  # a norm may exceed the range of float16
-    ratio: Tensor = torch.linalg.vector_norm(after - before, dtype=wide) / torch.linalg.vector_norm(before, dtype=wide)
+    change, size = torch.linalg.vector_norm(after - before, dtype=wide), torch.linalg.vector_norm(before, dtype=wide)
+    ratio: Tensor = torch.where((change == 0) & (size == 0), change, change / size)
     return ratio
 
 
@@ -103,12 +106,12 @@ def DeadUnits(
         warning_plot: also draw the highest share of all layers.
 
     >>> [chart.title for chart in DeadUnits().charts]
-    ['Dead Units', 'Warning Dead Units']
+    ['Dead Units', 'Most Dead Units Of All Layers']
     """
     charts = [Chart("Dead Units", ("output", "share"), "share of units", "mean", None, shared=True, limits=(0.0, 1.0))]
     if warning_plot:
         worst = (Across("Dead Units", "max"),)
-        charts.append(Chart("Warning Dead Units", (), "share of units", limits=(0.0, 1.0), across=worst))
+        charts.append(Chart("Most Dead Units Of All Layers", (), "share of units", limits=(0.0, 1.0), across=worst))
     reducer = Activity(pattern_of(channel_last)).postmap(_with_share)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad))
     return Lens("DeadUnits", tuple(charts), {"output": monitor}, OfKind(activation, False, classes(include), classes(exclude)))

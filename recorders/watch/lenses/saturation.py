@@ -33,12 +33,12 @@ def Saturation(
         warning_plot: also draw the highest share of all layers.
 
     >>> [chart.title for chart in Saturation().charts]
-    ['Saturated Units', 'Warning Saturated Units']
+    ['Saturated Units', 'Most Saturated Units Of All Layers']
     """
     charts = [Chart("Saturated Units", ("output",), "share of units", "mean", None, shared=True, limits=(0.0, 1.0))]
     if warning_plot:
         worst = (Across("Saturated Units", "max"),)
-        charts.append(Chart("Warning Saturated Units", (), "share of units", limits=(0.0, 1.0), across=worst))
+        charts.append(Chart("Most Saturated Units Of All Layers", (), "share of units", limits=(0.0, 1.0), across=worst))
     reducer = Mean(pattern_of(channel_last)).postmap(_share)
     monitor = ForwardMonitor(reducer, eval_update=record_eval, phase=phase_of(evaluation_from_grad), op_=_slope)
     return Lens("Saturation", tuple(charts), {"output": monitor}, OfKind(False, False, (nn.Tanh, nn.Sigmoid)))

@@ -25,7 +25,7 @@ from recorders import (
 from recorders.watch.findings import findings
 from recorders.watch.overview import overview
 from recorders.watch.spread import Spread
-from reducers import Activity, Collect, Count, Extremes, FirstNonfinite, Mean, Moments, Norm, Product, Quantile, Summary
+from reducers import Activity, Collect, Count, Extremes, FirstNonfinite, Idle, Mean, Moments, Norm, Product, Quantile, Summary
 
 
 def relative_change(after: Tensor, before: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def relative_change(after: Tensor, before: Tensor) -> Tensor:
 
 def watch(net: nn.Module, ratio: Collect | Summary | None = None) -> Recorder:
     return Recorder(
-        out=ForwardMonitor(Product(stats=Summary("b c ... -> c"), activity=Activity())),
+        out=ForwardMonitor(Product(stats=Summary("b c ... -> c"), activity=Activity(), idle=Idle())),
         grad=BackwardMonitor(Summary()),
         weights=ParameterGradientMonitor(Summary()),
         update=ParameterUpdateMonitor(Product(ratio=ratio or Collect()), op_=relative_change),
@@ -302,7 +302,7 @@ def test_a_list_of_findings_prints_in_short() -> None:
         net(torch.randn(8, 8))
     first = repr(findings(recorder)).splitlines()[0]
     assert first.startswith(
-        "1 likely faults; examined: layers that never ran, dead units; not examined: NaN and infinity, outlier f"
+        "1 likely faults; examined: layers that never ran, dead units; not examined: NaN and infinity, units that"
     )
 
 

@@ -26,7 +26,7 @@ from recorders import (
 )
 from recorders.watch.findings import Findings, findings
 from recorders.watch.lenses.health import update_ratio
-from reducers import Activity, Collect, FirstNonfinite, Product, Summary
+from reducers import Activity, Collect, FirstNonfinite, Idle, Product, Summary
 
 EPOCHS, BATCH, RATE = 3, 100, 3e-3
 
@@ -110,7 +110,7 @@ def train(
     kinds = {type(module) for module in net.modules()}
     last = "b ... c -> c" if kinds & {Transformer, Recurrent} else "b c ... -> c"
     recorder = Recorder(
-        output=ForwardMonitor(Product(stats=Summary(last), activity=Activity(last), first=FirstNonfinite())),
+        output=ForwardMonitor(Product(stats=Summary(last), activity=Activity(last), idle=Idle(last), first=FirstNonfinite())),
         gradient=BackwardMonitor(Summary()),
         weights=ParameterGradientMonitor(Summary(), when="accumulate"),
         update=ParameterUpdateMonitor(Product(ratio=Collect()), op_=update_ratio),

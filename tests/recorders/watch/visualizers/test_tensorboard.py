@@ -84,8 +84,8 @@ def test_every_number_of_a_training_is_read_back(tmp_path: Path) -> None:
     assert {tag for tag, left in found.items() if left} == set()
     assert set(found) == {
         "Mean Output Norm Comparison/1",
-        "Warning Output Activations/lowest Output Activation",
-        "Warning Output Activations/highest Output Death",
+        "Extreme Output Activations Of All Layers/lowest Output Activation",
+        "Extreme Output Activations Of All Layers/highest Output Death",
     }
 
 
