@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     >>> main(["--version"])  # doctest: +ELLIPSIS
     torch-recorders ... (torch ...)
+    ...
     0
     """
     try:

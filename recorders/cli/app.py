@@ -26,6 +26,7 @@ from recorders.cli.watch import watch
 from recorders.errors import MissingExtraError, RecorderError
 from recorders.recordings.whole import as_path
 from reducers import ReducerError
+from reducers.kernels.loop import libraries
 
 __all__ = ["COMMANDS", "run"]
 
@@ -69,6 +70,7 @@ def _print_version(wanted: bool) -> None:
         except importlib.metadata.PackageNotFoundError:
             version = "from a source tree, not installed"
         print(f"torch-recorders {version} (torch {torch.__version__})")
+        print(libraries.state())
         raise typer.Exit
 
 

@@ -32,6 +32,8 @@ class Overhead(Table):
         note: what is not included.
         lower_bound: whether every step recorded. Then there is nothing to compare with, and what recording slows down elsewhere, by
             what it leaves in the caches, is not included. `docs/speed.md` shows how much that is.
+        loops: where the loops that reduce CPU tensors are compiled and kept, or why they are not.
+        troubles: what makes recording slower than it could be: no compiler, a folder that cannot be written, a kernel that failed.
 
     >>> cost = Overhead(0.002, 0.1, {"out/0": 0.0015, "out/2": 0.0005}, steps=72, every_step=1)
     >>> cost.share
@@ -51,6 +53,8 @@ class Overhead(Table):
     device_seconds: float | None = None
     note: str = ""
     lower_bound: bool = False
+    loops: str = ""
+    troubles: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -67,10 +71,13 @@ class Overhead(Table):
         rows = [f"{name or '(net)'}: {_shown(seconds)}" for name, seconds in ordered[:10]]
         if rest := ordered[10:]:
             rows.append(f"{len(rest)} more: {_shown(sum(seconds for _, seconds in rest))}")
-        return "\n".join([self.title_shown(), *rows, *([self.note] if self.note and self.steps else [])])
+        return "\n".join([self._total(), *rows, *([self.note] if self.note and self.steps else []), *self.troubles])
 
     def title_shown(self) -> str:
         """The total."""
+        return "; ".join([self._total(), *self.troubles])
+
+    def _total(self) -> str:
         cadence = shown_cadence(self.every_step, self.budget)
         if not self.steps:
             return f"nothing was measured{cadence}; {self.note}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -20,6 +21,8 @@ from recorders.recorder.selection import Criteria, Excluded, Names, select_modul
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
+from reducers.kernels.dispatch import troubles
+from reducers.kernels.loop import libraries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -289,4 +292,4 @@ class Recorder(OfPairs):
 
     def overhead(self) -> Overhead:
         """What recording costs in this run, as measured in some steps of the clock: in total and by subrecorder. See `Overhead`."""
-        return self._meter.overhead()
+        return replace(self._meter.overhead(), loops=libraries.state(), troubles=troubles())

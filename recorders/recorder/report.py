@@ -16,6 +16,8 @@ from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.recordings.shown import Rows, Table, shown_name
 from recorders.schedule.clock import shown_steps
+from reducers.kernels.dispatch import troubles
+from reducers.kernels.loop import libraries
 
 __all__ = ["Report", "ReportRow", "report", "shown_module"]
 
@@ -46,9 +48,17 @@ class ReportRow:
 
 @dataclass(frozen=True, repr=False)
 class Report(Table):
-    """One row per subrecorder; `str()` shows one line for each."""
+    """One row per subrecorder; `str()` shows one line for each, and one for each trouble.
+
+    Attributes:
+        rows: one for each subrecorder.
+        loops: where the loops that reduce CPU tensors are compiled and kept, or why they are not.
+        troubles: what makes recording slower than it could be: no compiler, a folder that cannot be written, a kernel that failed.
+    """
 
     rows: tuple[ReportRow, ...]
+    loops: str = ""
+    troubles: tuple[str, ...] = ()
 
     @property
     def silent(self) -> tuple[ReportRow, ...]:
@@ -56,11 +66,12 @@ class Report(Table):
         return tuple(row for row in self.rows if row.samples == 0)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.rows))
+        return "\n".join([*map(str, self.rows), *self.troubles])
 
     def title_shown(self) -> str:
         """How many recorded something."""
-        return f"Report on {len(self.rows):,} subrecorders, of which {len(self.silent):,} recorded nothing"
+        title = f"Report on {len(self.rows):,} subrecorders, of which {len(self.silent):,} recorded nothing"
+        return "; ".join([title, *self.troubles])
 
     def rows_shown(self) -> Rows:
         """One row for each subrecorder."""
@@ -98,7 +109,7 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
         rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
-    return Report(tuple(rows))
+    return Report(tuple(rows), libraries.state(), troubles())
 
 
 _IDLE = "the clock stands at step 0 still: call recorder.attach(optimizer), or recorder.step() after every step"

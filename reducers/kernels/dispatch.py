@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.cpu import sweep
-from reducers.kernels.failing import Kernels, found, has_failed, tried
+from reducers.kernels.failing import Kernels, failures, found, has_failed, tried
 from reducers.kernels.inductor import fused_moments
-from reducers.kernels.loop import rows
+from reducers.kernels.loop import libraries, rows
 from reducers.kernels.loop.sweeping import are_numbers, looped
 from reducers.kernels.loop.weighting import looped_weights
 from reducers.kernels.masked import masked_sweep
@@ -30,6 +30,7 @@ __all__ = [
     "masked_moments",
     "row_dtypes",
     "traced_moments",
+    "troubles",
 ]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
@@ -102,6 +103,11 @@ ROWS: Kernels[Any] = Kernels(
     "each tensor is reduced by itself, which takes longer",
 )
 WEIGHTED: Kernels[Kernel] = Kernels({"cuda": _triton_weighted}, "computes weighted statistics")
+
+
+def troubles() -> tuple[str, ...]:
+    """Return what makes reductions slower than they could be: loops that cannot be compiled or kept, and kernels that failed."""
+    return (*(() if libraries.in_order() else (libraries.state(),)), *failures())
 
 
 def loop_sweep(

@@ -32,7 +32,7 @@ def recorders(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comp
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert re.match(r"torch-recorders .+ \(torch .+\)\n", capsys.readouterr().out)
+    assert re.match(r"torch-recorders .+ \(torch .+\)\n.*C\+\+.*\n$", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -346,17 +346,22 @@ print(building.build(15, "Float32") is not None)
 """
 
 
-def ran(**environment: str) -> str:
+def ran(said: str = "", **environment: str) -> str:
+    """What the program prints; what is `said`, once, is on its standard error."""
     command = [sys.executable, "-c", PROGRAM]
-    return subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
+    told = [line for line in done.stderr.splitlines() if "compiling the loops" not in line]
+    assert len(told) == (said != ""), told
+    assert said in "".join(told)
+    return done.stdout.strip()
 
 
 @pytest.mark.slow
-def test_without_a_compiler_nothing_is_said(tmp_path: Path) -> None:
+def test_a_compiler_that_fails_is_named_once(tmp_path: Path) -> None:
     failing = tmp_path / "c++"
     failing.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
     failing.chmod(0o755)
-    assert ran(CXX=str(failing), XDG_CACHE_HOME=str(tmp_path)) == "False"
+    assert ran(f"{failing} failed: broken", CXX=str(failing), XDG_CACHE_HOME=str(tmp_path)) == "False"
     assert [*(tmp_path / "torch_recorders").iterdir()] == []
 
 
@@ -373,14 +378,14 @@ def test_a_library_is_compiled_once_and_kept(tmp_path: Path) -> None:
 def test_no_library_is_loaded_from_a_folder_in_which_others_may_write(tmp_path: Path) -> None:
     (tmp_path / "torch_recorders").mkdir()
     (tmp_path / "torch_recorders").chmod(0o777)
-    assert ran(XDG_CACHE_HOME=str(tmp_path)) == "True"
+    assert ran("others may write to it", XDG_CACHE_HOME=str(tmp_path)) == "True"
     assert [*(tmp_path / "torch_recorders").iterdir()] == []
 
 
 @pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert ran(XDG_CACHE_HOME=str(tmp_path / "file")) == "True"
+    assert ran("compiled again in every process", XDG_CACHE_HOME=str(tmp_path / "file")) == "True"
 
 
 HELD = """

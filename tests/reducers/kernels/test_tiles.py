@@ -16,8 +16,8 @@ from torch import Tensor
 
 from recorders.capture.gathering import MOST_TENSORS
 from reducers.errors import ArgumentError
-from reducers.kernels.loop.building import FOLDER
 from reducers.kernels.loop.layout import MOST_AXES
+from reducers.kernels.loop.libraries import FOLDER
 from reducers.kernels.loop.reading import MOST_LAYOUTS
 from reducers.kernels.loop.tables import KEY
 from reducers.kernels.triton import layout
