@@ -45,6 +45,9 @@ class Fused(Wrapper):
     def update_all(self, state: State, xs: Tensor) -> State:
         return self._compiled("update_all", state, (xs,)) or self.reducer.update_all(state, xs)
 
+    def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
+        return self.reducer.update_masked(state, x, mask)
+
     def _compiled(self, method: str, state: State, xs: tuple[Tensor, ...]) -> State | None:
         """Return the new state; None if the observation is not suitable for the compiled function."""
         x = xs[0]

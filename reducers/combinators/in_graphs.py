@@ -11,7 +11,6 @@ from reducers.combinators.rows import statistics_of
 from reducers.core.inputs import observation
 from reducers.core.patterns import arrange
 from reducers.core.reducer import Reducer
-from reducers.core.statistic import Statistic
 from reducers.kernels.dispatch import BIG_IN_GRAPH
 from reducers.kernels.loop.layout import MOST_AXES
 from reducers.kernels.loop.reading import Pack, kinds_of, reading_library
@@ -49,7 +48,7 @@ def graph_observations(reducer: Reducer, x: Tensor) -> list[GraphObservation] | 
     """
     found = []
     for prefix, statistic in statistics_of(reducer) or ():
-        if not statistic.columns or type(statistic).update is not Statistic.update:
+        if not statistic.columns:
             return None
         arranged, axes = arrange(observation(statistic, (x,)), statistic.pattern)
         columns = {prefix + key: column for key, column in statistic.columns.items()}

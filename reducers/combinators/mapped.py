@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -53,6 +53,8 @@ class Postmap(Wrapper):
     """
 
     function: Callable[..., Any]
+
+    looks_inside: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -93,9 +93,9 @@ class PerObservation(Reducer):
     def _each(self, xs: Tensor) -> dict[str, Tensor] | None:
         """The results of several observations by name, along a new first axis; None if their names or shapes differ."""
         inner = self.reducer
-        while isinstance(inner, Postmap):
+        while isinstance(inner, Postmap) and inner.looks_inside:
             inner = inner.reducer
-        if isinstance(inner, Statistic) and inner.batchable:
+        if isinstance(inner, Statistic) and inner.batchable and inner.lifts_together:
             lifted = lift_each(inner, xs)
             with suppress(Exception):  # of results that vmap cannot compute, such as those that depend on values
                 return dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -33,6 +33,8 @@ class Product(Reducer):
     """
 
     parts: tuple[tuple[str, Reducer], ...]
+
+    looks_inside: ClassVar[bool] = True
 
     def __init__(self, /, **parts: Reducer) -> None:
         if not parts:

@@ -62,9 +62,9 @@ class RowSweep:
 
 def statistics_of(reducer: Reducer, prefix: str = "") -> list[tuple[str, Statistic]] | None:
     """Return the statistics that a reducer is made of, with what stands before their keys in its state; None if it is not."""
-    if isinstance(reducer, Postmap):
+    if isinstance(reducer, Postmap) and reducer.looks_inside:
         return statistics_of(reducer.reducer, prefix)
-    if not isinstance(reducer, Product):
+    if not (isinstance(reducer, Product) and reducer.looks_inside):
         return [(prefix, reducer)] if isinstance(reducer, Statistic) else None
     found: list[tuple[str, Statistic]] = []
     for name, part in reducer.parts:

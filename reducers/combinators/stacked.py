@@ -29,12 +29,13 @@ def is_stackable(reducer: Reducer) -> bool:
     (True, False, False)
     """
     if isinstance(reducer, Product):
-        return all(is_stackable(part) for _, part in reducer.parts)
+        return reducer.looks_inside and all(is_stackable(part) for _, part in reducer.parts)
     if isinstance(reducer, Postmap):
-        return is_stackable(reducer.reducer)
+        return reducer.looks_inside and is_stackable(reducer.reducer)
     return (
         isinstance(reducer, Statistic)
         and reducer.stackable_join
+        and reducer.lifts_together
         and reducer.divisible
         and "".join(reducer.pattern.split()) == "...->"
     )

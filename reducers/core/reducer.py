@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from torch import Tensor
 
 from reducers.core.checks import check_cost, check_layout
+from reducers.core.overrides import Shortcut, switch_off
 from reducers.errors import ArgumentError, ReducerTypeError, StateError
 from reducers.state import Result, State
 
@@ -57,6 +58,9 @@ class Reducer(ABC):
     """How the tensors of two states merge, by key, if all of them merge element by element; empty if not. Then many processes
     merge by a few all-reduces. A subclass with another `join` or `merge` declares its own."""
 
+    looks_inside: ClassVar[bool] = False
+    """Whether the reducers that it is made of may be updated and merged without it: it only names them, or maps their results."""
+
     interpolation: ClassVar[str] = "previous"
     """The default interpolation of `History.view` between two steps."""
 
@@ -74,9 +78,12 @@ class Reducer(ABC):
         super().__init_subclass__(**kwargs)
         own = cls.__module__.partition(".")[0] == "reducers"
         registry[cls.__qualname__ if own else f"{cls.__module__}:{cls.__qualname__}"] = cls
-        if {"join", "merge"} & vars(cls).keys() and not {"reductions", "reductions_of"} & vars(cls).keys():
-            cls.reductions = {}  # what a base class declares is of its own join
-            cls.reductions_of = Reducer.reductions_of  # type: ignore[method-assign]
+        if cls.init is not Reducer.init:
+            raise ReducerTypeError(
+                f"{cls.__name__} has an `init` of its own, which nobody would call: the empty state is {{}} everywhere; "
+                "let `update` begin with what you want if its state is empty"
+            )
+        switch_off(cls, cls.shortcuts)
 
     @classmethod
     def from_fields(cls, **fields: Any) -> Reducer:
@@ -154,8 +161,21 @@ class Reducer(ABC):
         """
         raise ReducerTypeError(
             f"{self!r} takes observations whole, so their elements cannot be masked, filtered or grouped; "
-            "use a reducer with a pattern, or a Product of such reducers"
+            "use a reducer with a pattern, or a Product of such reducers; a class with an `update` of its own needs an "
+            "`update_masked` too, or overrides `lift` instead"
         )
+
+    shortcuts: ClassVar[tuple[Shortcut, ...]] = (
+        Shortcut("update_all", update_all, frozenset({"update"})),
+        Shortcut("batchable", batchable, frozenset({"update"}), frozenset({"update_all"})),
+        Shortcut("update_masked", update_masked, frozenset({"update"})),
+        Shortcut("merge_all", merge_all, frozenset({"merge"})),
+        Shortcut("merge_stacked", merge_stacked, frozenset({"merge"})),
+        Shortcut("reductions", reductions, frozenset({"join", "merge"}), frozenset({"reductions_of"})),
+        Shortcut("reductions_of", reductions_of, frozenset({"join", "merge"}), frozenset({"reductions"})),
+        Shortcut("looks_inside", looks_inside, frozenset({"update", "update_all", "merge", "merge_all", "merge_stacked"})),
+    )
+    """What would bypass methods that a subclass overrides; see `reducers.core.overrides`."""
 
     def prefilter(self, predicate: Callable[[Tensor], Tensor | bool]) -> Reducer:
         """Return this reducer restricted to the elements, or the whole observations, for which `predicate(x)` is True."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation
+from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothing, sides, validate
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
+from reducers.errors import ReducerTypeError
 from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
 from reducers.kernels.dispatch import device_sweep, loop_sweep, masked_moments
 from reducers.kernels.masks import can_compact, compact, has_rows
@@ -27,6 +30,8 @@ from reducers.state import Result, State
 __all__ = ["Statistic", "lift_each", "slots_of", "update_slots"]
 
 _MIN_STACK = 4  # fewer states are joined as fast one by one
+_LIFTING = frozenset({"lift", "join", "merge"})
+_TOGETHER = frozenset({"columns", "batchable", "divisible"})  # a class that declares one of them knows of other ways to its lifts
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,15 @@ class Statistic(Reducer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if {"lift", "join", "observe"} & vars(cls).keys() and "columns" not in vars(cls):
-            cls.columns = Statistic.columns  # type: ignore[method-assign]  # what a base class declares is of its own lift
+        if inspect.getattr_static(cls, "columns") is Statistic.columns:
+            return
+        for method in ("update", "merge"):
+            if getattr(cls, method) is not getattr(Statistic, method):
+                instead = {"update": "lift", "merge": "join"}[method]
+                raise ReducerTypeError(
+                    f"{cls.__name__} declares `columns`, which stand for its `lift` and `join`, and has a `{method}` of its own, "
+                    f"which kernels would bypass: override `{instead}` instead, or do not declare `columns`"
+                )
 
     def __post_init__(self) -> None:
         validate(self.pattern)
@@ -55,9 +67,19 @@ class Statistic(Reducer):
     stackable_join: ClassVar[bool] = False
     """Whether `join` works element by element, so that it can join many stacked states at once."""
 
+    lifts_together: ClassVar[bool] = True
+    """Whether one call of `lift` may lift several observations. A class with an `update` of its own sees each of them."""
+
+    masks_by_lift: ClassVar[bool] = True
+    """Whether `lift_masked` may be replaced by a lift of the selected elements, and taken part by part; if a class overrides it,
+    only if that class declares `columns` or `divisible`."""
+
     @property
     def divisible(self) -> bool:
-        """Whether the lifts of the parts of an observation join to the lift of the whole, so that big tensors may be split."""
+        """Whether the lifts of the parts of an observation join to the lift of the whole, so that big tensors may be split.
+
+        If a subclass of a complete statistic overrides `lift`, `join` or `merge`, it is False, unless the subclass says so itself.
+        """
         return True
 
     @property
@@ -66,12 +88,15 @@ class Statistic(Reducer):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Which statistic of a GPU kernel each entry of the state is, by its key; empty if the kernel lacks one of them."""
+        """Which statistic of a kernel each entry of the state is, by its key; empty if the kernel lacks one of them.
+
+        They stand for `lift` and `join`: kernels call neither. A subclass that overrides one of these declares its own.
+        """
         return {}
 
     @property
     def threshold(self) -> float:
-        """The magnitude above which the GPU kernel counts an element as active."""
+        """The magnitude above which kernels count an element as active."""
         return 0.0
 
     @abstractmethod
@@ -141,6 +166,8 @@ class Statistic(Reducer):
             return state
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
+        if not self.masks_by_lift:
+            return self.merge(state, {key: value.contiguous() for key, value in self.lift_masked(x, mask, axes).items()})
         joined = self._by_kernel(x, axes, state, mask)
         if joined is not None:
             return joined
@@ -155,6 +182,16 @@ class Statistic(Reducer):
         parts = paired_pieces(x, mask, axes) if self.divisible else ((x, mask),)
         lifted = [self.lift_masked(*part, axes) for part in parts]
         return self.merge_all([state, *({key: value.contiguous() for key, value in one.items()} for one in lifted)])
+
+    def _update_masked_by_update(self, state: State, x: Tensor, mask: Tensor) -> State:
+        """Update masked observations by an `update` that a subclass overrides: the other elements become NaN, as in `lift_masked`.
+
+        Raises:
+            ReducerTypeError: a base has a `lift_masked` of its own, so NaN is not left out.
+        """
+        if type(self).lift_masked is not Statistic.lift_masked:
+            return super().update_masked(state, x, mask)
+        return self.update(state, torch.where(mask, nan_capable(x), torch.nan))
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
@@ -186,11 +223,32 @@ class Statistic(Reducer):
         require_state(self, state)
         return copy_aliased(self.read(state), state)
 
+    shortcuts: ClassVar[tuple[Shortcut, ...]] = (
+        *(shortcut for shortcut in Reducer.shortcuts if shortcut.name != "update_masked"),
+        Shortcut("columns", columns, frozenset({"update", "swept", "observe", *_LIFTING})),
+        Shortcut("swept", swept, frozenset({"observe", *_LIFTING})),
+        Shortcut("observe", observe, frozenset({"lift"})),
+        Shortcut("divisible", property(lambda self: False), _LIFTING, frozenset({"columns"}), completed=True),
+        Shortcut("stackable_join", stackable_join, frozenset({"join", "merge"})),
+        Shortcut("masks_by_lift", False, frozenset({"lift_masked"}), frozenset({"columns", "divisible"})),
+        Shortcut("update_masked", _update_masked_by_update, frozenset({"update"}), frozenset({"lift_masked"})),
+        Shortcut("update_masked", _update_masked_by_update, frozenset({"observe", "swept"}), _TOGETHER | {"lift_masked"}),
+        Shortcut("lifts_together", False, frozenset({"update"})),
+        *(
+            Shortcut(name, off, bypassed, _TOGETHER | {"update_all"}, completed)
+            for name, off in (
+                ("lifts_together", False),
+                ("batchable", Reducer.batchable),
+                ("update_all", Reducer.update_all),
+            )
+            for bypassed, completed in ((frozenset({"observe", "swept"}), False), (_LIFTING, True))
+        ),
+    )
+
 
 def slots_of(statistic: Statistic, x: Tensor) -> Slots | None:
     """Return how observations like `x` wait on their device as partial statistics; None if they cannot."""
-    own = type(statistic).update is Statistic.update
-    if not own or x.is_neg() or x.numel() == 0 or not moves_nothing(statistic.pattern, x.ndim):
+    if x.is_neg() or x.numel() == 0 or not moves_nothing(statistic.pattern, x.ndim):
         return None
     x, axes = arrange(x.detach(), statistic.pattern)
     return device_slots(x, axes, statistic.columns, statistic.threshold)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, validate
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state, to_device
@@ -31,6 +32,8 @@ class _ExtremeElements(Reducer):
 
     ordered: ClassVar[bool] = True
     largest: ClassVar[bool] = True
+    merges_on_device: ClassVar[bool] = True  # whether a kernel may do what `merge` does
+    shortcuts: ClassVar[tuple[Shortcut, ...]] = (*Reducer.shortcuts, Shortcut("merges_on_device", False, frozenset({"merge"})))
 
     def __post_init__(self) -> None:
         validate(self.pattern)
@@ -38,7 +41,9 @@ class _ExtremeElements(Reducer):
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, ids, payload = sample_inputs(self, xs)
-        if payload is None and x.numel() and "(" not in self.pattern:  # without which the arranged tensor is a view
+        if (
+            self.merges_on_device and payload is None and x.numel() and "(" not in self.pattern
+        ):  # without which the arranged tensor is a view
             state = to_device(state, x.device)
             chosen = device_best(x, lambda whole: arrange(whole, self.pattern), self.k, self.largest, ids, state)
             if chosen is not None:

@@ -76,10 +76,10 @@ class Activity(Statistic):
         return self.eps
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._with_deaths(_observe_counts(x, axes, self.eps))
+        return self._with_deaths(_observe_counts(x, axes, self.threshold))
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._with_deaths(_lift_counts(x, axes, self.eps))
+        return self._with_deaths(_lift_counts(x, axes, self.threshold))
 
     def _with_deaths(self, state: State) -> State:
         if self.death:
@@ -142,10 +142,10 @@ class Sparsity(Statistic):
         return self.eps
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return _observe_counts(x, axes, self.eps)
+        return _observe_counts(x, axes, self.threshold)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return _lift_counts(x, axes, self.eps)
+        return _lift_counts(x, axes, self.threshold)
 
     def join(self, a: State, b: State) -> State:
         return {key: value + b[key] for key, value in a.items()}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from reducers.core.checks import check_specimen
 from reducers.core.inputs import observation_with
+from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, kept_axes, validate
 from reducers.core.reducer import Reducer, Reduction
 from reducers.core.states import check_states, require_state, to_device
@@ -30,8 +31,11 @@ __all__ = ["WeightedMean", "WeightedMoments"]
 class _Weighted(Reducer):
     pattern: str = "... ->"
 
-    columns: ClassVar[tuple[str, ...]]
-    """The keys of the state, in the order of the GPU kernel."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """The keys of the state, in the order of the kernels, which stand for `lift` and `join`; empty if they do not."""
+
+    divisible: ClassVar[bool] = True
+    """Whether the lifts of the parts of an observation join to the lift of the whole."""
 
     def __post_init__(self) -> None:
         validate(self.pattern)
@@ -56,19 +60,20 @@ class _Weighted(Reducer):
             return state
         (swept, axes), (given, _) = arrange(x, self.pattern), arrange(weights.expand(x.shape), self.pattern)
         state = to_device(state, x.device)
-        joined = device_weighted(swept, given, axes, self.columns, state)
-        if joined is not None:
-            return joined
-        joined = loop_weighted(swept, given, axes, self.columns, state)
-        if joined is not None:
-            return joined
-        fast = loop_weighted(swept, given, axes, self.columns) or self.sweep(swept, given, axes)
+        if self.columns:
+            joined = device_weighted(swept, given, axes, self.columns, state)
+            if joined is not None:
+                return joined
+            joined = loop_weighted(swept, given, axes, self.columns, state)
+            if joined is not None:
+                return joined
+        fast = (loop_weighted(swept, given, axes, self.columns) if self.columns else None) or self.sweep(swept, given, axes)
         if fast is not None:
             return self.merge(state, fast)
         weights = real(weights)
         weights = torch.where(torch.isfinite(weights), weights, 0.0).expand(x.shape)
         x, (weights, _) = swept, arrange(weights, self.pattern)
-        for part, part_weights in paired_pieces(x, weights, axes):
+        for part, part_weights in paired_pieces(x, weights, axes) if self.divisible else ((x, weights),):
             piece = nan_capable(part)
             finite = torch.isfinite(piece)
             wide = wide_float(torch.where(finite, piece, torch.zeros_like(piece)))
@@ -89,6 +94,16 @@ class _Weighted(Reducer):
 
     def _check(self, state: State) -> None:
         check_specimen(self, state, kept_axes(self.pattern))
+
+    def _no_sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
+        return None
+
+    shortcuts: ClassVar[tuple[Shortcut, ...]] = (
+        *Reducer.shortcuts,
+        Shortcut("columns", columns, frozenset({"lift", "join", "merge", "sweep"})),
+        Shortcut("sweep", _no_sweep, frozenset({"lift"})),
+        Shortcut("divisible", False, frozenset({"lift", "join", "merge"}), frozenset({"columns"}), completed=True),
+    )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -74,6 +75,12 @@ class SampleNorms(Norm):
     """The norm of each sample; NaN if an element of it is not finite."""
 
     pattern: str = "b ... -> b"
+
+    stackable_join: ClassVar[bool] = True
+
+    @property
+    def divisible(self) -> bool:
+        return True  # what is added merges by addition
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {**super().lift(x, axes), "elements": count_of(x, None, axes)}

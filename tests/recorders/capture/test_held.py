@@ -24,6 +24,10 @@ class Counted(Mean):
 
     observed: ClassVar[list[int]] = []
 
+    @property
+    def divisible(self) -> bool:
+        return True  # otherwise each observation is lifted by itself, as the class has a lift of its own
+
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         self.observed.append(x.numel())
         return super().lift(x, axes)
