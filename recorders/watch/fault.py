@@ -7,18 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from recorders.recordings.shown import Rows, Table
 
 __all__ = [
     "GRADIENT_DECAY",
+    "LINEAR",
     "MASSIVE",
     "RECENT",
     "SATURATED_SLOPE",
     "UNIT_SHARE",
     "UPDATE_LIMITS",
     "UPDATE_RANGE",
+    "WITHOUT_WEIGHTS",
     "Finding",
     "Findings",
     "fault",
@@ -80,6 +82,21 @@ Source: M. Sun et al., "Massive Activations in Large Language Models" (arXiv:240
 criterion of T. Dettmers et al. (arXiv:2208.07339), a magnitude of 6, holds for the hidden states of large transformers only: nets
 without normalisation, and logits, reach it in health.
 """
+
+
+def _kinds_in(*files: str) -> frozenset[str]:
+    """The names of the classes of `torch.nn` that are defined in these files."""
+    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    return frozenset(kind.__name__ for kind in kinds if kind.__module__.rpartition(".")[2] in files)
+
+
+LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
+"""Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
+WITHOUT_WEIGHTS = _kinds_in("activation", "dropout", "pooling", "padding", "flatten", "loss", "distance", "upsampling") - {
+    "PReLU",
+    "MultiheadAttention",
+} | {"Identity"}
+"""Classes without weights: that one is not called, as the dropout of attention that is fused, is no fault."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +261,7 @@ def is_idle(idle: Tensor, observations: int, elements: int) -> Tensor:
     """Whether units that were idle for so many of all observations, with so many elements of each unit, have died on the way.
 
     >>> import torch
-    >>> is_idle(torch.tensor([60, 10, 0]), observations=100, elements=6400)
+    >>> is_idle(torch.tensor([60, 5, 0]), observations=100, elements=6400)
     tensor([ True, False, False])
     """
     least, many, share = RECENT

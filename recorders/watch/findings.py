@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.watch.fault import (
+    LINEAR,
     SATURATED_SLOPE,
     UNIT_SHARE,
     UPDATE_LIMITS,
     UPDATE_RANGE,
+    WITHOUT_WEIGHTS,
     Finding,
     Findings,
     fault,
@@ -33,18 +35,6 @@ from recorders.watch.timeline import Timeline
 __all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
 
 
-def _kinds_in(*files: str) -> frozenset[str]:
-    """The names of the classes of `torch.nn` that are defined in these files."""
-    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
-    return frozenset(kind.__name__ for kind in kinds if kind.__module__.rpartition(".")[2] in files)
-
-
-_LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
-"""Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
-_WITHOUT_WEIGHTS = _kinds_in("activation", "dropout", "pooling", "padding", "flatten", "loss", "distance", "upsampling") - {
-    "PReLU",
-    "MultiheadAttention",
-} | {"Identity"}
 _CURVES = {"Tanh": "tanh", "Sigmoid": "sigmoid"}
 """The curves of activation functions that saturate, by class of the module."""
 SHOWN = 16
@@ -191,7 +181,7 @@ def _never_ran(layers: list[Layer]) -> Iterator[Finding]:
         # weights has nothing to learn: the dropout of attention, which is fused, is not called.
         used = (
             layer.kind in ("NonDynamicallyQuantizableLinear", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
-            or (layer.kind in _WITHOUT_WEIGHTS if layer.has_weights is None else not layer.has_weights)
+            or (layer.kind in WITHOUT_WEIGHTS if layer.has_weights is None else not layer.has_weights)
             or layer.name in ran
             or layer.shared
             or "output" in layer.failed
@@ -228,7 +218,7 @@ def _dead(layers: list[Layer]) -> tuple[list[Finding], list[Finding]]:
 
 def _dead_units(layer: Layer) -> Tensor | None:
     """Which units are dead: those that were never active, and those that are active no more."""
-    if layer.kind in _LINEAR or not layer.first:
+    if layer.kind in LINEAR or not layer.first:
         return None
     if layer.idle is None:
         return layer.dead
