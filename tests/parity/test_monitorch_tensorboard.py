@@ -25,7 +25,8 @@ def our_name(tag: str) -> str:
     chart, middle, last = tag.split("/")
     chart = chart.replace("_", " ").title()
     if chart == "Warning Output Activations":
-        return f"Extreme Output Activations Of All Layers/{'lowest Output Activation' if 'activation' in last else 'highest Output Death'}"
+        line = "lowest Output Activation" if "activation" in last else "highest Output Death"
+        return f"Extreme Output Activations Of All Layers/{line}"
     if chart == "Output Activations":
         return f"Output {last.removesuffix('_rate').title()}/{middle}/mean"
     return f"{chart}/{middle}/{ {'-std': 'mean-std', '+std': 'mean+std'}.get(last, last) }"
