@@ -17,8 +17,9 @@ from recorders.recordings.recording import Missing, Recording, Subrecording, par
 from recorders.recordings.sharded import load_own, save_sharded
 from recorders.recordings.shown import Names, Rows, Table
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
-from recorders.recordings.storage import save, save_in_background
+from recorders.recordings.storage import save_in_background, save_in_turn
 from recorders.recordings.sync import Group, sync
+from recorders.recordings.turns import Turn
 from recorders.recordings.values import ValuesByName
 from recorders.recordings.writing import Layout
 from recorders.schedule.clock import Clock
@@ -144,7 +145,8 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
 
     def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
-        return save(self._selected().snapshot(), path, layout=layout, overwrite=overwrite)
+        with Turn(path) as turn:  # taken before the snapshot, so that an older one never replaces a newer one
+            return save_in_turn(turn, self._selected().snapshot(), path, layout, overwrite)
 
     def save_sharded(
         self, path: str | Path, group: ProcessGroup | None = None, *, layout: Layout = "folder", overwrite: bool = False
@@ -160,9 +162,11 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
 
         Returns:
-            a future; its `result()` waits for the end and raises what `save` raises.
+            a future; its `result()` waits for the end and raises what `save` raises. `cancel()` returns True if the save still
+            waits for others to the same path, and it does not happen then.
         """
-        return save_in_background(self._selected().snapshot(), path, layout=layout, overwrite=overwrite)
+        with Turn(path) as turn:
+            return save_in_background(self._selected().snapshot(), path, layout=layout, overwrite=overwrite, turn=turn)
 
     def resume(self, path: str | Path | Recording, group: ProcessGroup | None = None) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ ATTEMPTS = 10
 """How often a recording is fetched again if a save replaced it meanwhile."""
 
 _GENERATION = re.compile(r"generation-[0-9a-f]{32}")
+_OURS = re.compile(rf"({re.escape(MANIFEST)}\.)?{_GENERATION.pattern}")
+"""Names of generations, and of drafts of manifests that a killed save left."""
 
 
 def send(folder: Path, url: str, names: Collection[str] | None) -> None:
@@ -49,13 +51,43 @@ def send(folder: Path, url: str, names: Collection[str] | None) -> None:
         _check_place(store, root, url)
         if names is not None:
             check_same_net(names, _names(store, root, url), url)
-        store.put([os.fspath(path) for path in files], [f"{root}/{generation.name}/{path.name}" for path in files])
+        has_folders = _put(store, files, f"{root}/{generation.name}")
         replaced = _generation(store, root)
-        store.pipe_file(f"{root}/{MANIFEST}", (folder / MANIFEST).read_bytes())
+        _replace(store, f"{root}/{MANIFEST}", (folder / MANIFEST).read_bytes(), generation.name if has_folders else "")
         if replaced and replaced != generation.name:
             # It holds the save before this one. If it cannot be removed, the new recording is there all the same.
             with contextlib.suppress(Exception):
                 store.rm(f"{root}/{replaced}", recursive=True)
+
+
+def _put(store: Any, files: Sequence[Path], folder: str) -> bool:
+    """Copies files into a new folder; returns whether that had to be made: object stores have none."""
+    here, there = [os.fspath(path) for path in files], [f"{folder}/{path.name}" for path in files]
+    try:
+        store.put(here, there)
+    except FileNotFoundError:
+        store.makedirs(folder, exist_ok=True)
+        store.put(here, there)
+        return True
+    return False
+
+
+def _replace(store: Any, path: str, content: bytes, draft: str) -> None:
+    """Writes a file in place of the one that is there; if `draft` is a name, by that of a file beside it, and a rename.
+
+    A store of objects replaces one at once. Where there are real folders, a file that is written in place is there in half
+    meanwhile.
+    """
+    if draft:
+        beside = f"{path}.{draft}"
+        try:
+            store.pipe_file(beside, content)
+            store.mv(beside, path)
+            return
+        except Exception:  # a store that cannot rename, or not to a name that is taken
+            with contextlib.suppress(Exception):
+                store.rm_file(beside)
+    store.pipe_file(path, content)
 
 
 def fetch(url: str, folder: str) -> None:
@@ -121,7 +153,7 @@ def _check_place(store: Any, root: str, url: str) -> None:
             names = {str(path).rstrip("/").rpartition("/")[2] for path in store.ls(root, detail=False)}
         except FileNotFoundError:
             return
-        if others := sorted(name for name in names - {""} if not _GENERATION.fullmatch(name)):
+        if others := sorted(name for name in names - {""} if not _OURS.fullmatch(name)):
             raise NotARecordingError(f"{url} holds {others[:5]} and no recording: save to another URL") from None
         return
     schema = schema_of(start)

@@ -27,6 +27,7 @@ from recorders.recordings.manifest import is_generation
 from recorders.recordings.ranks_manifest import RankFile, encode_ranks, rank_file, read_manifest, shown_ranks
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage import save
+from recorders.recordings.turns import Turn
 from recorders.recordings.unchanged import check_same_net, last_saved, names_at, remember
 from recorders.recordings.whole import as_path, open_regular
 from recorders.recordings.writing import Layout, versions, warn_left_out, write_rank
@@ -169,6 +170,7 @@ class _Attempt:
         self.root = Path(os.path.abspath(as_path(self.path)))
         if self.rank != self.ranks[0]:
             return _Told()
+        stack.enter_context(Turn(self.root)).wait()
         self.files = stack.enter_context(Commit(self.root))
         return _Told(text=f"{self.files.generation} {self.files.live}")
 

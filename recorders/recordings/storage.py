@@ -19,19 +19,22 @@ from recorders.recordings.commit import Commit
 from recorders.recordings.manifest import encode
 from recorders.recordings.recording import Recording, register_writer
 from recorders.recordings.remote import send
+from recorders.recordings.turns import Turn
 from recorders.recordings.unchanged import LastSave, check_same_net, forget, last_saved, names_at, remember, unchanged
 from recorders.recordings.whole import as_path, is_url
 from recorders.recordings.writing import Layout, warn_left_out, write_files
 
-__all__ = ["save", "save_in_background"]
+__all__ = ["save", "save_in_background", "save_in_turn"]
 
 
 def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
     """Writes a recording into the folder `path`, completely or not at all; returns the folder, or the URL.
 
     If the process is killed, the disk is full or anything fails, the folder still holds the last complete save. Processes that save
-    into one folder wait for each other; the last one wins. On systems without file locks (Windows, some network file systems) what
-    killed saves left is not removed. Subrecorders that did not change since this process saved them there are not written again.
+    into one folder wait for each other; the last one wins. Saves of one process happen in the order in which they were asked for,
+    also those in the background, and those of several threads. On systems without file locks (Windows, some network file systems)
+    what killed saves left is not removed. Subrecorders that did not change since this process saved them there are not written
+    again.
 
     Args:
         path: a new or empty folder, or one that holds a recording; parents are created. Or a URL that fsspec knows, such as
@@ -60,6 +63,15 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
     ...     load(save(Recording({"loss": part}), folder + "/run")).compute()
     {'loss': tensor(2., dtype=torch.float64)}
     """
+    with Turn(path) as turn:
+        return save_in_turn(turn, recording, path, layout, overwrite)
+
+
+def save_in_turn(turn: Turn, recording: Recording, path: str | os.PathLike[str], layout: Layout, overwrite: bool) -> Path | str:
+    """Like `save`, after all saves that were asked for before the turn was taken."""
+    if layout not in ("folder", "packed"):
+        raise ValueError(f"layout={layout!r}: give 'folder' or 'packed'")
+    turn.wait()
     if is_url(path):
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, "recording")
@@ -68,8 +80,6 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
             send(local, os.fspath(path), None if overwrite else recording.keys())
         return os.fspath(path)
     root = Path(as_path(path))
-    if layout not in ("folder", "packed"):
-        raise ValueError(f"layout={layout!r}: give 'folder' or 'packed'")
     try:
         without_modes(_save, recording, root, layout, overwrite)
     except StorageError:
@@ -80,22 +90,43 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
 
 
 def save_in_background(
-    recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False
+    recording: Recording,
+    path: str | os.PathLike[str],
+    *,
+    layout: Layout = "folder",
+    overwrite: bool = False,
+    turn: Turn | None = None,
 ) -> Future[Path | str]:
     """Like `save`, in a thread of its own; the process waits for it before it ends.
 
+    Args:
+        turn: its place among other saves, if that was taken before what is saved was looked at.
+
     Returns:
-        a future; its `result()` waits for the end and raises what `save` raises.
+        a future; its `result()` waits for the end and raises what `save` raises. `cancel()` returns True if the save waits for
+        others to the same path, and it does not happen then; False once it has begun.
     """
     future: Future[Path | str] = Future()
 
     def work() -> None:
         try:
-            future.set_result(save(recording, path, layout=layout, overwrite=overwrite))
-        except BaseException as error:
-            future.set_exception(error)
+            mine.wait()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(save_in_turn(mine, recording, path, layout, overwrite))
+                except BaseException as error:
+                    future.set_exception(error)
+        finally:
+            mine.end()
 
-    threading.Thread(target=work, name=f"save {os.fspath(path)}").start()
+    with turn or Turn(path) as mine:
+        thread = threading.Thread(target=work, name=f"save {os.fspath(path)}")
+        mine.hand_over()
+        try:
+            thread.start()
+        except BaseException:
+            mine.end()
+            raise
     return future
 
 

@@ -99,6 +99,33 @@ def test_what_is_saved_at_a_url_comes_back(url: str, layout: Any) -> None:
     assert resumed.compute() == first.compute()
 
 
+@pytest.mark.parametrize("store", ["file", "local", "dir"])
+def test_stores_with_real_folders_get_theirs_made(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"{store}://{tmp_path}/a/run"
+    if store == "dir":  # as those of a server with folders, whose root is elsewhere
+        inner = fsspec.filesystem("dir", path=str(tmp_path), fs=fsspec.filesystem("file"))
+        monkeypatch.setattr("recorders.recordings.remote._opened", lambda url: (inner, "a/run"))
+    for value in (1.0, 2.0):
+        assert save(recording(value), place) == place
+        assert value_of(load(place)) == value
+    assert value_of(load(tmp_path / "a" / "run")) == 2.0
+    assert sorted(path.name for path in (tmp_path / "a" / "run").iterdir())[1:] == ["manifest.json"]
+    assert verify(place) == {}
+
+
+def test_a_store_that_cannot_rename_gets_its_manifest_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.mv", refuse)
+    save(recording(1.0), f"file://{tmp_path}/run")
+    assert [path.name for path in sorted((tmp_path / "run").iterdir())][1:] == ["manifest.json"]
+    assert value_of(load(tmp_path / "run")) == 1.0
+    (tmp_path / "manifest.json.generation-other").write_text("x")
+    with pytest.raises(NotARecordingError):
+        save(recording(1.0), f"file://{tmp_path}")
+
+
 def test_the_generation_before_is_removed(url: str) -> None:
     for value in (1.0, 2.0, 3.0):
         save(recording(value), url)
