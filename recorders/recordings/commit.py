@@ -21,7 +21,8 @@ from pathlib import Path
 from types import TracebackType
 
 from recorders.errors import NotARecordingError, SchemaError, StorageError
-from recorders.recordings.manifest import MANIFEST, MAX_BYTES, NEWEST, is_manifest, schema_of
+from recorders.recordings.manifest import MANIFEST
+from recorders.recordings.seals import MAX_BYTES, NEWEST, is_manifest, schema_of
 from recorders.recordings.whole import NOT_SUPPORTED, flush_file, flush_folder, open_regular, read_regular
 
 if sys.platform != "win32":

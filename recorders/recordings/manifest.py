@@ -7,53 +7,35 @@ what each tensor is. `docs/format.md` describes the format byte by byte.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaError, StorageError
+from recorders.errors import CorruptRecordingError, StorageError
 from recorders.recordings.entry import Entry, check_entry, is_count, is_text, is_text_or_none, mapping, matches
+from recorders.recordings.seals import (
+    MAX_LINE,
+    SCHEMA,
+    facts_of,
+    head_is_sealed,
+    parse,
+    sealed,
+    sealed_line,
+    unsealed,
+    why_head_is_damaged,
+)
 
-__all__ = [
-    "MANIFEST",
-    "MAX_BYTES",
-    "NEWEST",
-    "Head",
-    "Manifest",
-    "decode",
-    "encode",
-    "facts_of",
-    "is_generation",
-    "is_manifest",
-    "parse",
-    "recording_of",
-    "schema_of",
-    "sealed",
-    "unsealed",
-]
+__all__ = ["HEAD", "MANIFEST", "Head", "Manifest", "decode", "encode", "is_generation", "recording_of"]
 
 MANIFEST = "manifest.json"
-SCHEMA = 2
-"""Of the manifest of one process. What it names is as before, so earlier versions read it."""
-NEWEST = 3
-"""Of the manifest of many ranks, see `recorders.recordings.ranks_manifest`."""
-MAX_BYTES = 128 * 2**20
-"""Limits the memory that an untrusted manifest may take; enough for about 100,000 subrecorders."""
-MAX_LINE = 16 * 2**20
-"""The longest line that is parsed: Python's objects take up to 30 times the bytes of their JSON."""
-
-_PREFIX = '{"format": "torch-recorders", "schema": '
-_CHECKSUM = '"checksum": "%s"'
-_HEAD = re.compile(rb'\{"format": "torch-recorders", "schema": (-?[0-9]{1,18}), "checksum": "([0-9a-f]{64})"')
-_CRC = re.compile(rb'\{"crc32": "([0-9a-f]{8})", ')
 _NAME_AT = {1: len('{"name": '), 2: len('{"crc32": "01234567", "name": ')}
 """Where the name of a subrecorder begins in its line, by schema."""
 _LONGEST_NAME = 2**20
+HEAD = -1
+"""The number of the first line."""
 _scan_text = json.JSONDecoder().raw_decode
 is_generation = matches(re.compile(r"generation-[0-9a-f]{32}"))
 """Whether a value is the name of a generation folder."""
@@ -85,22 +67,26 @@ class Manifest(Head):
     Attributes:
         where: the name of the file, for errors.
         schema: the schema that it was written in.
-        reducers: the recipes that subrecorders name by number.
+        reducers: the recipes that subrecorders name by number; None if they cannot be believed, and nobody knows them.
         lines: the line of each subrecorder, by its name, in order.
-        damaged: why a line cannot be believed, by its number, if such lines were to be left out.
+        damaged: why a line cannot be believed, by its number, if such lines were to be left out; `HEAD` is the first one.
+        places: by name, the number of its line among all that were written.
     """
 
     where: str = ""
     schema: int = SCHEMA
-    reducers: Sequence[Any] = ()
+    reducers: Sequence[Any] | None = ()
     lines: Mapping[str, bytes] = field(default_factory=dict)
     damaged: Mapping[int, str] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
 
     def entry(self, name: str) -> Entry:
         """What it says of one subrecorder; raises `CorruptRecordingError` if that is malformed."""
         try:
             facts = {**_facts(self.lines[name], self.schema), **(self.packed or {})}
-            if self.schema > 1:
+            if self.reducers is None:
+                facts["reducer"] = None
+            elif self.schema > 1:
                 facts["reducer"] = self.reducers[_index(facts["reducer"], len(self.reducers))]
             entry = Entry(**facts)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -130,9 +116,10 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
                 raise StorageError(f"subrecorder {entry.name!r:.200} has too many tensors: they take {len(line)} bytes to name")
             if entry.name in lines:
                 raise StorageError(f"this recording names {entry.name!r:.200} twice")
-            lines[entry.name] = f'{{"crc32": "{zlib.crc32(line.encode()):08x}", {line}'
+            lines[entry.name] = sealed_line(line)
         _check_aliases(head, lines, StorageError, "this recording")
         described = {key: getattr(head, key) for key in ("generation", "packed", "step", "versions", "aliases")}
+        described["count"] = len(lines)
         about = ", ".join([*(f'"{key}": {_dump(value)}' for key, value in described.items()), f'"reducers": [{", ".join(table)}]'])
     except (TypeError, ValueError, RecursionError) as error:
         raise StorageError(f"this recording cannot be described as data: {error}") from error
@@ -140,27 +127,7 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
     return sealed(SCHEMA, rest)
 
 
-def sealed(schema: int, rest: str) -> bytes:
-    """The bytes of a manifest, of which `rest` is what follows the checksum; raises `StorageError` if they are too many."""
-    checksum = hashlib.sha256(f"{_PREFIX}{schema}, {_CHECKSUM % ''}{rest}".encode()).hexdigest()
-    raw = f"{_PREFIX}{schema}, {_CHECKSUM % checksum}{rest}".encode()
-    if len(raw) > MAX_BYTES:
-        raise StorageError(f"the manifest would have {len(raw)} bytes, and {MAX_BYTES} can be read back: save in several folders")
-    return raw
-
-
 _dump = json.JSONEncoder(allow_nan=False).encode
-
-
-def is_manifest(raw: bytes) -> bool:
-    """Whether these are the first bytes of a manifest, damaged or not."""
-    return raw.startswith(_PREFIX.encode())
-
-
-def schema_of(raw: bytes) -> int | None:
-    """The schema that the first bytes of a manifest name; None if they name none."""
-    found = _HEAD.match(raw)
-    return None if found is None else int(found[1])
 
 
 def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
@@ -168,7 +135,8 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
 
     Args:
         where: the name of the file, for errors.
-        skip: if the bytes are damaged, leave out the lines that are, and name them in `damaged`. The first line must be sound.
+        skip: if the bytes are damaged, leave out the lines that are, and name them in `damaged`. Of a first line that is damaged,
+            nothing is believed but what other checksums prove: results come back, without reducers, further names and the step.
 
     Raises:
         NotARecordingError: the bytes are something else.
@@ -186,10 +154,13 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
         if lines[-2:] != [b"]}", b""]:
             raise ValueError("it has no end")
         about = parse(first + b"]}")
-        named, damaged = _named(lines[:-2], schema, skip=not sound)
+        named, places, damaged = _named(lines[:-2], schema, skip=not sound)
         step, packed = (about["step"], about["packed"]) if schema > 1 else (None, None)
         head = (about["generation"], about["aliases"], about["versions"], step, packed)
-        manifest = Manifest(*head, where, schema, about.get("reducers", ()), named, damaged)
+        reducers = about.get("reducers", ())
+        if not sound:
+            head, reducers = _believed(first, about, head, len(places) + len(damaged), damaged)
+        manifest = Manifest(*head, where, schema, reducers, named, damaged, places)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptRecordingError(f"{where} is malformed: {type(error).__name__}: {error}") from error
     _check_head(manifest, CorruptRecordingError, where)
@@ -198,42 +169,27 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
     return manifest
 
 
-def unsealed(raw: bytes, where: str) -> tuple[int, bool]:
-    """The schema of a manifest, and whether its checksum fits its content; `where` is the name of the file, for errors.
-
-    Raises:
-        NotARecordingError: the bytes are something else.
-        SchemaError: a newer version wrote them.
-        CorruptRecordingError: they name no schema, or no checksum.
-    """
-    if not is_manifest(raw):
-        raise NotARecordingError(f"{where} is not a manifest of torch-recorders")
-    found = _HEAD.match(raw)
-    if found is None:
-        raise CorruptRecordingError(f"{where} is damaged: it names no schema and no checksum")
-    schema = int(found[1])
-    if schema > NEWEST:
-        raise SchemaError(
-            f"{where} was written by a newer version, in schema {schema}; this one reads schema {NEWEST}: upgrade torch-recorders"
-        )
-    if schema < 1:
-        raise CorruptRecordingError(f"{where} is damaged: there is no schema {schema}")
-    start, stop = found.span(2)
-    digest = hashlib.sha256(raw[:start])
-    digest.update(memoryview(raw)[stop:])
-    return schema, digest.hexdigest().encode() == found[2]
+_Head: TypeAlias = "tuple[Any, Any, Any, Any, Any]"
 
 
-def parse(line: bytes) -> Any:
-    """The JSON in a line of a manifest; raises `ValueError` if there is none, or it is too long."""
-    if len(line) > MAX_LINE:
-        raise ValueError(f"a line has {len(line)} bytes, and at most {MAX_LINE} are read")
-    return _decoder.decode(line.decode())
+def _believed(first: bytes, about: Mapping[str, Any], head: _Head, lines: int, damaged: dict[int, str]) -> tuple[_Head, Any]:
+    """What may be believed of the first line if the checksum of the whole does not fit; adds to `damaged` what is not."""
+    sound = head_is_sealed(first)
+    if missing := sound and lines != about["count"]:
+        damaged[lines] = f"{lines} lines are there, and {about['count']} were written"
+    generation, _, _, _, packed = head
+    if packed is not None and (missing or not sound):
+        # Tensors of the common file are found by the numbers of lines, which may have moved.
+        raise ValueError("its first line is damaged, or lines of it are missing, and all subrecorders are in one file")
+    if not (sound and damaged):
+        damaged[HEAD] = why_head_is_damaged(first)
+    return (head, about["reducers"]) if sound else ((generation, {}, {}, None, packed), None)
 
 
-def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, bytes], dict[int, str]]:
-    """The lines by name, and why a line is damaged by its number, if it is to be left out."""
+def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, bytes], dict[str, int], dict[int, str]]:
+    """The lines and their numbers by name, and why a line is damaged by its number, if it is to be left out."""
     named: dict[str, bytes] = {}
+    places: dict[str, int] = {}
     damaged: dict[int, str] = {}
     start = _NAME_AT[min(schema, 2)]
     for number, line in enumerate(line.removesuffix(b",") for line in lines if line):
@@ -243,12 +199,12 @@ def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, by
             name = _scan_text(line[start : start + _LONGEST_NAME].decode(), 0)[0]
             if not isinstance(name, str) or name in named:
                 raise ValueError(f"line {number} names {name!r:.200}, which is no text or was named before")
-            named[name] = line
+            named[name], places[name] = line, number
         except ValueError as error:
             if not skip:
                 raise
             damaged[number] = str(error)
-    return named, damaged
+    return named, places, damaged
 
 
 def _facts(line: bytes, schema: int) -> dict[str, Any]:
@@ -256,16 +212,6 @@ def _facts(line: bytes, schema: int) -> dict[str, Any]:
     if schema == 1:
         return {"module": "", **parse(line)}  # the first recordings did not know the class of the module
     return facts_of(line)
-
-
-def facts_of(line: bytes) -> dict[str, Any]:
-    """The fields of one line, without its checksum; raises `ValueError` if that does not fit."""
-    found = _CRC.match(line)
-    if found is None or int(found[1], 16) != zlib.crc32(memoryview(line)[found.end() :]):
-        raise ValueError("the checksum of the line does not fit its content")
-    facts: dict[str, Any] = parse(line)
-    del facts["crc32"]
-    return facts
 
 
 def _index(index: Any, length: int) -> int:
@@ -281,20 +227,6 @@ def recording_of(path: str) -> str | None:
         if (name == MANIFEST or is_generation(name)) and os.path.isfile(os.path.join(root, MANIFEST)):
             return root
     return None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        raise ValueError("an object names a key twice")
-    return data
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
 def _check_aliases(head: Head, names: Iterable[str], error: type[StorageError], where: str) -> None:

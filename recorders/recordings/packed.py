@@ -42,7 +42,7 @@ class PackedParts(Mapping[str, Subrecording]):
     def __init__(self, folder: str, manifest: Manifest, recipes: Recipes, *, mmap: bool = False, lazily: bool = False) -> None:
         assert manifest.packed is not None
         self._manifest, self._recipes = manifest, recipes
-        self._index = {name: index for index, name in enumerate(manifest.lines)}
+        self._index = manifest.places
         self._made: dict[str, Subrecording] = {}
         self._where = os.path.join(folder, str(manifest.packed["file"]))
         size, sha256 = manifest.packed["bytes"], manifest.packed["sha256"]

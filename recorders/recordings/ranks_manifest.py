@@ -10,24 +10,23 @@ import hashlib
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from recorders.errors import CorruptRecordingError, SelectionError
 from recorders.recordings.entry import is_count, is_text_or_none, mapping, matches
-from recorders.recordings.manifest import (
-    MANIFEST,
+from recorders.recordings.manifest import HEAD, MANIFEST, Manifest, decode, is_generation
+from recorders.recordings.seals import (
     MAX_BYTES,
     NEWEST,
-    Manifest,
-    decode,
     facts_of,
-    is_generation,
+    head_is_sealed,
     parse,
     sealed,
+    sealed_line,
     unsealed,
+    why_head_is_damaged,
 )
 from recorders.recordings.whole import read_regular
 
@@ -104,10 +103,7 @@ def rank_file(rank: int) -> str:
 
 def encode_ranks(generation: str, versions: Mapping[str, str | None], files: Iterable[RankFile]) -> bytes:
     """The bytes of a manifest of many ranks; raises `StorageError` if they are too many."""
-    lines = []
-    for file in files:
-        line = json.dumps(vars(file))[1:]
-        lines.append(f'{{"crc32": "{zlib.crc32(line.encode()):08x}", {line}')
+    lines = [sealed_line(json.dumps(vars(file))[1:]) for file in files]
     about = f'"generation": "{generation}", "versions": {json.dumps(versions)}'
     return sealed(NEWEST, f', {about}, "ranks": [\n' + ",\n".join(lines) + "\n]}\n")
 
@@ -138,6 +134,8 @@ def decode_any(raw: bytes, where: str, *, skip: bool = False) -> Manifest | Rank
                 if sound:
                     raise
                 damaged[number] = str(error)
+        if not sound and (not damaged or not head_is_sealed(first)):
+            damaged[HEAD] = why_head_is_damaged(first)
         generation, versions = about["generation"], about["versions"]
         if about["ranks"] != [] or not is_generation(generation) or not mapping(is_text_or_none)(versions):
             raise ValueError(f"its generation is {generation!r:.200}, its versions are {versions!r:.200}")

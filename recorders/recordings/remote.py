@@ -17,8 +17,9 @@ from typing import Any
 
 from recorders.errors import MissingExtraError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
 from recorders.recordings.extras import require
-from recorders.recordings.manifest import MANIFEST, MAX_BYTES, NEWEST, Manifest, decode, is_manifest, schema_of
+from recorders.recordings.manifest import MANIFEST, Manifest, decode
 from recorders.recordings.ranks_manifest import RanksManifest, decode_any, read_rank
+from recorders.recordings.seals import MAX_BYTES, NEWEST, is_manifest, schema_of
 from recorders.recordings.unchanged import check_same_net
 from recorders.recordings.whole import is_url
 

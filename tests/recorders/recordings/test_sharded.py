@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import warnings
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -501,7 +502,9 @@ def test_a_reader_that_knows_only_the_format_reads_it(world: World, tmp_path: Pa
     returned(world.run(save_again, str(tmp_path / "run"), [3.0], layout))
     raw = (tmp_path / "run" / "manifest.json").read_bytes()
     checksum = raw.partition(b'"checksum": "')[2][:64]
-    assert raw.startswith(b'{"format": "torch-recorders", "schema": 3, "checksum": "%s", "generation": "generation-' % checksum)
+    head = b'{"format": "torch-recorders", "schema": 3, "checksum": "%s", "crc32": "' % checksum
+    rest = raw.split(b"\n")[0][len(head) + len('01234567", ') :]
+    assert raw.startswith(b'%s%08x", "generation": "generation-' % (head, zlib.crc32(rest)))
     assert hashlib.sha256(raw.replace(checksum, b"", 1)).hexdigest().encode() == checksum
     manifest = json.loads(raw)
     folder = tmp_path / "run" / manifest["generation"]
