@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, repeat, starmap
 from pathlib import Path
@@ -90,9 +91,14 @@ _push_function = torch._C._push_on_torch_function_stack
 
 
 def without_modes(call: Callable[..., Any], *args: Any) -> Any:
-    """Call `call(*args)` with all modes off, also those of PyTorch, such as `FakeTensorMode`, and return what it returns."""
-    with no_modes():
-        return outside_modes(call, *args)
+    """Call `call(*args)` without all modes, also those of PyTorch: fake tensors, inference, autocast, gradients, default device."""
+    return outside_modes(_run_plainly, call, args)
+
+
+def _run_plainly(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    device = torch.device("cpu") if _count_function() else nullcontext()  # a default device is a mode that stays
+    with no_modes(), NoInference(False), NoAutocast(), torch.no_grad(), device:
+        return call(*args)
 
 
 def group_timeout(group: Any, device: torch.device) -> float | None:

@@ -161,6 +161,6 @@ def _version(value: Tensor) -> int:
 def _as_tensor(name: str, value: Any) -> Tensor:
     try:
         found = as_operand(value)
-        return plain(found if isinstance(found, Tensor) else torch.as_tensor(found))
+        return plain(found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu"))
     except Exception as error:
         raise TypeError(f"given({name}=...) takes a tensor, an array or numbers; got {type(value).__name__}: {error}") from error

@@ -160,12 +160,12 @@ def pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def as_operand(value: Any) -> Any:
     """Returns a Python number as a tensor (float64 or int64), a NumPy number or array as a tensor, anything else unchanged."""
     if isinstance(value, (bool, int)):
-        return torch.tensor(value)
+        return torch.tensor(value, device="cpu")
     if isinstance(value, float):
-        return torch.tensor(value, dtype=torch.float64)
+        return torch.tensor(value, dtype=torch.float64, device="cpu")
     if hasattr(value, "__array__") and not isinstance(value, (Tensor, type)):
         with contextlib.suppress(TypeError):  # an array of objects
-            return torch.as_tensor(value)
+            return torch.as_tensor(value, device="cpu")
     return value
 
 

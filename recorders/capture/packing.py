@@ -42,7 +42,7 @@ def _layout(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
         numbers.append(value)
         return "('number',)"
     if isinstance(value, float):
-        tensors.append(torch.tensor(value, dtype=torch.float64))
+        tensors.append(torch.tensor(value, dtype=torch.float64, device="cpu"))
         return "('float',)"
     kind = type(value)
     name = f"{kind.__module__}:{kind.__qualname__}"

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from recorders._torch import NoInference, has_dispatch_modes, no_modes
+from recorders._torch import has_dispatch_modes, outside_modes, without_modes
 
 __all__ = ["find_receiver", "find_twin", "new_receiver", "new_twin_key"]
 
@@ -40,10 +40,9 @@ def new_receiver(receiver: Any) -> Tensor:
     """
     number = next(_numbers)
     _receivers[number] = receiver
-    if not has_dispatch_modes() and not torch.is_inference_mode_enabled():
-        return _numbered(number)
-    with NoInference(False), no_modes():
-        return _numbered(number)
+    plain = not has_dispatch_modes() and not torch.is_inference_mode_enabled()
+    found: Tensor = (outside_modes if plain else without_modes)(_numbered, number)
+    return found
 
 
 def _numbered(number: int) -> Tensor:

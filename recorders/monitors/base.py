@@ -25,6 +25,7 @@ from recorders.monitors.record import is_due, reduce, reducer_inputs, report_fai
 from recorders.monitors.snapshots import copied, merged, snapshot
 from recorders.monitors.twins import name_of_trace, renew_twins
 from recorders.recordings.past import Past
+from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.shown import Recorded
 from recorders.schedule.clock import Clock
@@ -242,6 +243,7 @@ class Monitor(Recorded, Past, ABC):
         """Reports an exception of a callable or the reducer, as `on_error` says; the observation is left out."""
         fail(self, error, module, operands)
 
+    @plainly
     def flush(self) -> MonitorState:
         """Reduces the pending observations, and returns what is stored."""
         stored = self.buffer.collect()
@@ -263,14 +265,17 @@ class Monitor(Recorded, Past, ABC):
         """All states as one flat State, keys `path/key` (plain `key` for a lone tensor)."""
         return {f"{path}/{key}" if path else key: value for path, state in self.states.items() for key, value in state.items()}
 
+    @plainly
     def leaves(self) -> dict[str, Any]:
         """Results by path of the leaf; leaves without observations are left out."""
         return snapshot(self, self._functions, progress=False).leaves()
 
+    @plainly
     def snapshot(self) -> Subrecording:
         """What was recorded so far, without hooks."""
         return snapshot(self, self._functions, progress=True)
 
+    @plainly
     def reset(self, keepshape: bool = False) -> None:
         """Deletes what was recorded, not hooks nor functions of `apply`; with `keepshape` states keep the shapes that they had."""
         self.buffer.clear(keepshape)
@@ -279,6 +284,7 @@ class Monitor(Recorded, Past, ABC):
 
     clear = reset
 
+    @plainly
     def check_merge(self, other: Subrecording) -> Subrecording:
         """The merged subrecording of both; nothing is changed.
 
@@ -287,6 +293,7 @@ class Monitor(Recorded, Past, ABC):
         """
         return merged(self, self.states, other)
 
+    @plainly
     def merge(self, other: Monitor | Subrecording) -> Self:
         """Adds what another monitor, or a subrecording, recorded; returns the monitor.
 

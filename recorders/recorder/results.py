@@ -13,6 +13,7 @@ from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.export import Exported
 from recorders.recordings.handle import SyncHandle
+from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Missing, Recording, Subrecording, part_rows
 from recorders.recordings.sharded import load_own, save_sharded
 from recorders.recordings.shown import Names, Rows, Table
@@ -72,6 +73,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
             monitor.apply(function)
         return self
 
+    @plainly
     def compute(self) -> dict[str, Result]:
         """Results by name, each as deep as `peek` says; subrecorders that recorded nothing are left out (`report()` says why).
 
@@ -80,6 +82,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """
         return self._selected().snapshot().compute()
 
+    @plainly
     def reset(self) -> Self:
         """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
         for monitor in self._subrecorders.values():
@@ -88,11 +91,13 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
 
     clear = reset
 
+    @plainly
     def snapshot(self) -> Recording:
         """A copy of what was recorded so far, without hooks."""
         parts = {name: monitor.snapshot() for name, monitor in self.items()}
         return Recording(parts, dict(self._subrecorders.aliases), self._clock.step)
 
+    @plainly
     def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> Self:
         """Adds what another recorder or a recording holds; returns the recorder. To go on with a saved one, see `resume`.
 
@@ -168,6 +173,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         with Turn(path) as turn:
             return save_in_background(self._selected().snapshot(), path, layout=layout, overwrite=overwrite, turn=turn)
 
+    @plainly
     def resume(self, path: str | Path | Recording, group: ProcessGroup | None = None) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.
 
@@ -206,6 +212,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
             self._clock.step = recording.step
         return self
 
+    @plainly
     def state_dict(self) -> dict[str, Any]:
         """What was recorded, for `torch.save` and `torch.distributed.checkpoint`: one entry of bytes.
 
@@ -213,6 +220,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """
         return to_state_dict(self.snapshot())
 
+    @plainly
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on where `state_dict` was taken, bit for bit, in place of what was recorded.
 

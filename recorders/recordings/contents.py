@@ -102,7 +102,7 @@ class Contents:
         if isinstance(result, (bool, int, float, complex)):
             try:
                 wide = torch.float64 if isinstance(result, float) else torch.complex128 if isinstance(result, complex) else None
-                return self._put(path, torch.tensor(result, dtype=wide))
+                return self._put(path, torch.tensor(result, dtype=wide, device="cpu"))
             except (OverflowError, RuntimeError, ValueError) as error:
                 raise StorageError(f"its result {_readable(path)!r} does not fit a tensor: {error}") from error
         raise StorageError(

@@ -70,7 +70,7 @@ class Level(Exchange):
 
     def receive(self) -> tuple[bytes, Tensor]:
         """What the first of this level sends; raises `SyncError` if it sends nothing."""
-        return self._try("what was merged", lambda: self._broadcast(b"", torch.empty(0, dtype=torch.uint8)))
+        return self._try("what was merged", lambda: self._broadcast(b"", torch.empty(0, dtype=torch.uint8, device="cpu")))
 
     def _broadcast(self, text: bytes, payload: Tensor) -> tuple[bytes, Tensor]:
         lengths = torch.tensor([len(text), payload.numel()], device=self.device)

@@ -54,15 +54,15 @@ class PackedParts(Mapping[str, Subrecording]):
             data = size - 8 - len(header)
             self._data: Tensor | None = None
             if lazily:
-                piece = torch.empty(min(data, CHUNK), dtype=torch.uint8)
+                piece = torch.empty(min(data, CHUNK), dtype=torch.uint8, device="cpu")
                 for start in range(0, data, CHUNK):
                     fill(file, as_memory(piece[: data - start]), digest, self._where)
             elif mmap:
                 storage = torch.UntypedStorage.from_file(self._where, shared=False, nbytes=size)
-                self._data = torch.tensor([], dtype=torch.uint8).set_(storage)[size - data :]  # type: ignore[arg-type]
+                self._data = torch.tensor([], dtype=torch.uint8, device="cpu").set_(storage)[size - data :]  # type: ignore[arg-type]
                 digest.update(as_memory(self._data))
             else:
-                self._data = torch.empty(data, dtype=torch.uint8)
+                self._data = torch.empty(data, dtype=torch.uint8, device="cpu")
                 fill(file, as_memory(self._data), digest, self._where)
         if digest.hexdigest() != sha256:
             raise CorruptRecordingError(f"{self._where} is damaged: its checksum differs from what was saved")
@@ -98,7 +98,7 @@ class PackedParts(Mapping[str, Subrecording]):
 
     def _read(self, place: Place) -> Tensor:
         """The bytes of a tensor, read from the file anew."""
-        piece = torch.empty(place.end - place.begin, dtype=torch.uint8)
+        piece = torch.empty(place.end - place.begin, dtype=torch.uint8, device="cpu")
         with open_regular(self._where, self._size) as (file, _):
             file.seek(self._start + place.begin)
             fill(file, as_memory(piece), hashlib.sha256(), self._where)

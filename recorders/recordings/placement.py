@@ -160,7 +160,7 @@ def _tried(reducer: Reducer, axes: int, axis: int, length: int) -> Mapping[str, 
     sizes = [length] * axes
     sizes[axis] = 3 * length
     generator = torch.Generator().manual_seed(0)
-    draws = [torch.randn((2, *sizes), dtype=torch.float64, generator=generator) for _ in range(2)]
+    draws = [torch.randn((2, *sizes), dtype=torch.float64, generator=generator, device="cpu") for _ in range(2)]
     seen = draws[0] * 10 ** draws[1]
 
     def state(start: int, stop: int) -> State:

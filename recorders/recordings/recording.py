@@ -14,6 +14,7 @@ from recorders.errors import MergeError, SelectionError
 from recorders.recordings.export import Exported
 from recorders.recordings.past import Past
 from recorders.recordings.placement import Placement
+from recorders.recordings.plainly import plainly
 from recorders.recordings.progress import Progress
 from recorders.recordings.shown import NET, Names, Rows, Table, brief, cut, is_named, listed, shown_name
 from recorders.recordings.unknown import why_unknown
@@ -95,6 +96,7 @@ class Subrecording(Table, Past):
             result = function(result, self.samples)
         return result
 
+    @plainly
     def merge(self, other: Subrecording) -> Subrecording:
         """The merged subrecording of both.
 
@@ -179,6 +181,7 @@ class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
         """The number of observations that each subrecorder recorded, in order."""
         return (part.samples for part in self.values())
 
+    @plainly
     def merge(self, other: Mapping[str, Subrecording], *, missing: Missing = "error") -> Recording:
         """The merged recording of both.
 

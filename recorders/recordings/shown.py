@@ -184,9 +184,9 @@ def flat_leaves(result: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat_leaves(part, f"{path}.{name}" if path else str(name))
         return
     if isinstance(result, (float, complex)):
-        result = torch.tensor(result, dtype=torch.complex128 if isinstance(result, complex) else torch.float64)
+        result = torch.tensor(result, dtype=torch.complex128 if isinstance(result, complex) else torch.float64, device="cpu")
     elif isinstance(result, int) and -(2**63) <= result < 2**63:
-        result = torch.tensor(result)
+        result = torch.tensor(result, device="cpu")
     yield path, result
 
 

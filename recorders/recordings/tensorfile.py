@@ -199,12 +199,12 @@ def read_tensors(file: BinaryIO, size: int, dtypes: Mapping[str, str], where: st
     fill(file, memoryview(small), digest, where)
     for name, place in places(header, data, where).items():
         if place.end == place.begin:
-            tensor = torch.empty(place.shape, dtype=place.dtype)
+            tensor = torch.empty(place.shape, dtype=place.dtype, device="cpu")
         elif small and not place.begin % place.dtype.itemsize:
             count = (place.end - place.begin) // place.dtype.itemsize
             tensor = torch.frombuffer(small, dtype=place.dtype, count=count, offset=place.begin).view(place.shape)
         else:
-            tensor = torch.empty(place.shape, dtype=place.dtype)
+            tensor = torch.empty(place.shape, dtype=place.dtype, device="cpu")
             if small:
                 as_memory(tensor)[:] = small[place.begin : place.end]
             else:

@@ -81,7 +81,7 @@ class StreamDataset(Dataset[Any]):
         self._order(shuffle, window)
         self._readers: dict[tuple[int, str], PartReader] = {}
         self._joined: dict[int, dict[str, Tensor]] = {}
-        self._starts = torch.zeros(1, dtype=torch.int64)
+        self._starts = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._extend(self._shards)
 
     def shuffled(self, seed: int | None, window: int | None = 1 << 16) -> Self:
@@ -147,7 +147,7 @@ class StreamDataset(Dataset[Any]):
         self._shuffle = None if seed is None else Shuffle(seed, window)
 
     def _extend(self, shards: Iterable[Shard]) -> None:
-        counts = torch.tensor([self._rows_of(shard) for shard in shards], dtype=torch.int64)
+        counts = torch.tensor([self._rows_of(shard) for shard in shards], dtype=torch.int64, device="cpu")
         self._starts = torch.cat([self._starts, self._starts[-1] + counts.cumsum(0)])
 
     def _rows_of(self, shard: Shard) -> int:
@@ -157,7 +157,10 @@ class StreamDataset(Dataset[Any]):
         if len(present) < len(parts):
             return 0
         if len({(part.rows, part.ids_crc) for part in present}) > 1:
-            ids = {name: self._reader(shard.number, name).ids(torch.arange(shard.parts[name].rows)) for name in self.places}
+            ids = {
+                name: self._reader(shard.number, name).ids(torch.arange(shard.parts[name].rows, device="cpu"))
+                for name in self.places
+            }
             self._joined[shard.number] = join(ids)
             return len(self._joined[shard.number][self.places[0]])
         return present[0].rows
@@ -176,8 +179,8 @@ class StreamDataset(Dataset[Any]):
         back = None if counts.max() == len(rows) else order.argsort()  # rows of one shard are in order already
         found: dict[str, Tensor] = {}
         for place, kind in self.kinds.items():
-            raw = torch.empty((len(rows), kind.row_bytes), dtype=torch.uint8)
-            ids = torch.empty((len(rows), kind.columns), dtype=torch.int64)
+            raw = torch.empty((len(rows), kind.row_bytes), dtype=torch.uint8, device="cpu")
+            ids = torch.empty((len(rows), kind.columns), dtype=torch.int64, device="cpu")
             begin = 0
             for shard in counts.nonzero().flatten().tolist():
                 chosen = self._joined[shard][place][inside[shard]] if shard in self._joined else inside[shard]
@@ -227,7 +230,7 @@ def join(ids: dict[str, Tensor]) -> dict[str, Tensor]:
             table[found + (times[found],)] = row  # noqa: RUF005
     first, *others = tables.values()
     shared = [key for key in first if all(key in other for other in others)]
-    return {place: torch.tensor([table[key] for key in shared], dtype=torch.int64) for place, table in tables.items()}
+    return {place: torch.tensor([table[key] for key in shared], dtype=torch.int64, device="cpu") for place, table in tables.items()}
 
 
 def _map(item: Any, function: Any) -> Any:

@@ -82,7 +82,7 @@ class PartWriter:
         """Writes the ids and the header, and flushes the file to the disk."""
         part = Part(self._file, self.kind, self.rows, 0, (), 0)
         ids = torch.cat(self._ids)
-        self._append(torch.zeros(part.ids_start - self.rows * self.kind.row_bytes, dtype=torch.uint8))
+        self._append(torch.zeros(part.ids_start - self.rows * self.kind.row_bytes, dtype=torch.uint8, device="cpu"))
         self._append(as_bytes(ids))
         if self._filled:
             self._blocks.append(self._crc)
@@ -139,7 +139,7 @@ class PartReader:
         self._bytes, row_bytes = whole[PAYLOAD:], part.kind.row_bytes
         self._rows = self._bytes[: part.rows * row_bytes].view(part.rows, row_bytes)
         self._ids = self._bytes[part.ids_start :].view(torch.int64).view(part.rows, part.kind.columns)
-        self._unread = torch.ones(len(part.blocks), dtype=torch.bool)
+        self._unread = torch.ones(len(part.blocks), dtype=torch.bool, device="cpu")
 
     def rows(self, indices: Tensor, out: Tensor) -> None:
         """Copies the bytes of the rows at these indices to `out`, which is uint8 of shape (rows, bytes of a row).
@@ -161,7 +161,7 @@ class PartReader:
         """Compares with their checksums the blocks of bytes from `starts` to `ends` that were not compared before."""
         if not len(starts) or not self._unread.any():
             return
-        edges = torch.zeros(len(self._unread) + 1, dtype=torch.int64)
+        edges = torch.zeros(len(self._unread) + 1, dtype=torch.int64, device="cpu")
         edges.index_add_(0, starts // BLOCK, torch.ones_like(starts))
         edges.index_add_(0, (ends + BLOCK - 1) // BLOCK, -torch.ones_like(ends))
         for block in ((edges.cumsum(0)[:-1] > 0) & self._unread).nonzero().flatten().tolist():

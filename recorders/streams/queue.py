@@ -145,8 +145,12 @@ def as_row_ids(ids: Tensor | int, lead: tuple[int, ...]) -> Tensor:
     [[7, 0], [7, 1], [7, 2], [8, 0], [8, 1], [8, 2]]
     """
     samples, inner = lead[0], lead[1:]
-    base = torch.arange(ids, ids + samples)[:, None] if isinstance(ids, int) else ids.to(torch.int64).reshape(samples, -1)
+    base = (
+        torch.arange(ids, ids + samples, device="cpu")[:, None]
+        if isinstance(ids, int)
+        else ids.to(torch.int64).reshape(samples, -1)
+    )
     if not inner:
         return base.contiguous()
-    indices = torch.ones(inner, dtype=torch.bool).nonzero()
+    indices = torch.ones(inner, dtype=torch.bool, device="cpu").nonzero()
     return torch.cat([base.repeat_interleave(len(indices), 0), indices.repeat(samples, 1)], 1)

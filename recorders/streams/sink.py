@@ -37,7 +37,7 @@ class RowCount(Reducer):
         return False
 
     def update(self, state: State, *xs: Tensor) -> State:
-        return self.merge(state, {"rows": torch.tensor(math.prod(observation(self, xs).shape[: self.axes]))})
+        return self.merge(state, {"rows": torch.tensor(math.prod(observation(self, xs).shape[: self.axes]), device="cpu")})
 
     def merge(self, a: State, b: State) -> State:
         return {"rows": a["rows"] + b["rows"]} if a and b else a or b

@@ -157,7 +157,7 @@ class Stream(shown.Table):
         """
         if self._given:
             raise RuntimeError("stream.given(...) within another: a stream records one batch at a time")
-        found = None if ids is None else torch.as_tensor(ids)
+        found = None if ids is None else torch.as_tensor(ids, device="cpu")
         if found is not None:
             if found.is_floating_point() or found.is_complex() or found.dtype is torch.bool or not 1 <= found.ndim <= 2:
                 raise OperandError(f"ids are whole numbers of shape (samples,) or (samples, columns); got {shapes(found)}")

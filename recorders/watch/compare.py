@@ -215,7 +215,9 @@ def _changes(name: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> lis
             continue
         scores = _scores(statistic, kind, a, b)
         worst = int(scores.argmax())
-        index = tuple(int(place) for place in torch.unravel_index(torch.tensor(worst), here.shape)) if here.ndim else ()
+        index = (
+            tuple(int(place) for place in torch.unravel_index(torch.tensor(worst, device="cpu"), here.shape)) if here.ndim else ()
+        )
         first, second = here.reshape(-1)[worst].item(), there.reshape(-1)[worst].item()
         changes.append(Change(name, statistic, index, first, second, scores[worst].item()))
     return sorted(changes, key=lambda change: -change.score)

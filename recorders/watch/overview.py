@@ -86,7 +86,7 @@ class Layer:
 
     def ratio_at(self, share: float) -> float:
         """The quantile `share` of the sizes of updates relative to the weights; NaN if there is none."""
-        finite = torch.zeros(0) if self.update is None else self.update[self.update.isfinite()]
+        finite = torch.zeros(0, device="cpu") if self.update is None else self.update[self.update.isfinite()]
         return finite.double().quantile(share).item() if finite.numel() else math.nan
 
 

@@ -41,7 +41,7 @@ class Ranks:
         if self.apart:
             return [*numbers]
         highest = Max("n -> n")
-        part = Subrecording(highest, {"": highest.update({}, torch.tensor(numbers))}, 1)
+        part = Subrecording(highest, {"": highest.update({}, torch.tensor(numbers, device="cpu"))}, 1)
         found: list[int] = sync(Recording({_EPOCH: part}))[_EPOCH].peek().tolist()
         return found
 
@@ -50,7 +50,7 @@ class Ranks:
         if self.apart:
             return recording, epoch
         highest = Max()
-        part = Subrecording(highest, {"": highest.update({}, torch.tensor(epoch))}, 1)
+        part = Subrecording(highest, {"": highest.update({}, torch.tensor(epoch, device="cpu"))}, 1)
         try:
             merged = sync(Recording({**recording, _EPOCH: part}), missing="keep")
         except SyncError as error:

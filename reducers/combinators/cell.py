@@ -20,6 +20,15 @@ __all__ = ["Cell"]
 _PREFIX = "state/"
 
 
+def _outside_inference(function: Callable[..., State], *args: Any) -> State:
+    """Calls `function` outside of `torch.inference_mode`: a state that is made in it could not be updated outside."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args)
+    with torch.no_grad():
+        return function(*args)
+
+
 class Cell(nn.Module):
     """A reducer together with its state, as a module with `.to()` and `state_dict()`.
 
@@ -58,8 +67,7 @@ class Cell(nn.Module):
         Raises:
             StateMismatchError: the kept shapes changed, also after `clear(keepshape=True)`.
         """
-        with torch.no_grad():
-            state = self.reducer.update(self._state, *xs)
+        state = _outside_inference(self.reducer.update, self._state, *xs)
         if self._shapes and state:
             check_states(self.reducer, self._shapes, state)
         self._state = state
@@ -144,7 +152,7 @@ class Cell(nn.Module):
         """
         if other.reducer != self.reducer:
             raise StateMismatchError(f"cells of different reducers cannot merge: {self.reducer!r} and {other.reducer!r}")
-        self._state = self.reducer.merge(self._state, other._state)
+        self._state = _outside_inference(self.reducer.merge, self._state, other._state)
 
     def extra_repr(self) -> str:
         return repr(self.reducer)
@@ -164,4 +172,5 @@ class Cell(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         start = prefix + _PREFIX
-        self._state = {key[len(start) :]: value.clone() for key, value in state_dict.items() if key.startswith(start)}
+        mine = {key[len(start) :]: value for key, value in state_dict.items() if key.startswith(start)}
+        self._state = _outside_inference(lambda: {key: value.clone() for key, value in mine.items()})

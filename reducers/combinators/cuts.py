@@ -60,7 +60,7 @@ def int_tensor(values: Sequence[int], device: torch.device) -> Tensor:
     """Return the integers as a tensor on `device`, without synchronising it. On the CPU it shares the memory of an `array`."""
     if isinstance(values, array) and device.type == "cpu" and values:
         return torch.frombuffer(values, dtype=torch.int64)
-    return torch.tensor(list(values), dtype=torch.int64).to(device, non_blocking=True)
+    return torch.tensor(list(values), dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=64)

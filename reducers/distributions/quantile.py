@@ -129,7 +129,7 @@ class Quantile(Statistic):
         if ends is None:
             return None
         floats, counts = pattern_counts(x, axes, self.bits)
-        buckets = torch.zeros(2 * self._buckets_per_sign + 3, dtype=torch.int64)
+        buckets = torch.zeros(2 * self._buckets_per_sign + 3, dtype=torch.int64, device="cpu")
         return {"counts": buckets.index_add_(0, self._bucket(floats).long(), counts), **ends}
 
     def join(self, a: State, b: State) -> State:

@@ -40,7 +40,7 @@ def affine_qparams(
     """
     if type(bits) is not int or not 2 <= bits <= 16:
         raise ArgumentError(f"affine_qparams takes 2 to 16 bits and got {bits!r}")
-    lows, highs = torch.as_tensor(low).detach().float(), torch.as_tensor(high).detach().float()
+    lows, highs = ((end if isinstance(end, Tensor) else torch.as_tensor(end, device="cpu")).detach().float() for end in (low, high))
     if lows.shape != highs.shape:
         raise ArgumentError(
             f"affine_qparams: low has the shape {tuple(lows.shape)} and high {tuple(highs.shape)}; they must be equal"

@@ -73,12 +73,12 @@ def pattern_counts(x: Tensor, axes: tuple[int, ...], bits: int) -> tuple[Tensor,
     """
     whole, shift, half = flat(x, axes), 23 - bits, 256 << bits
     parts = pieces(x, axes, _PATTERN_PIECE) if whole is None else torch.split(whole, _PATTERN_PIECE)
-    buffer = torch.empty(max(part.numel() for part in parts), dtype=torch.int32)
-    counts = torch.zeros(2 * half, dtype=torch.int64)
+    buffer = torch.empty(max(part.numel() for part in parts), dtype=torch.int32, device="cpu")
+    counts = torch.zeros(2 * half, dtype=torch.int64, device="cpu")
     for part in parts:
         begin = buffer[: part.numel()].view(part.shape)
         torch.bitwise_right_shift(part.float().view(torch.int32), shift, out=begin).add_(half)
         counts += torch.bincount(begin.view(-1), minlength=2 * half)
-    floats = (torch.arange(-half, half, dtype=torch.int32) << shift).view(torch.float32)
+    floats = (torch.arange(-half, half, dtype=torch.int32, device="cpu") << shift).view(torch.float32)
     finite = floats.isfinite()
     return floats[finite], counts[finite]

@@ -48,7 +48,7 @@ def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> d
         return None
     whole = flat(x, axes)
     if whole is not None and (found := row_moments(whole)) is not None:
-        mean, m2 = (torch.tensor(value, dtype=torch.float64) for value in found)
+        mean, m2 = (torch.tensor(value, dtype=torch.float64, device="cpu") for value in found)
         return {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **(_whole_extremes(whole) if with_extremes else {})}
     parts, runs = pieces(x, axes, PIECE), strided_runs(x, axes)
     count = count_along(x, axes)
@@ -63,7 +63,7 @@ def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> d
         inexact = is_inexact(m2, first, second, middle, count)
         off_centre = not second_sweep and _any(m2 < second * MIN_REMAINDER)
         if not off_centre and not _any(inexact):
-            mean, m2 = (torch.as_tensor(value, dtype=torch.float64) for value in (middle + shift, m2))
+            mean, m2 = (torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (middle + shift, m2))
             dtypes = {"min": x.dtype, "max": x.dtype, "zeros": torch.int64}
             extremes_too = {name: value.to(dtypes[name]) for name, value in extra.items()}
             state = {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **extremes_too}
@@ -234,7 +234,7 @@ def _as_number(value: Tensor) -> Any:
 def _whole_extremes(x: Tensor) -> dict[str, Tensor]:
     """Return minimum, maximum, and the numbers of zeros, NaN and infinities of a finite vector."""
     low, high = torch.aminmax(x)
-    none = torch.zeros((), dtype=torch.int64)
+    none = torch.zeros((), dtype=torch.int64, device="cpu")
     return {"min": low, "max": high, "zeros": x.numel() - torch.count_nonzero(x), "nan": none, "inf": none.clone()}
 
 
@@ -245,7 +245,7 @@ def _any(condition: Any) -> bool:
 def _next_centre(centre: Tensor, inexact: Any, shift: Any, part: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return the mean; if all elements may be equal, the first one, from which the deviations are exactly 0."""
     element = part[tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(part.ndim))].float()
-    inexact, shift = (torch.as_tensor(value).reshape(centre.shape) for value in (inexact, shift))
+    inexact, shift = (torch.as_tensor(value, device="cpu").reshape(centre.shape) for value in (inexact, shift))
     return torch.where(inexact, element, centre + shift.float())
 
 

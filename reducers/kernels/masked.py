@@ -41,7 +41,7 @@ def masked_sweep(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Te
     parts = paired_pieces(x, mask, axes, PIECE)
     fill = _Fill()
     kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-    start = fill(*parts[0], torch.zeros(kept))
+    start = fill(*parts[0], torch.zeros(kept, dtype=torch.float32, device="cpu"))
     runs = strided_runs(start, axes)
     # In float64: the mean of equal elements equals them, and no mean is beyond the extremes.
     total, there = start.sum(dim=axes, dtype=torch.float64), fill.count(axes)

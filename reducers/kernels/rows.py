@@ -42,7 +42,7 @@ def row_sum(x: Tensor) -> Tensor:
 def row_squares(x: Tensor, length: int = _SQUARES_ROW) -> Tensor:
     """Return the sum of squares of a vector in float64, with a relative error below 1e-6; a float32 row has `length` elements."""
     rows, rest = _rows(x, length)
-    total = torch.zeros((), dtype=torch.float64) if rest is None else rest.double().square().sum()
+    total = torch.zeros((), dtype=torch.float64, device="cpu") if rest is None else rest.double().square().sum()
     for part in torch.split(rows, _MOST_ROWS):
         total += torch.linalg.vector_norm(part, dim=1).double().square_().sum()
     return total
@@ -75,7 +75,7 @@ def row_moments(x: Tensor) -> tuple[float, float] | None:
             return None
         if m2 >= max(_NEAR * second, count * _MIN_MEAN_SQUARE):
             return (mean, m2) if m2 >= count * (_MIN_RELATIVE_STD * centre) ** 2 else None
-        centre = torch.tensor(mean, dtype=torch.float32).item()
+        centre = torch.tensor(mean, dtype=torch.float32, device="cpu").item()
     return None
 
 
@@ -83,7 +83,7 @@ def _sums_about(x: Tensor, centre: float) -> tuple[float, float]:
     """Return the sums of the deviations from a centre, which is a float32, and of their squares. About 0 float32 is not copied."""
     if centre == 0 and x.dtype is torch.float32:
         return row_sum(x).item(), row_squares(x, _EXACT_ROW).item()
-    buffer = torch.empty(min(_CENTRED_SIZE, x.numel()))
+    buffer = torch.empty(min(_CENTRED_SIZE, x.numel()), dtype=torch.float32, device="cpu")
     first = second = 0.0
     for piece in torch.split(x, _CENTRED_SIZE):
         distance = buffer[: piece.numel()]

@@ -169,7 +169,7 @@ class History(Reducer):
         inner = getattr(self.reducer, "time_constant", None) if time_constant is None else time_constant
         tau = checked(self, how, extrapolation, inner)
         last = self._kept(state) - 1
-        times = torch.as_tensor(time, dtype=torch.float64).cpu()
+        times = torch.as_tensor(time, dtype=torch.float64, device="cpu").cpu()
         steps = times / self.step_time
         nearest = steps.round().clamp(0, last)
         steps = torch.where((nearest * self.step_time - times).abs() <= tolerance, nearest, steps)

@@ -140,7 +140,7 @@ class _Outliers:
         moments, each = result["moments"], result["features"]
         largest, typical = real(each["absmax"]).nan_to_num(), (each["var"] + each["mean"].square()).sqrt().nanmedian()
         outliers = largest >= self.threshold
-        number, features = outliers.sum(), torch.tensor(outliers.numel())
+        number, features = outliers.sum(), torch.tensor(outliers.numel(), device="cpu")
         return {
             "peak": {"mean": largest.amax() / moments["std"]},
             "kurtosis": {"mean": moments["kurtosis"]},

@@ -130,7 +130,7 @@ def _updates(axes: Any, rows: Mapping[str, Tensor], epoch: int) -> None:
 def _activity(figure: Any, axes: Any, rows: Mapping[str, Tensor]) -> None:
     _style(axes, "Activity of units, the least active on the left", "", "unit")
     _layer_axis(axes, list(rows))
-    shares = torch.full((max(len(rows), 1), max((len(rate) for rate in rows.values()), default=1)), math.nan)
+    shares = torch.full((max(len(rows), 1), max((len(rate) for rate in rows.values()), default=1)), math.nan, device="cpu")
     for row, rate in zip(shares, rows.values(), strict=False):
         row[: len(rate)] = rate.sort().values
     image = axes.imshow((100 * shares).numpy(), aspect="auto", cmap="cividis", vmin=0, vmax=100, interpolation="nearest")

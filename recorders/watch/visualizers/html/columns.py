@@ -53,7 +53,7 @@ class Columns:
         self._rows: list[Tensor] = []
         self._places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
         self._ids: list[int] = []
-        self._order = torch.zeros(0, dtype=torch.int64)
+        self._order = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     @classmethod
     def before(cls, timeline: Timeline, tick: int, keys: Iterable[tuple[str, str]]) -> Columns:
@@ -74,11 +74,13 @@ class Columns:
         ids, values = self.timeline.values(tick)
         if ids != self._ids or len(self._order) != len(self._places):  # seldom: most ticks hold the same series
             known, place = self.timeline.ids(), {number: at for at, number in enumerate(ids)}
-            self._order = torch.tensor([place.get(known.get(key, -1), len(ids)) for key in self._places], dtype=torch.int64)
+            self._order = torch.tensor(
+                [place.get(known.get(key, -1), len(ids)) for key in self._places], dtype=torch.int64, device="cpu"
+            )
             self._ids = ids
-        found = torch.tensor(values, dtype=torch.float64)
+        found = torch.tensor(values, dtype=torch.float64, device="cpu")
         stored = found.clamp(-_LARGEST, _LARGEST).where(found.isfinite(), found).float()  # beyond float32 is not infinite
-        self._rows.append(torch.cat([stored, torch.tensor([MISSING])])[self._order])
+        self._rows.append(torch.cat([stored, torch.tensor([MISSING], device="cpu")])[self._order])
         self.ticks.append(tick)
 
     def table(self, keys: Sequence[tuple[str, str]], every: int) -> Tensor:
@@ -87,12 +89,12 @@ class Columns:
         It is the minimum of "min", the maximum of "max" and "nonfinite", and the mean of other statistics; if one of the values is
         not finite, the mean is not either.
         """
-        full = torch.full((len(self._rows), len(self._places) + 1), MISSING)
+        full = torch.full((len(self._rows), len(self._places) + 1), MISSING, device="cpu")
         for row, values in zip(full, self._rows, strict=True):
             row[: len(values)] = values
         found = full.T[[self._places.get(key, -1) for key in keys]]
         if every > 1:
-            kinds = torch.tensor([{"min": -1, "max": 1, "nonfinite": 1}.get(statistic, 0) for _, statistic in keys])
+            kinds = torch.tensor([{"min": -1, "max": 1, "nonfinite": 1}.get(statistic, 0) for _, statistic in keys], device="cpu")
             found = torch.stack([_joined(part, kinds) for part in torch.split(found, every, dim=1)], dim=1)
         return found
 
