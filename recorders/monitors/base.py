@@ -284,7 +284,6 @@ class Monitor(Recorded, Past, ABC):
 
     clear = reset
 
-    @plainly
     def check_merge(self, other: Subrecording) -> Subrecording:
         """The merged subrecording of both; nothing is changed.
 
