@@ -29,6 +29,9 @@ _SECONDS = 5.0
 _PAUSE = 0.25
 """Seconds between two questions to the store."""
 
+_NUMBER = "recorders.sync/mesh/said"
+"""Where the store counts what ranks say."""
+
 
 class Level(Exchange):
     """The ranks of one dimension that sync with each other, of which the first leads.
@@ -48,7 +51,7 @@ class Level(Exchange):
         assert where is not None
         block = mesh.mesh[tuple(where[:dimension])]
         self._block: list[int] = block.flatten().tolist()
-        self._started = time.time()
+        self._roll = _Roll(dist.group.WORLD.get_group_store())  # type: ignore[union-attr]
         self.leads = where[dimension] == 0
         self.labels: Sequence[object] = self.ranks
         if block.numel() > len(self.ranks):
@@ -87,11 +90,10 @@ class Level(Exchange):
         """Which ranks are not here. Those of other levels may wait for this one, or find who is silent and say so."""
         seconds = min(timeout / 3, _SECONDS)
         found: list[list[int]] = []
-        store = dist.group.WORLD.get_group_store()  # type: ignore[union-attr]
 
         def ask() -> None:
             with suppress(Exception):
-                found.append(_silent(store, self.ranks, self._started, seconds))
+                found.append(self._roll.silent(self.ranks, seconds))
 
         # In a thread, because a store whose host is gone may keep a caller waiting for minutes.
         asking = threading.Thread(target=ask, daemon=True)
@@ -104,27 +106,59 @@ class Level(Exchange):
         return f"Ranks {found[0]} did not answer within {seconds:g} s: they died, never made this call, or still wait for others."
 
 
-def _silent(store: Any, ranks: Sequence[int], since: float, seconds: float) -> list[int]:
-    """The ranks of this level that do not say that they failed; if there are none, those that another level found."""
-    mine = dist.get_rank()
-    _put(store, f"failed/{mine}", [])
-    silent = list(ranks)
+class _Roll:
+    """Who said in the store of the ranks that its collective failed, since a sync began.
 
-    def all_here() -> bool:
-        silent[:] = [rank for rank in silent if _get(store, f"failed/{rank}", since) is None]
-        return not silent
+    What is said is numbered by the store, which is one for all ranks: their hosts have clocks that differ.
 
-    if not _until(all_here, seconds):
-        _put(store, "silent", silent)
-        return silent
-    told: list[int] = []
+    Args:
+        store: that of the ranks.
+    """
 
-    def others_told() -> bool:
-        told[:] = _get(store, "silent", since) or []
-        return bool(told)
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._before = 0
+        # In a thread, because a store whose host is gone may keep a caller waiting for minutes.
+        self._beginning = threading.Thread(target=self._begin, daemon=True)
+        self._beginning.start()
 
-    _until(others_told, 2 * seconds)  # they wait as long as this rank did before they tell
-    return told
+    def _begin(self) -> None:
+        with suppress(Exception):
+            if self._store.check([_NUMBER]):
+                self._before = int(self._store.get(_NUMBER))
+
+    def silent(self, ranks: Sequence[int], seconds: float) -> list[int]:
+        """The ranks of a level that do not say that they failed; if there are none, those that another level found."""
+        self._beginning.join(seconds)
+        self._say(f"failed/{dist.get_rank()}", [])
+        silent = list(ranks)
+
+        def all_here() -> bool:
+            silent[:] = [rank for rank in silent if self._said(f"failed/{rank}") is None]
+            return not silent
+
+        if not _until(all_here, seconds):
+            self._say("silent", silent)
+            return silent
+        told: list[int] = []
+
+        def others_told() -> bool:
+            told[:] = self._said("silent") or []
+            return bool(told)
+
+        _until(others_told, 2 * seconds)  # they wait as long as this rank did before they tell
+        return told
+
+    def _say(self, key: str, ranks: Sequence[int]) -> None:
+        number = self._store.add(_NUMBER, 1)
+        self._store.set(f"recorders.sync/mesh/{key}", json.dumps([number, list(ranks)]))
+
+    def _said(self, key: str) -> list[int] | None:
+        """What a rank has said since the sync began; what it said in an earlier one does not count."""
+        if not self._store.check([f"recorders.sync/mesh/{key}"]):
+            return None
+        number, ranks = json.loads(self._store.get(f"recorders.sync/mesh/{key}"))
+        return list(ranks) if number > self._before else None
 
 
 def _until(done: Callable[[], bool], seconds: float) -> bool:
@@ -135,15 +169,3 @@ def _until(done: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(_PAUSE)
     return True
-
-
-def _put(store: Any, key: str, ranks: Sequence[int]) -> None:
-    store.set(f"recorders.sync/mesh/{key}", json.dumps([time.time(), list(ranks)]))
-
-
-def _get(store: Any, key: str, since: float) -> list[int] | None:
-    """What a rank has put there since the sync began; what it put there in an earlier one does not count."""
-    if not store.check([f"recorders.sync/mesh/{key}"]):
-        return None
-    when, ranks = json.loads(store.get(f"recorders.sync/mesh/{key}"))
-    return list(ranks) if when >= since else None

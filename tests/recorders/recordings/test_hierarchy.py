@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from world import Place, Raised, World, alike, returned
 
 from recorders import ForwardMonitor, Recorder, Recording, RecordingWarning, Subrecording, SyncError
-from recorders.recordings.level import Level
+from recorders.recordings.level import Level, _Roll
 from recorders.recordings.placement import Placement
 from recorders.recordings.sync import sync
 from reducers import EMA, Collect, Count, First, Last, Max, Mean, Moments, Norm, Product, Sum
@@ -312,6 +314,15 @@ def prepare(place: Place, seconds: float) -> None:
 
 
 def interrupted(place: Place, dies: bool) -> Any:
+    now, behind = time.time, 3600.0 * place[0]  # the clocks of hosts differ
+    time.time = lambda: now() - behind  # type: ignore[assignment]
+    try:
+        return interrupted_sync(place, dies)
+    finally:
+        time.time = now
+
+
+def interrupted_sync(place: Place, dies: bool) -> Any:
     if dies and place[0] == 3:  # after the ranks of its row agreed to send their states
         Level.payloads = lambda *_: os._exit(1)  # type: ignore[method-assign]
     own = recorded(place[0])
@@ -347,3 +358,30 @@ def test_a_rank_that_dies_is_named_on_all_ranks_of_the_mesh(tmp_path: Path, monk
         assert dead is None
     finally:
         world.kill()
+
+
+def called(store: Any, ranks: list[int], monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """Whom each of these ranks finds silent among ranks 0 to 2, each on a host whose clock is another."""
+    found: dict[int, list[int]] = {}
+    mine, now = threading.local(), time.time
+    rolls = {rank: _Roll(store) for rank in ranks}  # all began before one failed
+    monkeypatch.setattr(dist, "get_rank", lambda: mine.rank)
+    monkeypatch.setattr(time, "time", lambda: now() - 2.0 * getattr(mine, "rank", 0))
+
+    def call(rank: int) -> None:
+        mine.rank = rank
+        found[rank] = rolls[rank].silent([0, 1, 2], 1.0)
+
+    threads = [threading.Thread(target=call, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def test_a_roll_call_compares_no_clocks_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    assert called(store, [0, 2], monkeypatch) == {0: [1], 2: [1]}  # rank 1 never came
+    assert called(store, [0, 1, 2], monkeypatch) == {0: [], 1: [], 2: []}  # and does in the next sync
+    assert called(store, [1, 2], monkeypatch) == {1: [0], 2: [0]}  # what rank 0 said before does not count
