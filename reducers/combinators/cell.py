@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, without_values
-from reducers.errors import StateMismatchError
+from reducers.errors import StateError, StateMismatchError
 from reducers.state import Result, State
 from reducers.temporal.history import history_of
 from reducers.temporal.interpolation import Extrapolation, Interpolation
@@ -33,7 +33,8 @@ class Cell(nn.Module):
     """A reducer together with its state, as a module with `.to()` and `state_dict()`.
 
     The state is neither a parameter nor a buffer, because its keys and shapes are known only after the first push. `.to(device)`
-    moves it, but its dtype never changes, not even by `.half()`. `load_state_dict` works on a new cell.
+    moves it, but its dtype never changes, not even by `.half()`. `load_state_dict` works on a new cell. It checks the state as
+    `load` does, and raises `StateError` if the reducer has no such state.
 
     Args:
         reducer: the reducer; several cells may share it, because it stores no data.
@@ -172,5 +173,9 @@ class Cell(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         start = prefix + _PREFIX
-        mine = {key[len(start) :]: value for key, value in state_dict.items() if key.startswith(start)}
-        self._state = _outside_inference(lambda: {key: value.clone() for key, value in mine.items()})
+        state = {key[len(start) :]: value for key, value in state_dict.items() if key.startswith(start)}
+        if not all(isinstance(value, Tensor) for value in state.values()):
+            kinds = {key: type(value).__name__ for key, value in state.items()}
+            raise StateError(f"{self.reducer!r:.200} has no such state: its entries must be tensors, and are {kinds!r:.500}")
+        self.reducer.check(state)
+        self._state = _outside_inference(lambda: {key: value.clone() for key, value in state.items()})

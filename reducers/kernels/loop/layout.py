@@ -53,7 +53,12 @@ def task_of(
     mask_strides: tuple[int, ...] | None,
     least: int = LEAST_RUN,
 ) -> Task | None:
-    """Return the sizes and strides of a task; None if runs are shorter than `least`, or too many axes cannot be merged."""
+    """Return the sizes and strides of a task; None if there is no element, runs are shorter than `least`, or too many axes remain.
+
+    The source divides by sizes, and a tensor without elements has no address.
+    """
+    if 0 in shape:
+        return None
     others = strides if mask_strides is None else mask_strides
     found = [(shape[axis], strides[axis], others[axis]) for axis in range(len(shape))]
     kept = merged([found[axis] for axis in range(len(shape)) if axis not in axes])

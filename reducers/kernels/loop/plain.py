@@ -14,6 +14,9 @@ __all__ = ["plain_table"]
 
 def plain_table(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], threshold: float, mask: Tensor | None) -> Tensor:
     """Return the columns of these names along a first axis, in float64; the arguments are those of `looped`."""
+    if 0 in x.shape:  # one element that is not selected has the same statistics, and a lowest and a highest number
+        x = x.new_zeros([1 if axis in axes else size for axis, size in enumerate(x.shape)])
+        mask = torch.zeros_like(x, dtype=torch.bool)
     wide = x.double()
     there = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
     good = there & wide.isfinite()

@@ -48,14 +48,15 @@ def swept_rows(
     that has eight elements or more.
 
     Args:
-        xs: for each row a tensor, or None if the row stays as it is; of one dtype that `row_dtypes` takes, at least one of them.
-        families: for each the state is one of as many rows, or empty; then no tensor may be missing.
+        xs: for each row a tensor, or None if the row stays as it is; of one dtype that `row_dtypes` takes, at least one of them. A
+            tensor without elements is as good as None.
+        families: for each the state is one of as many rows, or empty; then the row of a missing tensor is that of no elements.
         before: the tables of an earlier call.
 
     Raises:
         torch.OutOfMemoryError: there is no memory for the loop.
     """
-    dense = [x if x is None else _dense(x) for x in xs]  # copies live until all is read
+    dense = [_dense(x) if x is not None and x.numel() else None for x in xs]  # copies live until all is read
     dtype = next(x.dtype for x in xs if x is not None)
     lengths = [0 if x is None else x.numel() for x in dense]
     tables = before if before is not None and before.lengths == lengths else Tables(lengths)

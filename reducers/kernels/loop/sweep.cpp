@@ -98,7 +98,7 @@ extern "C" int reducers_join(const Task* task, const double* table, int64_t rows
 
 struct Rows {
   Task like;                   // the task of the first row, but for the tensor and its length
-  const void* const* addresses;  // null if a row has no tensor, and stays as it is
+  const void* const* addresses;  // null if a row has no tensor, or no elements: it stays as it is
   const int64_t* lengths;
 };
 
@@ -106,16 +106,22 @@ struct Rows {
 extern "C" int reducers_rows(const Rows* told, int64_t rows, int64_t threads) {
   const auto read = [told](int64_t row, int64_t most_threads) {
     Task task = told->like;
+    bool joined = false;
     for (int result = 0; result < RESULTS; ++result) {
       if (!task.results[result]) continue;
       const int64_t size = task.kinds[result] == 2 ? sizeof(float) : sizeof(double), offset = row * size;
       task.results[result] = static_cast<char*>(task.results[result]) + offset;
       if (task.before[result]) task.before[result] = static_cast<const char*>(task.before[result]) + offset;
-      if (!told->addresses[row]) std::memcpy(task.results[result], task.before[result], size);
+      if (!told->addresses[row] && task.before[result]) std::memcpy(task.results[result], task.before[result], size);
+      joined = joined || task.before[result];
     }
     task.x = told->addresses[row];
     task.length = told->lengths[row];
-    return task.x && !run<Statistics<STATISTICS, ELEMENTS>>(task, most_threads);
+    if (!task.x || !task.length) {
+      if (!joined) Statistics<STATISTICS, ELEMENTS>::write(task, EMPTY, 0);
+      return false;
+    }
+    return !run<Statistics<STATISTICS, ELEMENTS>>(task, most_threads);
   };
   int failed = 0;
   for (int64_t row = 0; row < rows; ++row)

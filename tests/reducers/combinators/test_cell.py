@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from reducers import Cell, EmptyStateError, Max, Mean, Moments, Product, ReducerTypeError, StateMismatchError
+from reducers import Cell, EmptyStateError, Max, Mean, Moments, Product, ReducerTypeError, StateError, StateMismatchError
 
 
 def filled(*batches: torch.Tensor) -> Cell:
@@ -116,3 +117,23 @@ def test_a_call_returns_the_statistic_of_its_observation_and_reduces_it() -> Non
     cell = filled(A)
     assert cell(B)["top"] == 4.0
     assert values(cell) == values(filled(A, B))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"state/sum": torch.ones(())},
+        {"state/sum": torch.ones(3), "state/count": torch.ones((), dtype=torch.int64)},
+        {"state/sum": torch.ones((), dtype=torch.bool), "state/count": torch.ones((), dtype=torch.int64)},
+        {"state/sum": torch.ones((), dtype=torch.float64), "state/count": torch.ones(()), "state/more": torch.ones(())},
+        {"state/sum": 1.0, "state/count": 1},
+    ],
+)
+def test_a_state_that_the_reducer_cannot_have_is_not_loaded(entries: dict[str, Any]) -> None:
+    cell = Cell(Mean())
+    cell.push(torch.tensor([1.0, 2.0]))
+    with pytest.raises(StateError, match=r"Mean.* has no such state"):
+        cell.load_state_dict(entries)
+    assert cell.peek().item() == 1.5
+    cell.load_state_dict(Cell(Mean()).state_dict())
+    assert cell.state == {}

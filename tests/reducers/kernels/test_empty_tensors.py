@@ -1,0 +1,115 @@
+"""No tensor without elements reaches a pointer: every entrance to the loops in C++, each in a process that may die."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from reducers.kernels.loop import building
+
+pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+
+BEGIN = """
+import math, torch
+from torch import empty, ones
+from reducers import *
+SHAPES = [(0,), (0, 16), (16, 0), (0, 0), (3, 0, 5), (4, 16, 0), (0, 1), ()]
+MADE = [ones(shape, dtype=dtype) for shape in SHAPES for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+EMPTY = [x for x in MADE if not x.numel()]
+def axes(x):
+    return [tuple(range(x.ndim)), *[(axis,) for axis in range(x.ndim)]]
+"""
+
+ENTRANCES = {
+    "sweeping": """
+from reducers.kernels.loop.sweeping import looped, _in_graph
+columns = {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
+for x in MADE:
+    for along in axes(x):
+        if not along:
+            continue
+        for mask in (None, torch.ones_like(x, dtype=torch.bool)):
+            found = looped(x, along, columns, 0.0, mask)
+            assert x.numel() or found is None
+            table = _in_graph(x, along, ",".join(columns), 0.0, mask)
+            if not x.numel():
+                assert (table[0] == 0).all()
+                assert (table[3] == math.inf).all()
+""",
+    "rows": """
+from reducers.combinators.rows import RowSweep
+sweep, both = RowSweep(), Product(a=Summary(), b=Norm())
+for reducer in (Summary(), Mean(), both):
+    rows = sweep.update(reducer, {}, [ones(10), empty(0), empty(0, 3), ones(())])
+    again = sweep.update(reducer, rows, [empty(0), ones(10), None, empty(3, 0)])
+    counts = [value for key, value in again.items() if key.endswith("count")]
+    assert [count.tolist() for count in counts] == [[10, 10, 0, 1]] * len(counts), counts
+    alone = reducer.update({}, ones(10))
+    for key, value in alone.items():
+        assert again[key][0] == value
+        assert again[key][1] == value, key
+    only = sweep.update(reducer, {}, [empty(0), empty(0)])
+    assert [value.tolist() for key, value in only.items() if key.endswith("count")] == [[0, 0]] * len(counts)
+""",
+    "slots": """
+from reducers.core.statistic import slots_of
+from reducers.kernels.loop.slots import slots_for
+for x in EMPTY:
+    assert slots_of(Summary(), x) is None
+    for along in axes(x):
+        assert slots_for(x, along, {"sum": "sum", "count": "count"}, 0.0) is None
+""",
+    "reading": """
+from reducers.kernels.loop.reading import Pack, Reader, Reading
+names = ("count", "mean", "min", "max")
+kinds = (torch.int64, torch.float64, torch.float32, torch.float32)
+def reader(*axes_and_kept):
+    readings = [Reading(a, names, 0.0, tuple((4 * i + n, 0) for n in range(4))) for i, (a, _) in enumerate(axes_and_kept)]
+    return Reader(readings, [Pack(1, kept, kind) for _, kept in axes_and_kept for kind in kinds])
+for x in [ones(shape) for shape in SHAPES if shape]:
+    for along in axes(x):
+        kept = tuple(size for axis, size in enumerate(x.shape) if axis not in along)
+        one, two = reader((along, kept)), reader((along, kept), ((0,), ()))
+        for found in (one.packs(one.read([x])[None]), two.packs(two.read([x, ones(9)])[None])):
+            assert (found[0] == math.prod(x.shape[axis] for axis in along)).all()
+            assert found[3].shape == (1, 1, *kept)
+            assert len(found) == 4 or found[4].item() == 9
+copies = Reader([Reading((), (), 0.0, ((0, 0),))], [Pack(1, (0, 16), torch.float32)])
+copies.read([empty(0, 16)])
+""",
+    "weighting": """
+from reducers.kernels.loop.weighting import looped_weights
+for x in EMPTY:
+    for along in axes(x):
+        assert looped_weights(x, torch.ones_like(x, dtype=torch.float32), along, ("weight", "sum")) is None
+for reducer in (WeightedMean(), WeightedMoments()):
+    assert reducer.update({}, empty(0, 3), empty(0)) == {}
+""",
+    "binned": """
+from reducers.kernels.loop.binned import looped_bits, looped_edges
+for x in EMPTY:
+    for along in axes(x):
+        assert looped_bits(x, along, 5, (-126, 128), {}) is None
+        assert looped_edges(x, along, torch.tensor([0.0, 1.0]), None, {}) is None
+        assert looped_edges(x, along, torch.tensor([0.0, 1.0]), (0.0, 1.0), {}) is None
+""",
+    "reducers": """
+from reducers.combinators.stacked import lift_stacked
+for pattern in ("... ->", "b ... -> b", "... d -> d"):
+    bins = Histogram(pattern, bins=3, low=0.0, high=1.0)
+    for reducer in (Summary(pattern), Mean(pattern), Quantile(pattern), bins, Norm(pattern)):
+        for x in EMPTY:
+            assert reducer.update({}, x) == {}
+            assert reducer.update_all({}, x[None]) == {}
+            assert reducer.update_masked({}, x, x > 0) == {}
+            assert Masked(reducer).update({}, x, x > 0) == {}
+""",
+}
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_no_empty_tensor_reaches_a_pointer(entrance: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", BEGIN + ENTRANCES[entrance]], capture_output=True, text=True)
+    assert ran.returncode == 0, f"status {ran.returncode}: {ran.stderr[-2000:]}"
