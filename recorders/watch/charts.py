@@ -19,10 +19,14 @@ __all__ = [
     "Chart",
     "ChartView",
     "axis_of",
+    "base_of",
     "charts_of",
+    "in_order",
     "keep_axis",
     "keep_charts",
+    "keep_layers",
     "keep_silent",
+    "layers_of",
     "network_order",
     "silent_in",
 ]
@@ -34,6 +38,7 @@ RANGES = ("std", "min-max", "Q1-Q3")
 _NOTE = "charts"
 _AXIS = "axis"
 _SILENT = "silent"
+_LAYERS = "layers"
 
 Series: TypeAlias = tuple[list[int], list[float]]
 Band: TypeAlias = tuple[list[int], list[float], list[float]]
@@ -117,7 +122,7 @@ class ChartView:
 
     @property
     def axis(self) -> str:
-        """What the ticks are: "epoch" or "step"."""
+        """What the ticks are: "epoch", "step" or, if nobody said it, "tick"."""
         return axis_of(self.timeline)
 
     @property
@@ -199,23 +204,38 @@ class ChartView:
 
 
 def network_order(lists: Iterable[Sequence[str]]) -> list[str]:
-    """All names once: each after the name before it in its own list, if it is new.
+    """All names once: a new one after the name before it in its own list, or else before the next that is known, or else last.
 
-    >>> network_order([["a", "c"], ["a", "b"], ["d"]])
-    ['a', 'b', 'c', 'd']
+    >>> network_order([["b", "d"], ["b", "c"], ["a", "b"], ["e"]])
+    ['a', 'b', 'c', 'd', 'e']
     """
     after: list[str] = []
     known: set[str] = set()
     for names in lists:
-        place = -1
+        place = next((after.index(name) - 1 for name in names if name in known), len(after) - 1)
         for name in names:
             if name in known:
                 place = after.index(name)
             else:
-                place = len(after) if place < 0 else place + 1
+                place += 1
                 after.insert(place, name)
                 known.add(name)
     return after
+
+
+def base_of(layer: str) -> str:
+    """The layer in the name of one of its outputs, as "block" in "block[0]"."""
+    return layer.rpartition("[")[0] or layer if layer.endswith("]") else layer
+
+
+def in_order(layers: Iterable[str], known: Iterable[str]) -> list[str]:
+    """The layers in the order in which their names are known; those that are not known come last.
+
+    >>> in_order(["train", "2", "1[b]", "1[a]", "0"], known=["0", "1", "2"])
+    ['0', '1[b]', '1[a]', '2', 'train']
+    """
+    place = {name: at for at, name in enumerate(known)}
+    return sorted(layers, key=lambda layer: place.get(layer, place.get(base_of(layer), len(place))))
 
 
 def ends(statistics: Mapping[str, float], aggregation: str) -> tuple[float, float]:
@@ -238,13 +258,27 @@ def _end(row: Mapping[str, float], parts: tuple[str, ...], sign: int) -> float:
 
 
 def axis_of(timeline: Timeline) -> str:
-    """What the ticks of a timeline are: "step" if `keep_axis` said so, otherwise "epoch"."""
-    return "step" if timeline.notes().get(_AXIS) == "step" else "epoch"
+    """What the ticks of a timeline are: "epoch" or "step" if `keep_axis` said so, otherwise just "tick"."""
+    axis = timeline.notes().get(_AXIS)
+    return axis if axis in ("epoch", "step") else "tick"
 
 
 def keep_axis(timeline: Timeline, axis: str) -> None:
     """Writes into the timeline's notes what its ticks are."""
     timeline.note(_AXIS, axis)
+
+
+def keep_layers(timeline: Timeline, kinds: Mapping[str, str]) -> None:
+    """Writes the names of the layers and their classes into the timeline's notes, in network order."""
+    if kinds and list(kinds.items()) != list(layers_of(timeline).items()):
+        timeline.note(_LAYERS, json.dumps(list(kinds.items())))
+
+
+def layers_of(timeline: Timeline) -> dict[str, str]:
+    """What `keep_layers` wrote: the class of each layer, in network order; empty if nothing was."""
+    found = json.loads(timeline.notes().get(_LAYERS, "[]"))
+    pairs = (pair for pair in found if isinstance(pair, list) and len(pair) == 2) if isinstance(found, list) else ()
+    return {name: kind for name, kind in pairs if isinstance(name, str) and isinstance(kind, str)}
 
 
 def keep_silent(timeline: Timeline, layers: Iterable[str]) -> None:

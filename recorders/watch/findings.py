@@ -21,7 +21,6 @@ from recorders.watch.fault import (
     Findings,
     fault,
     gradients_by_depth,
-    is_idle,
     is_massive,
     relative_slope,
     shown_outliers,
@@ -127,8 +126,8 @@ def _coverage(layers: list[Layer], calls: dict[str, Spread]) -> tuple[list[str],
     examined, unexamined = [], []
     for kind, (tells, remedy) in _KINDS.items():
         count, most = sum(map(tells, layers)), len(layers)
-        if kind == "NaN and infinity":
-            count, most = count + sum(map(_counts_nonfinite, calls.values())), most + len(calls)
+        if kind == "NaN and infinity" and not count:
+            count, most = sum(map(_counts_nonfinite, calls.values())), most + len(calls)
         if kind == "saturated units":
             curved = [layer for layer in layers if layer.kind in _CURVES]
             missing = not layers or any(layer.units is None for layer in curved)
@@ -217,15 +216,8 @@ def _dead(layers: list[Layer]) -> tuple[list[Finding], list[Finding]]:
 
 
 def _dead_units(layer: Layer) -> Tensor | None:
-    """Which units are dead: those that were never active, and those that are active no more."""
-    if layer.kind in LINEAR or not layer.first:
-        return None
-    if layer.idle is None:
-        return layer.dead
-    died = is_idle(layer.idle, *layer.idle_of)
-    if layer.dead is None:
-        return died | (layer.idle == layer.idle_of[0])
-    return layer.dead | died if layer.dead.shape == died.shape else layer.dead
+    """Which units are dead; None of a layer of which they are no units, or unknown."""
+    return None if layer.kind in LINEAR or not layer.first else layer.gone
 
 
 def _inherited(dead: Tensor, before: Tensor | None) -> bool:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from recorders.errors import LensError, TargetError
 from recorders.recorder.recorder import Recorder
 from recorders.schedule.clock import Clock
-from recorders.watch.charts import ChartView, charts_of, keep_charts, keep_silent
+from recorders.watch.charts import ChartView, charts_of, keep_charts, keep_layers, keep_silent
 from recorders.watch.lens_recorders import LensRecorders
 from recorders.watch.lens_set import complete
 from recorders.watch.lenses import Lens
@@ -276,6 +276,7 @@ class Inspector:
         self._set_hooks()
         if rows and self._ranks.shows:
             keep_charts(self.timeline, charts := self.charts)
+            keep_layers(self.timeline, self._recorders.kinds)
             keep_silent(self.timeline, self._recorders.silent)
             self._showing.show(tick, charts)
 

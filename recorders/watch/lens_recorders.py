@@ -43,6 +43,7 @@ class LensRecorders:
 
     Attributes:
         by_lens: the recorder of each lens, by its name; the second lens of one name is called "name 2".
+        kinds: the classes of all layers that are watched, in network order.
         silent: the layers of which no output was recorded in the last epoch, without a fault.
     """
 
@@ -60,12 +61,13 @@ class LensRecorders:
         self._layers: dict[str, dict[str, list[str]]] = {chart.title: {} for lens in lenses for chart in lens.charts}
         self._pushed: dict[Kind, dict[str, CallMonitor]] = {"loss": {}, "metric": {}}
         self.silent: set[str] = set()
+        self.kinds: dict[str, str] = {}
         self._loss_hooks: list[RemovableHandle] = []
 
     def attach(self, net: nn.Module, depth: int | None) -> None:
         """Makes new recorders on `net`, without the results of earlier ones; if it raises, call `detach`."""
         push_output = weakref.WeakMethod(self._push_output)  # a loss module must not keep an inspector alive
-        self.by_lens = {}
+        self.by_lens, self.kinds = {}, {}
         for name, lens in self._lenses.items():
             if lens.monitors:
                 self.by_lens[name] = recorder = self._record(lens, net, depth)
@@ -80,6 +82,7 @@ class LensRecorders:
     def _record(self, lens: Lens, net: nn.Module, depth: int | None) -> Recorder:
         prototypes = _with_every_step(lens.monitors, self._every_step)
         recorder = Recorder(None, fuse=False, budget=None, **prototypes)
+        kinds = {name or f"({type(net).__name__})": type(module).__name__ for name, module in net.named_modules()}
         try:
             recorder.modules(
                 net, where=lambda name, module: is_watched(name, module, depth, lens.inner) and lens.where(name, module)
@@ -88,6 +91,8 @@ class LensRecorders:
             raise SelectionError(f"lens {lens.name!r} finds nothing to watch at depth={depth}: {error}") from error
         for monitor in recorder.values():
             monitor.clock = self._clock
+        watched = {*self.kinds, *(name.partition("/")[2] or f"({type(net).__name__})" for name in recorder)}
+        self.kinds = {name: kind for name, kind in kinds.items() if name in watched}
         return recorder
 
     def _know(self, chart: Chart, layers: Iterable[str]) -> None:

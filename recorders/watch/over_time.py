@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
-from recorders.watch.charts import ChartView, charts_of, network_order, silent_in
+from recorders.watch.charts import ChartView, charts_of, in_order, layers_of, network_order, silent_in
 from recorders.watch.fault import (
     UNIT_SHARE,
     UPDATE_LIMITS,
@@ -27,6 +27,7 @@ Course: TypeAlias = Mapping[str, dict[int, float]]
 """Values by layer and by tick."""
 
 _Value = TypeVar("_Value")
+_PUSHED = ("loss", "metric", "pushed")
 _FIRST = "First Nonfinite"
 _SLACK = 1.5
 """Of steps that are not equal quite, such as the first ones of Adam."""
@@ -54,7 +55,7 @@ def findings_over_time(timeline: Timeline) -> Findings:
     """
     views = {view.title: view for view in charts_of(timeline) if not view.chart.across}
     known = _Known(timeline, views)
-    order = network_order(view.layers for view in views.values())
+    order = in_order(network_order(view.layers for view in views.values()), layers_of(timeline))
     gradients = next((title for title in ("Output Gradient Norm", "Output Gradient RMS") if title in views), None)
     outliers = next((title for title in ("Outlier Features", "Output Quantiles") if title in views), None)
     still = _still(known, views.get("Weight Update Ratio"))
@@ -71,11 +72,13 @@ def findings_over_time(timeline: Timeline) -> Findings:
         ("gradients that vanish or explode", "OutputGradientGeometry"): len(known.of(gradients, "mean")),
         ("updates that are too large or too small", "UpdateRatio"): len(known.of("Weight Update Ratio", "mean")),
     }
-    examined = [f"{kind}: {count} of {len(order)}" for (kind, _), count in told.items() if count]
+    inside = {layer for view in views.values() if view.chart.of[0] not in _PUSHED for layer in view.layers}
+    examined = [f"{kind}: {count} of {len(inside)}" for (kind, _), count in told.items() if count]
     unexamined = [f"what the lens {lens} shows" for (_, lens), count in told.items() if not count]
     names = set(timeline.names())
     if seen := {layer for view in views.values() for layer in view.layers if view.chart.row(layer) in names}:
-        examined.insert(0, f"NaN and infinity: {len(seen)} of {len(order)}")
+        several = inside if seen & inside else seen  # of losses and metrics, if nothing else is there
+        examined.insert(0, f"NaN and infinity: {len(seen & several)} of {len(several)}")
     if unknown := [layer for layer in still if layer not in moved]:
         unexamined.append(f"weights that never changed, perhaps frozen on purpose: {', '.join(unknown)}")
     return Findings(found, unexamined, examined)
@@ -117,7 +120,7 @@ def _nonfinite(known: _Known, timeline: Timeline, views: Mapping[str, ChartView]
     begun: dict[str, tuple[int, int, float, int]] = {}
     for view in views.values():
         group = view.chart.of[0]
-        role = 1 if group in ("loss", "metric", "pushed") else 2 if group in ("gradient", "weight", "bias") else 0
+        role = 1 if group in _PUSHED else 2 if group in ("gradient", "weight", "bias") else 0
         counts = known.of(view.title, "nonfinite")
         if view.title.endswith("Update Ratio"):  # of weights that were zero, the ratio is infinite: a fault if no other comes
             counts = {layer: course for layer, course in counts.items() if not _recovers(known.of(view.title, "mean").get(layer))}

@@ -13,7 +13,7 @@ from torch import Tensor
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.shown import shown_name
-from recorders.watch.fault import usual_growth
+from recorders.watch.fault import is_idle, usual_growth
 from recorders.watch.spread import ACTIVITY, IDLE, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
 
 __all__ = ["Layer", "overview", "pushed"]
@@ -78,6 +78,16 @@ class Layer:
     first: bool = True
     has_weights: bool | None = None
     shared: bool = False
+
+    @property
+    def gone(self) -> Tensor | None:
+        """Which units are dead: those that were never active, and those that are active no more; None if unknown."""
+        if self.idle is None:
+            return self.dead
+        died = is_idle(self.idle, *self.idle_of)
+        if self.dead is None:
+            return died | (self.idle == self.idle_of[0])
+        return self.dead | died if self.dead.shape == died.shape else self.dead
 
     @property
     def ratio(self) -> float:

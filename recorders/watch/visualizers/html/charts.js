@@ -37,6 +37,10 @@ function draw(canvas) {
   drawn.set(canvas, canvas.clientWidth);
   drawers.get(canvas)();
 }
+/** Draws every canvas: on paper all are in view. */
+function drawAll() {
+  for (const canvas of document.querySelectorAll("canvas")) if (drawers.has(canvas) && canvas.clientWidth) draw(canvas);
+}
 function redraw() {
   colours.clear();
   for (const canvas of [...drawn.keys()]) if (canvas.isConnected) draw(canvas); else drawn.delete(canvas);
@@ -97,7 +101,7 @@ function lineCanvas(figure, label) {
   const say = ([, at]) => {
     const values = figure.lines.filter(({ values }) => values.length).map(({ name, values, from }) =>
       `${name}: ${shown(values[at])}${layers[from?.[at]] === undefined ? "" : `, ${layers[from[at]]}`}`);
-    return [`tick ${figure.ticks[at]}`, ...values, ...(figure.bad.includes(at) ? ["values were NaN or infinite"] : [])].join("\n");
+    return [`${axisName} ${figure.ticks[at]}`, ...values, ...(figure.bad.includes(at) ? ["values were NaN or infinite"] : [])].join("\n");
   };
   return reader({ role: "img", "aria-label": label, class: "lines" }, [1, figure.ticks.length],
     (canvas, place) => drawLines(canvas, figure, place?.[1]), say);
@@ -168,7 +172,7 @@ function overallCard(chart) {
   figure.axis = axis(chart, [figure]);
   const keys = lines.map(({ name, colour, dash, values, from }) =>
     ({ text: `${name}: ${shown(last(values))}${from ? `, ${layers[last(from)]}` : ""}`, colour, dash }));
-  return element("div", { class: "card" }, head(chart), lineCanvas(figure, `${chart.title} over ticks`), legend(keys, [figure]));
+  return element("div", { class: "card" }, head(chart), lineCanvas(figure, `${chart.title} over ${axisName}s`), legend(keys, [figure]));
 }
 
 /** Layers by ticks, one heat map for each run, with the same colours; `show` draws those that were chosen, in their order. */
@@ -188,16 +192,19 @@ function heatCard(chart, open, chosen) {
     maps.replaceChildren(...runs.map((run) => {
       const rows = listed.map((layer) =>
         ({ name: layers[layer].slice(common), values: series(chart, run, layer, name), bad: badAt(chart, run, layer) }));
-      const say = ([row, at]) => `${layers[listed[row]]}\ntick ${run.ticks[at]}: ${shown(rows[row].values[at])}`
+      const say = ([row, at]) => `${layers[listed[row]]}\n${axisName} ${run.ticks[at]}: ${shown(rows[row].values[at])}`
         + (rows[row].bad.includes(at) ? "\nvalues were NaN or infinite" : "");
-      const where = `${listed.length} layers over ${run.ticks.length} ticks${runs.length > 1 ? ` in ${nameOf(run)}` : ""}`;
+      const where = `${listed.length} layers over ${run.ticks.length} ${axisName}s${runs.length > 1 ? ` in ${nameOf(run)}` : ""}`;
       const attributes = { role: "application", class: "map", "aria-label": `${chart.title}, ${name}: ${where}. Arrow keys move, Enter opens a layer.` };
       const map = reader(attributes, [listed.length, run.ticks.length],
         (canvas, place) => drawHeat(canvas, { rows, ticks: run.ticks, shades: scale }, place), say, ([row]) => open(listed[row]));
       map.style.height = `${heatSize(listed.length).height}px`;
       return element("figure", {}, caption(run), element("div", { class: "scroll" }, map));
     }));
-    note.replaceChildren(shown(scale.low), key, shown(scale.high), scale.log && !chart.log ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));
+    const possible = chart.limits.map((limit) => limit === null ? null : shown(limit)), seen = [scale.low, scale.high].map(shown);
+    const bounds = possible.every((limit) => limit !== null) && possible.join() !== seen.join() ? `, of possible ${possible.join(" to ")}` : "";
+    const ends = scale.low < scale.high ? [seen[0], key, seen[1]] : [`all are ${seen[0]}`];
+    note.replaceChildren(...ends, bounds, scale.log && !chart.log ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));
   };
   return { card, show };
 }
@@ -217,5 +224,5 @@ function wrong(chart, run) {
   if (!found.length) return "";
   const [at, layer] = found.reduce((best, one) => one[0] < best[0] ? one : best);
   const where = `${found.length} ${found.length > 1 ? "layers" : "layer"}${runs.length > 1 ? ` of ${nameOf(run)}` : ""}`;
-  return element("span", { class: "bad" }, ` \u00b7 NaN or infinite in ${where}, first in ${layers[layer]} at tick ${run.ticks[at]}`);
+  return element("span", { class: "bad" }, ` \u00b7 NaN or infinite in ${where}, first in ${layers[layer]} at ${axisName} ${run.ticks[at]}`);
 }

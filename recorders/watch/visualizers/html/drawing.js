@@ -113,7 +113,7 @@ function drawLines(canvas, figure, cursor) {
   pen.strokeStyle = colour("--grid");
   pen.fillStyle = ink;
   pen.textAlign = "right";
-  pen.fillText("tick", box.left - 14, height - 9);
+  pen.fillText(axisName, box.left - 14, height - 9);
   for (const value of marks(low, high, Math.max(2, height / 45), log)) {
     const at = Math.round(y(value)) + 0.5;
     path([[box.left, at], [box.right, at]]);
@@ -166,18 +166,21 @@ function drawLines(canvas, figure, cursor) {
   return { at: (px) => figure.ticks.length ? [0, nearest(px)] : null };
 }
 
-/** The colours of a heat map: a map, its ends, and whether it is logarithmic. */
+/** The colours of a heat map: a map, its ends, which are those of the data, and whether it is logarithmic. */
 function shades(chart, arrays) {
   const [floor, ceiling] = chart.limits, { low, high, least } = extent(arrays), bounded = floor !== null && ceiling !== null;
-  if (bounded && !chart.across.length) return { map: floor < 0 && ceiling > 0 ? DIVERGING : CIVIDIS, low: floor, high: ceiling, log: false };
   if (low > high) return { map: CIVIDIS, low: 0, high: 1, log: false };
+  if (bounded && floor < 0 && ceiling > 0 && !chart.across.length) {  // both signs: as far from zero on either side
+    const far = Math.max(-low, high);
+    return { map: DIVERGING, low: -far, high: far, log: false };
+  }
   const log = least < Infinity && (chart.log || (low >= 0 && high / least > 1e3));
   return { map: CIVIDIS, low: log ? least : low, high, log };
 }
 
 function shadeOf({ low, high, log }, value) {
   const share = log ? Math.log(Math.max(value, low) / low) / Math.log(high / low) : (value - low) / (high - low);
-  return Math.max(0, Math.min(255, Math.round(255 * (high > low ? share : 0.5))));
+  return Math.max(0, Math.min(255, Math.round(255 * (high > low ? share : value === 0 ? 0 : 0.5))));
 }
 
 /** The pixels of a heat map, one row for a layer; a pixel may stand for several ticks. */
@@ -223,6 +226,7 @@ function drawHeat(canvas, heat, place) {
   pen.textAlign = "right";
   const first = row < 14 ? Math.round(7 / row) : 0;  // the first row with room for its name
   for (let r = first; r < count; r += Math.ceil(15 / row)) pen.fillText(fitted(pen, heat.rows[r].name, left - 8), left - 6, (r + 0.5) * row);
+  pen.fillText(axisName, left - 14, height - 11);
   pen.textAlign = "center";
   for (let i = 0; i < n; i += Math.ceil(n / Math.max(1, wide / 70))) pen.fillText(String(heat.ticks[i]), x(i + 0.5), height - 11);
   if (place) {

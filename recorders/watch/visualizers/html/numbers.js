@@ -3,6 +3,9 @@
 
 const report = JSON.parse(document.getElementById("report").textContent);
 const charts = report.charts, runs = report.runs, layers = report.layers;
+/** What the ticks of all runs are: epochs, steps, or just ticks. */
+const axisName = runs.every((run) => run.axis === runs[0].axis) ? runs[0].axis : "tick";
+const kindOf = (layer) => report.kinds[layer] ?? "";
 const MISSING = -(2 ** 127);
 const EMPTY = new Float32Array(0);
 

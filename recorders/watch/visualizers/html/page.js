@@ -41,7 +41,7 @@ function showFindings() {
   const strange = "Heat maps mark values that are not finite in pink, line charts with \u25b2.";
   const boxes = runs.map((run) => {
     const lost = [...run.flags].sort(([a, one], [b, other]) => one.first - other.first || a - b).map(([layer, { first, count }]) =>
-      [layers[layer], `NaN or infinite values since tick ${first}, at ${count} tick${count > 1 ? "s" : ""}`]);
+      [layers[layer], `NaN or infinite values since ${axisName} ${first}, at ${count} ${axisName}${count > 1 ? "s" : ""}`]);
     const groups = new Map();  // those with the same reason are told together
     for (const one of run.findings ?? []) groups.set(advice(one), [...(groups.get(advice(one)) ?? []), [one.layer, one.what]]);
     const cards = [...(lost.length ? [[strange, lost]] : []), ...groups].map(([text, items]) => findingCard(items, text));
@@ -55,7 +55,7 @@ function showFindings() {
 function showSummary() {
   const plural = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
   const about = (run) => [
-    run.name, plural(run.count, "tick"), run.count > 1 ? `${run.ticks[0]} to ${run.last}` : "",
+    run.name, plural(run.count, run.axis === "epoch" ? "epoch" : "tick"), run.count > 1 ? `${run.axis === "step" ? "steps " : ""}${run.ticks[0]} to ${run.last}` : "",
     run.every > 1 ? `each point stands for ${run.every} ticks` : "",
   ].filter(Boolean).join(", ");
   const written = `written ${report.made.replace("T", " ").slice(0, 16)}`, parts = [plural(inCharts.length, "layer"), ...runs.map(about), written];
@@ -91,7 +91,7 @@ function keyOf(sort) {
 /** Applies search and order to the table and the heat maps. Layers without a value come last, in either direction. */
 function arrange() {
   const words = state.query.toLowerCase().split(/\s+/), key = keyOf(state.sort), turn = state.down ? -1 : 1;
-  const found = inCharts.filter((layer) => words.every((word) => layers[layer].toLowerCase().includes(word)));
+  const found = inCharts.filter((layer) => words.every((word) => `${layers[layer]} ${kindOf(layer)}`.toLowerCase().includes(word)));
   const keys = new Map(found.map((layer) => [layer, key(layer)]));
   const compare = (x, y) => typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : Number(x > y) - Number(x < y);
   state.order = found.sort((a, b) => {
@@ -160,7 +160,8 @@ function rowOf(layer, at) {
     const spark = canvasOf({ "aria-hidden": "true" }, (canvas) => drawSpark(canvas, lines));
     return element("div", { role: "cell", class: "figure" }, spark, element("span", {}, ...spans));
   });
-  const name = element("div", { role: "rowheader", class: "name" }, button, mark);
+  const kind = kindOf(layer) ? element("span", { class: "kind" }, kindOf(layer)) : null;
+  const name = element("div", { role: "rowheader", class: "name" }, button, kind, mark);
   return rowElement({ class: "row body", "aria-rowindex": at + 2, "data-at": at }, TOP + at * ROW, ROW, name, ...cells);
 }
 
@@ -182,7 +183,7 @@ function openPanel(layer) {
   hush();
   const button = (id, text, label, onclick, disabled) => element("button", { type: "button", id, "aria-label": label, onclick, disabled }, text);
   const next = (move) => at < 0 || state.order[at + move] === undefined;
-  const top = element("div", { class: "bar-top" }, element("h2", { id: "panel-title" }, layers[layer]),
+  const top = element("div", { class: "bar-top" }, element("h2", { id: "panel-title" }, layers[layer], kindOf(layer) ? element("small", {}, kindOf(layer)) : null),
     button("previous", "\u2190", "Previous layer", () => turn(-1), next(-1)), button("next", "\u2192", "Next layer", () => turn(1), next(1)),
     button("close", "\u2715", "Close", () => panel.close()));
   const found = (told.get(layers[layer]) ?? []).map((one) =>
@@ -276,6 +277,7 @@ function listen() {
   $("panel").addEventListener("close", () => { state.open = null; hush(); remember(); });
   $("table").addEventListener("scroll", rows, { passive: true });
   addEventListener("resize", rows);
+  addEventListener("beforeprint", drawAll);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme());
   document.addEventListener("keydown", pressed);
   if (!report.live) return;

@@ -20,7 +20,7 @@ from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.recordings.whole import as_path, written_whole
-from recorders.watch.charts import ChartView, network_order
+from recorders.watch.charts import ChartView, axis_of, base_of, in_order, layers_of, network_order
 from recorders.watch.fault import Finding, Findings
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
@@ -41,7 +41,7 @@ def html_report(*runs: Run | Timeline | Recorder | Recording | str | os.PathLike
         title: the title of the page.
 
     Returns:
-        the text of the page. Values have 24 binary digits if there are at most 250,000, else 12. If there are more than 5 million,
+        the text of the page. Values have 24 binary digits if there are at most 250,000, else 12. If there are more than 6 million,
         neighbouring ticks are joined, and the page says how many.
 
     Raises:
@@ -98,7 +98,11 @@ def page(runs: Sequence[Run], columns: Sequence[Columns], title: str, live: bool
     """The page of runs whose numbers were collected; `live` if more will come."""
     charts = _merged(runs)
     layers = network_order(view.layers for view in charts if not _overall(view))
-    layers = list(dict.fromkeys([*layers, *(layer for view in charts for layer in view.layers)]))
+    known: dict[str, str] = {}
+    for run in runs:
+        known = {**known, **{layer: kind for layer, kind in layers_of(run.timeline).items() if kind or layer not in known}}
+    order = network_order([list(layers_of(run.timeline)) for run in runs])
+    layers = list(dict.fromkeys([*in_order(layers, order), *(layer for view in charts for layer in view.layers)]))
     place = {layer: index for index, layer in enumerate(layers)}
     drawn = sum(name != "nonfinite" for _, name in keys_of(charts))
     series = sum(drawn * len(one) for one in columns)
@@ -109,15 +113,17 @@ def page(runs: Sequence[Run], columns: Sequence[Columns], title: str, live: bool
         "made": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "live": live,
         "layers": layers,
+        "kinds": [known.get(base_of(layer), "") for layer in layers],
         "charts": [_described(view, place) for view in charts],
         "runs": [
             {
                 "name": run.name,
+                "axis": axis_of(run.timeline),
                 "ticks": one.ticks[::every],
                 "last": one.ticks[-1] if one.ticks else None,
                 "count": len(one.ticks),
                 "every": every,
-                **_judged(run.findings),
+                **_judged(run.findings, axis_of(run.timeline)),
                 "charts": list(packed(one, charts, every, exact)),
             }
             for run, one in zip(runs, columns, strict=True)
@@ -155,11 +161,11 @@ def _described(view: ChartView, place: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _judged(found: Sequence[Finding] | None) -> dict[str, Any]:
+def _judged(found: Sequence[Finding] | None, axis: str) -> dict[str, Any]:
     """What was found, what the page says if that is nothing, and what was examined."""
     if found is None:
         return {"findings": None, "examined": False, "verdict": "No findings were computed for this page.", "notes": []}
-    told = [_told(finding) for finding in found]
+    told = [_told(finding, axis) for finding in found]
     if not isinstance(found, Findings):
         return {"findings": told, "examined": True, "verdict": "No fault was found.", "notes": []}
     notes = [f"Notice: {notice.layer}: {notice.what}" for notice in found.notices]
@@ -169,8 +175,8 @@ def _judged(found: Sequence[Finding] | None) -> dict[str, Any]:
     return {"findings": told, "examined": bool(found.examined), "verdict": f"{verdict[0].upper()}{verdict[1:]}.", "notes": notes}
 
 
-def _told(finding: Finding) -> dict[str, str]:
-    what = finding.what if finding.since is None else f"{finding.what}, since tick {finding.since}"
+def _told(finding: Finding, axis: str) -> dict[str, str]:
+    what = finding.what if finding.since is None else f"{finding.what}, since {axis} {finding.since}"
     return {"layer": finding.layer, "what": what, "why": finding.why, "remedy": finding.remedy}
 
 

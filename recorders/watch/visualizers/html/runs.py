@@ -18,7 +18,7 @@ from recorders.recordings.manifest import recording_of
 from recorders.recordings.recording import Recording
 from recorders.recordings.whole import as_path
 from recorders.watch import findings as rules
-from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
+from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, keep_layers
 from recorders.watch.fault import Finding
 from recorders.watch.overview import overview, pushed
 from recorders.watch.spread import Spread
@@ -102,8 +102,9 @@ def recorded_once(recorded: Recorder | Recording) -> Timeline:
     found: dict[str, dict[str, dict[str, float]]] = {chart.title: {} for chart in _ONCE}
     for name, spread in pushed(recorded).items():
         found["Loss and metrics"][name] = _row(spread)
-    for layer in overview(recorded):
-        dead = None if layer.dead is None else float(layer.dead.double().mean())
+    layers = overview(recorded)
+    for layer in layers:
+        dead = None if layer.gone is None else float(layer.gone.double().mean())
         facts: dict[str, dict[str, float] | None] = {
             "Output": _row(layer.output),
             "Active units": _quartiles(layer.rate),
@@ -120,6 +121,7 @@ def recorded_once(recorded: Recorder | Recording) -> Timeline:
             "a page shows what overview() reads of a recording, such as Summary and Activity; in this one there is nothing"
         )
     timeline = Timeline()
+    keep_layers(timeline, {layer.name: layer.kind for layer in layers})
     timeline.append(0, {f"{title}/{layer}": row for title, rows in found.items() for layer, row in rows.items()})
     keep_charts(timeline, [ChartView(chart, timeline, tuple(found[chart.title])) for chart in _ONCE if found[chart.title]])
     return timeline

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from browser import BROWSER, DRIVER, browser, complaints, opened, requests
 from pages import charted, filled
 from test_html_page import HOSTILE, empty
+from torch import nn
 
+from recorders import Inspector, lenses
 from recorders.watch.charts import Chart, ChartView
 from recorders.watch.fault import Finding, Findings
 from recorders.watch.lenses import Across
@@ -226,6 +229,58 @@ def test_values_that_are_not_finite_are_marked_and_missing_ones_are_not(page: Op
     assert pixel(driver, "canvas.map", 150 + 20, 9) not in (bad, hatch)
     driver.execute_script("openPanel(0)")
     assert "NaN or infinite values" in driver.find_element(By.CSS_SELECTOR, "#panel .legend").text
+
+
+def test_maps_of_zeros_are_dark_and_those_of_bounded_values_use_all_colours(page: Open) -> None:
+    bounded = Chart("Share", ("x",), ranges=None, limits=(0.0, 1.0))
+    rows = {f"Share/{layer}": {0: {"mean": value}} for layer, value in (("a", 0.01), ("b", 0.02))}
+    rows |= {f"Zero/{layer}": {0: {"mean": 0.0}} for layer in "ab"}
+    signed = Chart("Cosine", ("x",), ranges=None, limits=(-1.0, 1.0))
+    rows |= {f"Cosine/{layer}": {0: {"mean": value}} for layer, value in (("a", -0.1), ("b", 0.05))}
+    driver = page(charted([bounded, Chart("Zero", ("x",), ranges=None), signed], rows))
+    dark, bright, brown = driver.execute_script("return [table(CIVIDIS)[0], table(CIVIDIS)[255], table(DIVERGING)[0]]")
+    share, zero, cosine = (f"#heat .card:nth-child({number}) canvas.map" for number in (1, 2, 3))
+    assert [pixel(driver, share, 170, y) for y in (9, 27)] == [dark, bright]
+    assert [pixel(driver, zero, 170, y) for y in (9, 27)] == [dark, dark]
+    assert pixel(driver, cosine, 170, 9) == brown
+    notes = texts(driver, "#heat .note")
+    assert "of possible 0 to 1" in notes[0]
+    assert notes[1] == "all are 0"
+    assert "of possible \u22121 to 1" in notes[2]
+
+
+def test_what_is_not_in_view_is_drawn_for_print(page: Open) -> None:
+    charts = [Chart(f"Norm {number}", ("x",), ranges=None) for number in range(30)]
+    rows = {f"Norm {number}/{layer}": {0: {"mean": 1.0}, 1: {"mean": 2.0}} for number in range(30) for layer in "ab"}
+    driver = page(charted(charts, rows))
+    blank = """const pen = new OffscreenCanvas(8, 8).getContext("2d", { willReadFrequently: true });
+return [...document.querySelectorAll("canvas.map")].filter((canvas) => {
+  pen.clearRect(0, 0, 8, 8);
+  pen.drawImage(canvas, 0, 0, 8, 8);
+  return pen.getImageData(0, 0, 8, 8).data.every((byte) => byte === 0);
+}).length"""
+    assert driver.execute_script(blank) > 10
+    driver.execute_cdp_cmd("Page.printToPDF", {})
+    assert driver.execute_script(blank) == 0
+
+
+def test_classes_are_shown_and_found_and_the_axis_has_its_name(page: Open) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with Inspector(lenses.NonFinite(), net=net) as inspector:
+        for _ in inspector.range(3):
+            net(torch.ones(2, 2))
+    driver = page(inspector.timeline)
+    assert texts(driver, ".row.body .kind") == ["Linear", "Tanh"]
+    assert driver.find_element(By.ID, "summary").text.startswith("2 layers · 3 epochs, 0 to 2 · ")
+    assert driver.execute_script("return axisName") == "epoch"
+    driver.execute_script("document.querySelector('canvas.map').focus()")
+    press(driver, Keys.ARROW_DOWN)
+    assert driver.find_element(By.ID, "tip").text == "0\nepoch 2: 0"
+    driver.execute_script("openPanel(1)")
+    assert "Tanh" in texts(driver, "#panel h2")[0]
+    driver.execute_script("document.querySelector('#panel').close()")
+    driver.find_element(By.ID, "search").send_keys("linear")
+    assert listed(driver) == ["0"]
 
 
 def test_arrow_keys_read_a_heat_map_and_enter_opens_its_layer(page: Open) -> None:

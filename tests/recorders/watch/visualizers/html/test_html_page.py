@@ -11,7 +11,7 @@ import torch
 from pages import charted, filled, held, unpacked
 from torch import nn
 
-from recorders import BackwardMonitor, CallMonitor, ForwardMonitor, Recorder
+from recorders import BackwardMonitor, CallMonitor, ForwardMonitor, Inspector, Recorder, lenses, presets
 from recorders.errors import LensError, NotARecordingError, RecordingNotFoundError
 from recorders.watch.charts import Chart, ChartView
 from recorders.watch.findings import Finding
@@ -222,3 +222,56 @@ def test_findings_of_a_timeline_tell_since_when() -> None:
         [Chart("Dead Units", ("x",), ranges=None)], {"Dead Units/layer": {tick: {"mean": tick / 4} for tick in range(4)}}
     )
     assert "75% of the units are dead: they were never active, since tick 3" in html_report(timeline)
+
+
+def trained(optimizer_steps: int = 2) -> tuple[Recorder, Inspector]:
+    """Three ReLUs and linear layers between them, seen by lenses that watch the former or the latter."""
+    net = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.ReLU())), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    chosen = [lenses.DeadUnits(), lenses.UpdateRatio(), lenses.NonFinite()]
+    with presets.health().modules(net) as recorder, Inspector(chosen, net=net, optimizer=optimizer) as inspector:
+        for _ in inspector.range(2):
+            for _ in range(optimizer_steps):
+                net(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+    return recorder, inspector
+
+
+def test_layers_are_in_network_order_whichever_chart_has_them_first_and_have_their_class() -> None:
+    recorder, inspector = trained()
+    kinds = ["Linear", "ReLU"] * 3 + ["Linear"]
+    report = held(html_report(inspector.timeline))
+    assert report["layers"] == list("0123456")
+    assert report["kinds"] == kinds
+    report = held(html_report(recorder))
+    assert report["layers"] == ["(net)", *"0123456"]  # the net is one layer, not one of each group
+    assert report["kinds"] == ["Sequential", *kinds]
+
+
+def test_the_page_and_its_findings_count_the_same_layers() -> None:
+    recorder, inspector = trained()
+    for source, count in ((recorder, 8), (inspector.timeline, 7)):
+        report = held(html_report(source))
+        (examined,) = [note for note in report["runs"][0]["notes"] if note.startswith("Examined: ")]
+        assert examined.startswith(f"Examined: NaN and infinity: {count} of {count} layers; ")
+        assert len(report["layers"]) == count
+
+
+def test_ticks_are_named_as_the_timeline_names_them() -> None:
+    _, epochs = trained()
+    steps = Inspector(lenses.NonFinite(), net=(net := nn.Linear(2, 2)))
+    for _ in range(3):
+        net(torch.ones(2, 2))
+        steps.step().tick()
+    found = {name: held(html_report(one))["runs"][0]["axis"] for name, one in (("a", epochs.timeline), ("b", steps.timeline))}
+    assert (found, held(html_report(filled()))["runs"][0]["axis"]) == ({"a": "epoch", "b": "step"}, "tick")
+
+
+def test_no_chart_of_a_lens_is_called_a_warning() -> None:
+    made = [lenses.DeadUnits(), lenses.UpdateRatio(), lenses.Saturation(), lenses.Outliers(), lenses.OutputActivation()]
+    made += [lenses.ParameterGradientActivation()]
+    assert not [chart.title for lens in made for chart in lens.charts if "warning" in chart.title.lower()]
+
+
+def test_the_number_of_values_is_told_as_it_is() -> None:
+    assert f"If there are more than {columns.VALUES // 10**6} million," in str(html_report.__doc__)
