@@ -254,16 +254,17 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
 
 
 def _fitting(monitor: Recording, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The leaves that have the axes that the reducer keeps; all if none has, so that the error says it.
+    """The leaves but for numbers (0-d) if the reducer keeps axes; all if there are only numbers, so that the error says it.
 
-    A model of Hugging Face returns its loss, which has no channels, beside its logits, which have.
+    A model of Hugging Face returns its loss, which has no channels, beside its logits, which have. Other leaves that do not fit the
+    pattern are an error, as a single tensor would be.
     """
-    found = {path: x for path, x in tensors.items() if all(fits(pattern, x.ndim) for pattern in monitor.patterns)}
+    found = {path: x for path, x in tensors.items() if x.ndim or all(fits(pattern, 0) for pattern in monitor.patterns)}
     if not found or len(found) == len(tensors):
         return tensors
     if not (monitor.dry_run or is_compiling()):
         for path in tensors.keys() - found.keys():
-            monitor._skip(f"leaf {path!r}: it has {tensors[path].ndim} axes, too few for the pattern")
+            monitor._skip(f"leaf {path!r}: it is a number, and the pattern keeps an axis")
     return found
 
 

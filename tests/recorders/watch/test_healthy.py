@@ -255,5 +255,5 @@ def test_outputs_without_channels_do_not_take_those_with_channels_along() -> Non
     assert recorder["output"].value(leaf="logits", stat="stats.count").tolist() == [24] * 4
     row = next(row for row in recorder.report().rows if row.name == "output")
     assert row.samples == 3
-    assert "leaf 'loss': it has 0 axes, too few for the pattern" in str(row)
+    assert "leaf 'loss': it is a number, and the pattern keeps an axis" in str(row)
     assert not [finding for finding in findings(recorder) if "gradients" in finding.what or "output" in finding.what]

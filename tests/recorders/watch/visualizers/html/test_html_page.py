@@ -237,7 +237,7 @@ def trained(optimizer_steps: int = 2) -> tuple[Recorder, Inspector]:
     return recorder, inspector
 
 
-def test_layers_are_in_network_order_whichever_chart_has_them_first_and_have_their_class() -> None:
+def test_layers_are_in_network_order_and_have_their_class() -> None:
     recorder, inspector = trained()
     kinds = ["Linear", "ReLU"] * 3 + ["Linear"]
     report = held(html_report(inspector.timeline))
