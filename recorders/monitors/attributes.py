@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from recorders._torch import NoInference
-from recorders.capture.calls import forward_frame, keep, kept
+from recorders._torch import NoInference, comptime
+from recorders.capture.calls import forward_frame, keep, keep_traced, kept, restore_traced
 from recorders.capture.operands import as_operand, items, mapped, tracing
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 __all__ = ["DifferenceMonitor", "StateMonitor", "beside"]
-
-_NOT_DUE = object()
 
 
 class _AttributeMonitor(Monitor):
@@ -183,7 +181,6 @@ class DifferenceMonitor(_AttributeMonitor):
         if not isinstance(attr, str):
             raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
         self._key = f"before of monitor {id(self)}"  # of the value before, in the frame of the call
-        self._befores: list[Any] = []  # on a twin: the values before of calls that are being traced
         super().__init__(reducer, attr, module, **options)
 
     def _attach(self, module: nn.Module) -> list[Any]:
@@ -191,50 +188,59 @@ class DifferenceMonitor(_AttributeMonitor):
         return [before, module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
 
     def _before(self, module: nn.Module, *_: Any) -> None:
-        if tracing():
+        """Keeps a copy, if the call is recorded: that is decided now, unless there is a `condition`, which may look at the call."""
+        gate = self.gate
+        if tracing() or not gate.on:
             return
-        value: Any = _NOT_DUE
-        if self.gate.active and self.gate.on:
+        copies: tuple[Any, ...] = ()
+        if not gate.active:
+            self._skip("not in its steps")
+            return
+        if is_ignored(self):
+            return
+        if gate.condition is None and not self._due(module, self._training(module)):
+            return
+        if gate.records_in(self._training(module)):
             try:
                 value = self._read(module, self.attr)
             except Exception as error:  # a property may raise anything
                 self._fail(error, module, ())
                 return
             with NoInference(False), torch.no_grad():
-                value = mapped(value, _copy)
-        keep(forward_frame(), self._key, (value,))
+                copies = (mapped(value, _copy),)
+        keep(forward_frame(), self._key, (copies,))
 
     def _after(self, module: nn.Module, *_: Any) -> None:
         frame = forward_frame()
         found = kept(frame, self._key)
-        if found is None:  # the monitor was put on during the call, or reading failed
+        if found is None:  # the call is not recorded, or the monitor was put on during the call, or reading failed
             return
         keep(frame, self._key, None)
         (before,) = found
-        if before is _NOT_DUE:
-            self._skip("not in its steps")
-        elif not is_ignored(self) and self._due(module, self._training(module)):
-            try:
-                after = self._read(module, self.attr)
-            except Exception as error:
-                self._fail(error, module, ())
-                return
-            self._record(module, after, before)
+        if not (self.gate.on and self.gate.active) or (
+            self.gate.condition is not None and not self._due(module, self._training(module))
+        ):
+            return
+        if not before:
+            self._skip("its mode changed during the call")
+            return
+        try:
+            after = self._read(module, self.attr)
+        except Exception as error:
+            self._fail(error, module, ())
+            return
+        self._record(module, after, *before)
 
     def _trace_before(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        if tracing():
-            return
-        if in_due_step(self):
-            value = self._read(module, self.attr)
-            self._befores.append(mapped(value, _copy))
-        else:
-            self._befores.append(_NOT_DUE)
+        if not tracing() and in_due_step(self) and wanted_in_graph(self, module):
+            value = (mapped(self._read(module, self.attr), _copy),)  # noqa: F841  # the next line reads it
+            comptime(keep_traced)
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        if self._befores:
-            before = self._befores.pop()
-            if before is not _NOT_DUE and wanted_in_graph(self, module):
-                trace(self, receiver, (self._read(module, self.attr), before))
+        value: tuple[Any] | None = None
+        comptime(restore_traced)
+        if value is not None and wanted_in_graph(self, module):
+            trace(self, receiver, (self._read(module, self.attr), value[0]))
 
     def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
         after, before = operands

@@ -89,6 +89,11 @@ class Gate:
         """Whether the monitor records in this mode."""
         return self.train_update if training else self.eval_update
 
+    def foresees(self, training: bool) -> bool:
+        """Whether the next observation, if of this mode, may be recorded. Counts nothing, and does not call `condition`."""
+        due = self.every == 1 or (self.eligible.get("", -1) + 1) % self.every == 0
+        return self.on and self.active and self.records_in(training) and due
+
     def refusal(self, training: bool, stream: object = "") -> str:
         """Why an observation of this mode is not recorded; "" if it is.
 

@@ -10,19 +10,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders._torch import graph_task, outside_modes
-from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves
+from recorders._torch import graph_task
+from recorders.capture.calls import forward_frame, kept
+from recorders.capture.calls import keep as keep_in_call
+from recorders.capture.compiled import emit_failure
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
-from recorders.capture.given import Block, block_of, keep, remember, under
+from recorders.capture.given import block_of, keep, remember, under
 from recorders.capture.layouts import Told
 from recorders.capture.operands import leaves, pack, symbolic, tracing
-from recorders.capture.receivers import find_receiver, find_twin
 from recorders.monitors.base import Monitor
+from recorders.monitors.gradient_hooks import hook, hook_given, hook_in_graph, kept_in_graph, watch_uncompiled
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
-from recorders.monitors.origins import first_sight, origin_of
+from recorders.monitors.origins import origin_of
 from recorders.monitors.record import add_alone
+from recorders.monitors.sightings import Call, Living, Sighting, tell_of_gradients
 from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
 
@@ -34,14 +37,6 @@ __all__ = ["NO_TENSOR", "BackwardInputMonitor", "BackwardMonitor", "GradientMoni
 
 NO_TENSOR = "there is no tensor in it"
 INSIDE = "all uses are inside its compiled graph, its hook is not"
-
-
-class _Sighting:
-    """A tensor with a hook for its gradient: its version, and the mode of the last call that used it, with what was given then."""
-
-    def __init__(self, training: bool, version: int, block: Block | None) -> None:
-        self.training, self.version, self.block = training, version, block
-        self.handle: Any = None
 
 
 class GradientMonitor(Monitor):
@@ -56,14 +51,24 @@ class GradientMonitor(Monitor):
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         self._watched: Any = WeakIdKeyDictionary()
+        self._sightings: Living[Sighting] = Living()  # those of tensors that only graphs hold, too
         self._seen = self.partial = False
         super().__init__(reducer, module, **options)
 
     def deregister(self) -> Monitor:
-        for sighting in self._watched.values():
+        for sighting in self._sightings.all():
             sighting.handle.remove()
-        self._watched = WeakIdKeyDictionary()
+            sighting.forget()
+        self._watched, self._sightings = WeakIdKeyDictionary(), Living()
         return super().deregister()
+
+    def reset(self, keepshape: bool = False) -> None:
+        for tensor, sighting in list(self._watched.items()):
+            if tensor.is_leaf:
+                sighting.last = None
+        super().reset(keepshape)
+
+    clear = reset
 
     @property
     def seen(self) -> bool:
@@ -77,14 +82,14 @@ class GradientMonitor(Monitor):
             return
         self._see()
         if any(tensor.is_leaf for _, tensor in found):
-            _watch_uncompiled(receiver, module, value)
+            watch_uncompiled(receiver, module, value)
         elif torch.is_grad_enabled() and wanted_in_graph(self, module):
             for path, tensor in found:
                 origin = origin_of(tensor, receiver)
                 if origin == "made here":
-                    _hook_in_graph(tensor, receiver, self.twin_key, path, handle)
+                    hook_in_graph(tensor, receiver, self.twin_key, path, handle)
                 elif origin == "given" or (origin == "given within" and self.bare and not self.given):
-                    _hook_given(tensor, receiver, path, _kept(self, tensor, receiver))
+                    hook_given(tensor, receiver, path, kept_in_graph(self, tensor, receiver))
                 elif origin == "given within":  # the hook is outside of the checkpoint, and what it would need inside
                     emit_failure(receiver)
 
@@ -94,68 +99,93 @@ class GradientMonitor(Monitor):
         self._seen = True
         return True
 
-    def _watch(self, module: nn.Module, value: Any) -> None:
+    def _watch(self, module: nn.Module, value: Any) -> list[tuple[Sighting, Call]]:
+        """Puts hooks on the tensors in `value`; returns the calls that used leaves of autograd, of which nobody has taken note."""
         if tracing() or not self.gate.on:
-            return
+            return []
         if not self.gate.active:
             self._skip("not in its steps")
-            return
+            return []
         if capturing():
             self._skip("called by a monitor")
-            return
+            return []
         self._seen = True
         if not torch.is_grad_enabled():
             if self.given:
                 remember()
             self._skip("no gradient will come (no_grad)")
-            return
+            return []
         found = list(leaves(value))
+        used: list[tuple[Sighting, Call]] = []
         for path, tensor in found:
             if tensor.requires_grad:
-                self._watch_leaf(module, path, tensor)
+                used += self._watch_leaf(module, path, tensor)
             else:
                 self._skip("no gradient will come (frozen or not floating point)")
         if not found:
             self._skip("traced (torch.fx)" if symbolic(value) else NO_TENSOR)
+        return used
 
-    def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> None:
+    def _watch_to_its_end(self, module: nn.Module, value: Any) -> None:
+        """Does so when the call has ended, or in a graph that is broken for it."""
+        for sighting, call in self._watch(module, value):
+            sighting.use(call)
+
+    def _watch_leaf(self, module: nn.Module, path: str, tensor: Tensor) -> list[tuple[Sighting, Call]]:
+        """Puts a hook on a tensor, unless it has one; returns the call, if the tensor is a leaf of autograd."""
         version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
-        known: _Sighting | None = self._watched.get(tensor)
-        if known is None and graph_task() != -1:
-            known = self._recomputed(tensor)
-        block = keep(self) if self.given else None
-        if known is not None and known.version == version:  # it has a hook, which gets the total gradient
-            known.training = self._training(module)
-            known.block = known.block.followed_by(block) if block and known.block else block
-            return
-        # A clone, because operations in place after this module would change the output before the gradient arrives.
-        seen = () if self.bare else (tensor.detach().clone(),)
-        sighting = _Sighting(self._training(module), version, block)
+        sighting: Sighting | None = self._watched.get(tensor)
+        if sighting is None and graph_task() != -1:
+            sighting = self._recomputed(tensor)
+        training, known = self._training(module), sighting is not None and sighting.version == version
+        before = sighting.last if known and sighting is not None else None
+        seen: tuple[Tensor, ...] = ()
+        if before is not None and before.seen and not tensor.is_leaf:
+            seen = before.seen  # of the same version, so of the same values
+        elif not self.bare and self.gate.records_in(training):
+            # A clone, because operations in place after this module would change the output before the gradient arrives.
+            seen = (tensor.detach().clone(),)
+        call = Call(training, keep(self) if self.given else None, seen)
+        if sighting is None or not known:
+            sighting = self._watched[tensor] = self._hooked(tensor, version, path)
+        if tensor.is_leaf:
+            return [(sighting, call)]
+        sighting.use(call)
+        return []
+
+    def _hooked(self, tensor: Tensor, version: int, path: str) -> Sighting:
+        sighting, leaf = Sighting(version), tensor.is_leaf
         self.partial = self.partial or _used_inside(tensor)
 
         def arrive(gradient: Tensor | None) -> None:  # no reference to the module: if it keeps its output, that would be a cycle
-            guarded(self._fail, self._arrived, gradient, seen, sighting, path)
+            guarded(self._fail, self._arrived, gradient, sighting, leaf, path)
 
-        sighting.handle = _hook(tensor, arrive)
-        self._watched[tensor] = sighting
+        sighting.handle = hook(tensor, arrive)
+        self._sightings.add(sighting)
+        return sighting
 
-    def _recomputed(self, tensor: Tensor) -> _Sighting | None:
+    def _recomputed(self, tensor: Tensor) -> Sighting | None:
         """In a backward, the sighting of a tensor that nested checkpoints saved, and gave back as another object."""
         node = tensor.grad_fn
         same = (known for known in self._watched if node is not None and known.grad_fn is node)
         return next((self._watched[known] for known in same if known.output_nr == tensor.output_nr), None)
 
     @tensor_hook
-    def _arrived(self, gradient: Tensor | None, seen: tuple[Tensor, ...], sighting: _Sighting, path: str) -> None:
-        if (block := sighting.block) is not None:
+    def _arrived(self, gradient: Tensor | None, sighting: Sighting, leaf: bool, path: str) -> None:
+        call = sighting.take_leaf() if leaf else sighting.last
+        if call is None:
+            self._skip("its module was not called in the forward of this gradient")
+            return
+        block = call.block
+        if block is not None:
             block.used = True
         if gradient is None:
             self._skip(INSIDE)
-        elif self._due(self.module, sighting.training, path) and (path or not add_alone(self, gradient)):
+        elif self._due(self.module, call.training, path) and (path or not add_alone(self, gradient)):
             if block is None:
-                self._record(self.module, gradient, *seen, path=path)
+                self._record(self.module, gradient, *call.seen, path=path)
             else:
-                under(block, self._record, self.module, gradient, *seen, path=path)
+                under(block, self._record, self.module, gradient, *call.seen, path=path)
 
     @entrance
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
@@ -192,7 +222,7 @@ class BackwardMonitor(GradientMonitor):
         return [module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
 
     def _after(self, module: nn.Module, *args: Any) -> None:
-        self._watch(module, args[-1])
+        self._watch_to_its_end(module, args[-1])
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, *args: Any) -> None:
         self._trace_watch(receiver, module, args[-1])
@@ -240,13 +270,29 @@ class BackwardInputMonitor(GradientMonitor):
     """
 
     side = "inputs"
+    hooks_change = True  # a second one is put on when an input is a leaf of autograd
 
     def _attach(self, module: nn.Module) -> list[Any]:
         hook = self._hook(self._before, "_trace_before")
+        self._ends, self._key = False, f"leaves of monitor {id(self)}"
         return [module.register_forward_pre_hook(hook, prepend=self.prepend, with_kwargs=True)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> None:
-        self._watch(module, pack(args, kwargs[0] if kwargs else {}))
+        """Keeps calls that used leaves of autograd to their ends: then the graph of what the module returns is known."""
+        calls = self._watch(module, pack(args, kwargs[0] if kwargs else {}))
+        if not calls:
+            return
+        if not self._ends:
+            self.hooks.handles.append(module.register_forward_hook(self._hook(self._after)))
+            self._ends = True
+        keep_in_call(forward_frame(), self._key, calls)
+
+    def _after(self, module: nn.Module, *args: Any) -> None:
+        frame = forward_frame()
+        calls = kept(frame, self._key)
+        if calls:
+            keep_in_call(frame, self._key, None)
+            tell_of_gradients([tensor for _, tensor in leaves(args[-1])], calls)
 
     def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> None:
         self._trace_watch(receiver, module, pack(args, kwargs[0] if kwargs else {}))
@@ -256,65 +302,3 @@ def _used_inside(tensor: Tensor) -> bool:
     """Whether a compiled graph returned `tensor` among others; if they are computed from it, a hook outside misses gradients."""
     node = tensor.grad_fn
     return type(node).__name__ == "CompiledFunctionBackward" and len(node._input_metadata) > 1  # type: ignore[union-attr]
-
-
-def _hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
-    return tensor.register_hook(function)  # type: ignore[no-untyped-call]
-
-
-@torch.compiler.disable(reason="a leaf outlives the graph")  # type: ignore[no-untyped-call, untyped-decorator]
-def _watch_uncompiled(receiver: Tensor, module: nn.Module, value: Any) -> None:
-    monitor = _monitor_of(receiver)
-    if monitor is not None:
-        monitor._watch(module, value)
-
-
-def _hook_given(tensor: Tensor, receiver: Tensor, path: str, seen: tuple[Tensor, ...]) -> None:
-    """Called while a graph is traced: registers a hook on an input of the graph, each time that the graph runs."""
-
-    def arrive(gradient: Tensor) -> None:
-        guarded("the hook on an input of a graph", _arrived_at_graph, receiver, gradient, seen, path)
-
-    _hook(tensor, arrive)
-
-
-def _arrived_at_graph(receiver: Tensor, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
-    monitor = _monitor_of(receiver)
-    if monitor is not None:
-        monitor._arrived_at_graph(gradient, seen, path)
-
-
-def _kept(twin: GradientMonitor, tensor: Tensor, receiver: Tensor) -> tuple[Tensor, ...]:
-    """Called while a graph is traced: what the graph keeps for the gradient of `tensor`, which the monitor gets with it."""
-    number = (emit_keep(receiver),) if twin.given else ()  # first: checkpointing marks what follows the clone, too
-    return number if twin.bare else (tensor.detach().clone(), *number)
-
-
-def _monitor_of(receiver: Tensor) -> Any:
-    """The monitor of a receiver; None if it no longer exists."""
-    found = find_receiver(receiver)
-    return None if found is None else found.monitor
-
-
-def _hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str, handle: Tensor | None) -> None:
-    """Registers a hook on a tensor of the user's graph: a node of it, which runs when AOT traces the graph and its backward.
-
-    If Dynamo traced the hook, compiling would take several times as long. And objects that were changed in the graph before the
-    hook would lose their later changes (torch 2.13), which breaks graphs with a key-value cache.
-    """
-    twin = find_twin(key)
-    if twin is None or not tensor.requires_grad or not first_sight(tensor, receiver):
-        return
-    seen = _kept(twin, tensor, receiver)
-
-    def arrive(gradient: Tensor) -> None:
-        if seen:
-            outside_modes(emit_call, receiver, (gradient.detach(), *seen), path)
-        else:
-            emit_leaves(receiver, key, [path], [gradient], path, handle)
-
-    _hook(tensor, arrive)
-
-
-torch.fx.has_side_effect(_hook_in_graph)  # it returns nothing, and would be removed
-torch.compiler.allow_in_graph(_hook_in_graph)  # type: ignore[no-untyped-call]

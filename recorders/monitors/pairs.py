@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recorders.capture.compiled import emit_call
 from recorders.capture.hooks import Hook
 from recorders.capture.layouts import Told
-from recorders.capture.operands import plain_or_spread, tracing
+from recorders.capture.operands import mapped, plain_or_spread, tracing
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
@@ -36,7 +36,8 @@ class PairMonitor(Monitor):
     """Records what two modules return for the same input. Operands: output, output of the other module.
 
     The reducer gets both, as `CKA`, `CrossCovariance` and others that take two tensors need them. The output that comes first is
-    cloned and kept until the other one comes. If a module is called again before the other was, its older output is left out.
+    cloned and kept until the other one comes, unless it is known by then that the pair will not be recorded. If a module is called
+    again before the other was, its older output is left out. So is what waits when the monitor is reset, taken off, or not due.
 
     Args:
         other: the other module, of the same network or of another. It is referenced weakly.
@@ -88,24 +89,42 @@ class PairMonitor(Monitor):
         if told is not None and (told.place is not None or told.fault):
             self._fail(OperandError("in a compiled graph only plain tensors are paired, and this is a DTensor"), self.module)
             return
-        self._arrive(stream, *operands())
+        self._come(stream, lambda: operands()[0], lambda: operands()[0])
 
     def _arrive(self, side: str, *args: Any) -> None:
-        output = args[-1]
+        self._come(side, lambda: args[-1], lambda: mapped(args[-1], _copy))
+
+    def _come(self, side: str, output: Callable[[], Any], copied: Callable[[], Any]) -> None:
         module = self.module
         if module is None:  # it no longer exists, and the other one does
             self.deregister()
             return
-        if is_ignored(self):
+        if not self.gate.on or is_ignored(self):
             return
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting[0] == side:
             if waiting is not None:
                 self._skip("called again before its partner was")
-            self._waiting = side, output.detach().clone() if isinstance(output, Tensor) else output
-            return
-        if self._due(module, self._training(module)):
-            self._record(module, *((output, waiting[1]) if side == "mine" else (waiting[1], output)))
+            self._waiting = side, copied() if self.gate.foresees(self._training(module)) else _NOT_KEPT
+        elif self._due(module, self._training(module)):
+            if waiting[1] is _NOT_KEPT:
+                self._skip("not recorded when its partner was called")
+            else:
+                self._record(module, *((output(), waiting[1]) if side == "mine" else (waiting[1], output())))
+
+    def deregister(self) -> Monitor:
+        self._waiting = None
+        return super().deregister()
+
+    def reset(self, keepshape: bool = False) -> None:
+        self._waiting = None
+        super().reset(keepshape)
+
+    clear = reset
+
+    def switch(self, active: bool, error: Exception | None) -> None:
+        self._waiting = None  # what waits in steps that are not due would get a partner of another step
+        super().switch(active, error)
 
     def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
         if self.map_ is not None or self.op_ is not None:
@@ -123,6 +142,13 @@ class PairMonitor(Monitor):
             (name, value) for name, value in constructor.options if name != "other"
         )  # otherwise copies would contain the module
         return rebuild, (type(constructor)(constructor.kind, constructor.reducer, options), *rest)
+
+
+_NOT_KEPT = object()  # waits in place of an output
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def _trace_mine(receiver: Tensor, module: nn.Module, *args: Any) -> None:
