@@ -24,7 +24,7 @@ from recorders.capture import packing
 from recorders.capture.gathering import Lift, gather, hand_over, hand_over_at_end
 from recorders.capture.guards import without_new_guards
 from recorders.capture.handles import emit_accumulations
-from recorders.capture.layouts import as_text, as_text_of_all
+from recorders.capture.layouts import CHANGES, as_text, as_text_of_all
 from recorders.capture.operands import is_spread, local_part
 from recorders.capture.operators import can_record
 from recorders.capture.packs import packed
@@ -91,18 +91,20 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
         if plain and emit_accumulations(handle, twin, reducer, leaves, told):
             return
         lifts = read = None
-        # All monitors of a twin are due in the same steps, if nothing else is asked of them.
-        alike = twin.gate.only_steps_and_mode and not _among_ranks()
+        CHANGES.note()  # a net that was spread over ranks is traced again
+        # All monitors of a twin are due in the same steps, if nothing else is asked of them, such as what part of a DTensor it is.
+        # Of plain tensors that is asked when the graph runs, once, because layouts may be told later.
+        alike = twin.gate.only_steps_and_mode and not any(map(is_spread, tensors))
         if reducer is not None and alike and twin.on_error != "raise" and can_record():  # the operator in C++ passes on no error
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):  # reported when the leaves are lifted
                 read = _read(reducer, leaves)
-            if read and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, {}, read)):
+            if read and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, {}, told, read)):
                 return
         if reducer is not None and reducer.liftable:
             # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):
                 lifts = None if is_faster_outside(leaves.values()) else _lifts(reducer, leaves)
-            if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts)):
+            if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts, told)):
                 return
         hand_over(emit_leaves, twin.twin_key)
         if lifts is None:

@@ -48,12 +48,14 @@ class Lift(NamedTuple):
 
     Attributes:
         states: a State by the path of each leaf.
-        read: instead of them, what the loop reads of each leaf, by its path.
+        told: which parts of tensors the leaves are; see `layouts.as_text`.
+        read: instead of states, what the loop reads of each leaf, by its path.
     """
 
     receiver: Tensor
     stream: str
     states: Mapping[str, State]
+    told: str
     read: Mapping[str, Sequence[GraphObservation]] = {}
 
 
@@ -67,6 +69,7 @@ class Together:
         spans: which part of which packs is its own.
         readings: what is read into these packs; see `reader_of`. "" if the graph lifted them.
         copies: whether the packs hold the tensors as they are, not lifts of them.
+        told: which parts of tensors the leaves of each observation are; see `layouts.as_text`.
         key: what the text of all of it begins with.
     """
 
@@ -75,19 +78,20 @@ class Together:
     spans: tuple[str, ...]
     readings: str
     copies: bool
+    told: tuple[str, ...]
     key: str
 
 
 @lru_cache(maxsize=1024)
 def from_text(text: str) -> Together:
     """What `as_text` was given."""
-    streams, layouts, spans, readings, copies = ast.literal_eval(text[KEY:])
-    return Together(streams, layouts, spans, readings, copies, text[:KEY])
+    return Together(*ast.literal_eval(text[KEY:]), text[:KEY])
 
 
 def as_text(lifts: Sequence[Lift], layouts: Sequence[str], spans: Sequence[str], readings: str = "", copies: bool = False) -> str:
     """The text of a `Together`: an argument of an operator, because the same graph may run in another process."""
-    text = repr((tuple(lift.stream for lift in lifts), tuple(layouts), tuple(spans), readings, copies))
+    streams, told = tuple(lift.stream for lift in lifts), tuple(lift.told for lift in lifts)
+    text = repr((streams, tuple(layouts), tuple(spans), readings, copies, told))
     return hashlib.sha256(text.encode()).hexdigest()[:KEY] + text
 
 
@@ -178,9 +182,10 @@ def _emit_all(found: Gathered) -> None:
 def _emit(lifts: Sequence[Lift]) -> None:
     lifted, read = [lift for lift in lifts if not lift.read], [lift for lift in lifts if lift.read]
     if len(lifted) == 1:
-        ((receiver, stream, states, _),) = lifted
-        layout, packs = packed(states)
-        torch.ops.torch_recorders.receive(receiver, stream, layout, [torch.stack(pack) for pack in packs], "")
+        (only,) = lifted
+        layout, packs = packed(only.states)
+        stacked = [torch.stack(pack) for pack in packs]
+        torch.ops.torch_recorders.receive(only.receiver, only.stream, layout, stacked, only.told)
     elif lifted:
         layouts, spans, packs = packed_together(lift.states for lift in lifted)
         text = as_text(lifted, layouts, spans)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recorders._torch import is_distributed, style_layouts, without_modes
+from recorders.capture.changes import Changes
 from recorders.capture.operands import is_spread
 from recorders.errors import OperandError, TargetError
 from recorders.recordings.placement import Placement, from_plain, to_plain
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement as Kind
 
 __all__ = [
+    "CHANGES",
     "Layout",
     "Told",
     "as_text",
     "as_text_of_all",
     "from_text",
     "in_use",
+    "is_placed",
     "know",
     "layout_of",
     "of_all",
@@ -161,6 +164,9 @@ def from_text(text: str) -> Mapping[str, Told]:
     return {path: Told(axes, None if place is None else from_plain(place), fault) for path, (axes, place, fault) in told.items()}
 
 
+CHANGES = Changes()
+"""Is told when layouts are registered, nets become known, or a graph is traced: then modules may be spread that were not."""
+
 _declared: WeakKeyDictionary[nn.Module, dict[str, Layout | None]] = WeakKeyDictionary()
 _nets: WeakSet[nn.Module] = WeakSet()
 _looked: WeakSet[nn.Module] = WeakSet()  # those of which the next is known
@@ -215,6 +221,7 @@ def _register(net: nn.Module, name: str, side: str, layout: Layout | None, mesh:
             f"got {layout.kinds}"
         )
     _declared.setdefault(module, {})[side] = layout
+    CHANGES.note()
 
 
 def in_use() -> bool:
@@ -238,6 +245,7 @@ def know(net: nn.Module) -> None:
     """Remembers a net from which modules are selected, for `unclear`."""
     _nets.add(net)
     _looked.discard(net)
+    CHANGES.note()
 
 
 def unclear(module: nn.Module | None, side: str) -> bool:
@@ -250,3 +258,8 @@ def unclear(module: nn.Module | None, side: str) -> bool:
         if any(map(is_distributed, inside)):
             _unclear.update(inside)
     return module in _unclear and side not in _declared.get(module, {})
+
+
+def is_placed(module: nn.Module | None, side: str) -> bool:
+    """Whether plain tensors of this module may be parts or copies, of which each observation is to be checked."""
+    return in_use() and (layout_of(module, side) is not None or unclear(module, side))

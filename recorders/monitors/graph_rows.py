@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -13,7 +13,7 @@ from torch import Tensor
 from recorders.capture.context import as_monitor
 from recorders.capture.gathering import Together
 from recorders.capture.graph_buffers import GraphBuffer, LiftRows, Rows, capacity_for, parts
-from recorders.capture.layouts import in_use
+from recorders.capture.layouts import CHANGES, Told, from_text, is_placed
 from recorders.capture.operands import recomputing
 from recorders.capture.packs import leaf_paths, leaves_of
 from recorders.monitors.record import report_failures
@@ -58,10 +58,15 @@ class Lifted:
 
     def hand_to(self, receiver: Any, index: int) -> None:
         told = self.together
-        receiver.receive(told.layouts[index], parts(told.spans[index], self.observation), told.streams[index], {})
+        receiver.receive(told.layouts[index], parts(told.spans[index], self.observation), told.streams[index], _told(told, index))
 
     def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
         return LiftRows(self.observation, len(numbers))
+
+
+def _told(together: Together, index: int) -> Mapping[str, Told]:
+    """What the graph told of the tensors of one observation."""
+    return from_text(together.told[index])
 
 
 class Read:
@@ -75,9 +80,9 @@ class Read:
         told = self.together
         own = parts(told.spans[index], [pack[0] for pack in self._reader.packs(self.observation.unsqueeze(0))])
         if told.copies:
-            receiver.receive_leaves(leaves_of(told.layouts[index], own), told.streams[index], {})
+            receiver.receive_leaves(leaves_of(told.layouts[index], own), told.streams[index], _told(told, index))
         else:
-            receiver.receive(told.layouts[index], own, told.streams[index], {})
+            receiver.receive(told.layouts[index], own, told.streams[index], _told(told, index))
 
     def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
         return Table(self._reader, numbers, self.together.key, capacity_for(self._reader.size, len(numbers)), recomputed)
@@ -89,7 +94,7 @@ def add_at_once(numbers: Sequence[int], together: Together, packs: Sequence[Tens
     No memory of a monitor is looked at: when a forward ends the caches hold that of the net, and each look takes microseconds.
     """
     shared = _buffers.get((together, *numbers))
-    if shared is None or not isinstance(shared.rows, LiftRows) or in_use() or recomputing():
+    if shared is None or not isinstance(shared.rows, LiftRows) or recomputing():
         return False
     return shared.rows.add_at_once(packs)
 
@@ -113,7 +118,7 @@ def add_together(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed
     Returns:
         whether it was added; if not, each monitor decides for itself.
     """
-    if in_use() or None in monitors or len(set(map(id, monitors))) < len(monitors):
+    if None in monitors or len(set(map(id, monitors))) < len(monitors):
         return False
     if recomputing() and not monitors[0].records_recomputed:  # all are of one class
         return False
@@ -179,7 +184,7 @@ def _new_buffer(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed)
 
 def let_wait(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> None:
     """Lets the next observations wait, if all monitors could reduce this one by itself: what fails is told at once, not later."""
-    if in_use() or None in monitors or len(set(map(id, monitors))) < len(monitors):
+    if None in monitors or len(set(map(id, monitors))) < len(monitors):
         return
     with _lock:
         if all(map(_reduced, monitors, handed.together.layouts)) and all(map(_records, monitors)):
@@ -199,6 +204,7 @@ def _rely_on(monitors: Sequence[Any], buffer: GraphBuffer) -> None:
         for monitor in monitors:
             locks.enter_context(monitor.buffer.lock)  # held by whoever reduces what waits, or lets it wait elsewhere
         buffer.rows.ready = True
+        CHANGES.tell(buffer.rows)
         for monitor in monitors:
             for changes in (monitor.gate.changes, monitor.buffer.changes):
                 changes.tell(buffer.rows)
@@ -212,7 +218,8 @@ def _all_wait_in(buffer: GraphBuffer, monitors: Sequence[Any]) -> bool:
 
 def _records(monitor: Any) -> bool:
     """Whether the monitor records all that comes in this step, without a placement or a shape to check."""
-    return bool(monitor.gate.on and monitor.gate.active and monitor.buffer.takes_rows)
+    rows = monitor.gate.on and monitor.gate.active and monitor.buffer.takes_rows
+    return bool(rows and not is_placed(monitor.module, monitor.side))
 
 
 def _count_calls(buffer: GraphBuffer, monitors: Sequence[Any]) -> None:
