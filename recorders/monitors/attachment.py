@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from recorders.capture.switching import remove
+from recorders.capture.hooks import Hook
+from recorders.capture.renewal import hooks_are_on
+from recorders.capture.switching import hook_of, remove
 
 __all__ = ["Attachment"]
 
@@ -50,6 +52,12 @@ class Attachment:
         for handle in suspended:
             remove(handle)
         self._module, self.module_class = weakref.ref(module), type(module).__name__
+
+    def put_on(self, module: nn.Module, handles: list[Any]) -> None:
+        """Takes over the handles of new hooks on `module`; graphs that were compiled without those hooks are dropped."""
+        self.handles = handles
+        if any(isinstance(hook := hook_of(handle), Hook) and hook.trace is not None for handle in handles):
+            hooks_are_on(module)
 
     def take_off(self, *, suspend: bool) -> None:
         """Removes the hooks, or suspends them."""

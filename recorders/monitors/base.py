@@ -156,7 +156,7 @@ class Monitor(Recorded, Past, ABC):
             self.hooks.move(target)
             self._ensure_clock()
             try:
-                self.hooks.handles = self._attach(target)
+                self.hooks.put_on(target, self._attach(target))
             except RuntimeError as error:  # modules of torch.jit.script take no hooks
                 raise TargetError(f"{self.describe(target)}: {error}; leave it out with exclude={type(target).__name__}") from error
         self.gate.turn(on=True)

@@ -292,7 +292,7 @@ class BackwardInputMonitor(GradientMonitor):
         calls = kept(frame, self._key)
         if calls:
             keep_in_call(frame, self._key, None)
-            tell_of_gradients([tensor for _, tensor in leaves(args[-1])], calls)
+            tell_of_gradients([tensor for _, tensor in leaves(args[-1])], calls, self._fail)
 
     def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> None:
         self._trace_watch(receiver, module, pack(args, kwargs[0] if kwargs else {}))

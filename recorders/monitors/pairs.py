@@ -13,6 +13,7 @@ from recorders.capture.compiled import emit_call
 from recorders.capture.hooks import Hook
 from recorders.capture.layouts import Told
 from recorders.capture.operands import mapped, plain_or_spread, tracing
+from recorders.capture.renewal import hooks_are_on
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
@@ -77,6 +78,7 @@ class PairMonitor(Monitor):
         if other is None:
             raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
         self._waiting = None
+        hooks_are_on(other)
         return [
             place.register_forward_hook(
                 Hook(partial(self._arrive, side), _TRACE[side], self.receiver.tensor, self._fail), prepend=self.prepend

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from recorders._torch import graph_task
+from recorders.capture.entering import Fail, guarded
 from recorders.capture.given import Block
 
 __all__ = ["Call", "Living", "Sighting", "tell_of_gradients"]
@@ -99,19 +100,19 @@ class Sighting:
             call.seen = ()
 
 
-def tell_of_gradients(outputs: Iterable[Tensor], calls: Sequence[tuple[Sighting, Call]]) -> None:
+def tell_of_gradients(outputs: Iterable[Tensor], calls: Sequence[tuple[Sighting, Call]], fail: Fail) -> None:
     """Lets the graph of what a module returned tell its calls of leaves when a gradient comes to it, and hold them.
 
     If it returned nothing with a gradient, nobody tells: then the next gradient of the leaf counts as one of the call.
     """
 
-    def come(gradient: Tensor) -> None:  # it cannot fail
+    def come() -> None:
         for _, call in calls:
             call.backward = graph_task()
 
     told = [x for x in outputs if x.requires_grad and not x.is_leaf]
     for output in told:
-        output.register_hook(come)  # type: ignore[no-untyped-call]
+        output.register_hook(lambda _: guarded(fail, come))  # type: ignore[no-untyped-call]
     for sighting, call in calls:
         if told:
             sighting.calls.add(call)

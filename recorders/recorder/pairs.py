@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch import nn
 
+from recorders.capture.renewal import together
 from recorders.errors import SelectionError
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.pairs import PairMonitor
@@ -69,8 +70,9 @@ class OfPairs(Results):
         found = list(_matched(net_a, net_b, match, Criteria(types, names, None, exclude, depth, leaves, where)))
         recorder = cls(PairMonitor(reducer, **options))  # type: ignore[call-arg]  # of Recorder
         recorder._subrecorders.know(net_a)
-        for name, module, other in found:
-            recorder._subrecorders.add(name, PairMonitor(reducer, other, **options), module)
+        with together([net_a, net_b]):
+            for name, module, other in found:
+                recorder._subrecorders.add(name, PairMonitor(reducer, other, **options), module)
         return recorder
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders.capture.operands import leaves, mapped
+from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.gate import Gate
@@ -130,6 +131,8 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
         twin.deregister()
         if twin.given and not twin.states and twin.last_error is None and (args or kwargs):
             note = note or "give plan() what monitors take: with recorder.given(...): recorder.plan(...)"
+    if any(has_old_graph(monitor.module) for monitor in monitors.values()):
+        note = "; ".join(filter(None, (note, OLD_GRAPH)))
     return Plan(tuple(rows), note)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from recorders.capture.renewal import together
 from recorders.monitors.base import Monitor
 from recorders.recorder.meter import Meter
 from recorders.recorder.overhead import Overhead, check_budget, shown_cadence
@@ -109,7 +110,8 @@ class Recorder(OfPairs):
             SelectionError: nothing matches (the message lists what exists), or a name is taken. Nothing is added then.
         """
         criteria = Criteria(types, names, indices, exclude, depth, leaves, where)
-        self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix))
+        with together([net]):
+            self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix))
         return self
 
     def children(
@@ -126,7 +128,8 @@ class Recorder(OfPairs):
     ) -> Self:
         """Like `modules`, for the direct children of `net` only; `indices` are positions in `net.children()`."""
         criteria = Criteria(types, names, indices, exclude, where=where)
-        self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix))
+        with together([net]):
+            self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix))
         return self
 
     def parameters(
@@ -260,7 +263,8 @@ class Recorder(OfPairs):
         Raises:
             SelectionError: it has no subrecorders, because nothing was selected yet.
         """
-        self._selected()._subrecorders.register()
+        with together(self._subrecorders.nets):
+            self._selected()._subrecorders.register()
         return self
 
     def deregister(self) -> Self:

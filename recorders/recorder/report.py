@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from recorders._torch import has_compiled
+from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
 from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
@@ -150,6 +151,8 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
         return "its module no longer exists: nothing else kept it alive"
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
         return "a container is never called, only the modules in it"
+    if has_old_graph(monitor.module):
+        return OLD_GRAPH
     reason = "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj)"
     if has_compiled():
         reason += "; or it runs in a graph that torch.compile made before the hook was on: call torch._dynamo.reset()"
