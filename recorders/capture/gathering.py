@@ -85,7 +85,8 @@ class Together:
 @lru_cache(maxsize=1024)
 def from_text(text: str) -> Together:
     """What `as_text` was given."""
-    return Together(*ast.literal_eval(text[KEY:]), text[:KEY])
+    streams, layouts, spans, readings, copies, told = ast.literal_eval(text[KEY:])
+    return Together(streams, layouts, spans, readings, copies, told, text[:KEY])
 
 
 def as_text(lifts: Sequence[Lift], layouts: Sequence[str], spans: Sequence[str], readings: str = "", copies: bool = False) -> str:

@@ -78,8 +78,8 @@ UNGUARDED = {
     # a quick look of the user: what fails in it is raised by the call that he made, and hooks are on during that call only
     "recorders.recorder.cache": {"partial(keep, place.name)"},
     # the guard is in the function that calls these two
-    "recorders._torch": {"call"},
-    "recorders.monitors.gradients": {"function"},
+    "recorders._torch.__init__": {"call"},
+    "recorders.monitors.gradient_hooks": {"function"},
 }
 
 

@@ -176,7 +176,7 @@ def test_a_net_is_compiled_again_once_and_not_at_each_block() -> None:
     assert counter.frame_count == 2
 
 
-def test_if_nothing_may_be_compiled_again_the_recorder_the_plan_and_the_report_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_nothing_may_be_compiled_again_recorder_plan_and_report_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewal, "_hooked", WeakKeyDictionary())  # otherwise graphs are guarded, because of other tests
     net = Net()
     run = torch.compile(net, backend="eager")

@@ -177,7 +177,7 @@ def test_report_tells_of_modules_that_left_the_net() -> None:
     assert "select again" in str(recorder.report())
 
 
-def test_report_tells_of_containers_and_of_graphs_compiled_before_the_hooks_were_on() -> None:
+def test_report_tells_of_containers_in_a_net_that_was_compiled_before() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -193,10 +193,7 @@ def test_report_tells_of_containers_and_of_graphs_compiled_before_the_hooks_were
     compiled(torch.ones(1, 2))
     told = {row.name: row.reason for row in recorder.report().silent}
     assert told["layers"] == "a container is never called, only the modules in it"
-    assert "torch._dynamo.reset()" in told["layers.0"]
-    torch._dynamo.reset()
-    compiled(torch.ones(1, 2))
-    assert recorder.samples("layers.0") == 1
+    assert recorder.samples("layers.0") == 1  # what to do if they cannot be made again is told in `test_renewal.py`
 
 
 def test_plan_disturbs_no_random_numbers() -> None:
