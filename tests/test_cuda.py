@@ -166,6 +166,28 @@ def test_a_cuda_graph_holds_an_update(case: Case) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("size", [64, BIG])
+def test_eager_hooks_leave_out_what_a_cuda_graph_captures(size: int) -> None:
+    layer, x = nn.ReLU(), torch.randn(size, device="cuda")
+    recorder = Recorder(ForwardMonitor(Summary())).modules(layer)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wanted = layer(x).double().mean()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x)
+    x.fill_(7)
+    for _ in range(3):
+        graph.replay()
+    torch.testing.assert_close(recorder[0].peek()["mean"], wanted, rtol=1e-6, atol=0)
+    (row,) = recorder.report().rows
+    assert (row.samples, row.calls, dict(row.skipped)) == (1, 2, {"in a CUDA graph that was captured": 1})
+    assert "reduce-overhead" in row.reason
+
+
+@on_gpu
+@pytest.mark.parametrize("size", [64, BIG])
 def test_what_is_called_on_a_stream_is_reduced_on_it(size: int) -> None:
     layer = nn.Identity()
     recorder = Recorder(ForwardMonitor(Summary())).modules(layer)

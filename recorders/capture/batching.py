@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recorders._torch import inside_transform
 from recorders.capture.buffers import Pending
 from recorders.capture.context import as_monitor
+from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
 from recorders.capture.lifts import Lifts
 from recorders.capture.operands import tracing
@@ -92,7 +93,8 @@ class StepBatch:
         self._copies, self._copied = list[Tensor](), list[Tensor]()
         self._left = StateStack.left
         self.usable = not torch.compiler.is_compiling() and not tracing()
-        self.usable = self.usable and not inside_transform() and not _captured()
+        # Replays of a CUDA graph would copy and read the addresses of now.
+        self.usable = self.usable and not inside_transform() and not (CAPTURES and CAPTURES[0]())
 
     def accepts(self, x: Tensor) -> bool:
         """Whether a tensor may be reduced together with others: a plain strided tensor with elements, not on the meta device."""
@@ -189,11 +191,6 @@ class StepBatch:
         if befores:
             torch._foreach_sub_(befores, [x for place, x in enumerate(self._afters) if place not in large])
             torch._foreach_neg_(befores)
-
-
-def _captured() -> bool:
-    """Whether a CUDA graph is captured. Its replays would copy and read the addresses of now; one tensor alone may be in it."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recorders.capture.accumulators import Accumulators, Observed
 from recorders.capture.compiled import emit_call, emit_leaves
+from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.gathering import Together
 from recorders.capture.given import keep, number_of
 from recorders.capture.handles import add_holder, can_accumulate, hand_out, handle_name
@@ -179,14 +180,14 @@ class GraphReceiver:
         Args:
             numbers: those of the receivers.
         """
-        if not add_at_once(numbers, together, packs):
+        if not (_left_out(numbers) or add_at_once(numbers, together, packs)):
             _receive_together(numbers, together, lambda: Lifted(together, packs))
 
     @staticmethod
     def record_together(numbers: Sequence[int], tensors: Sequence[Tensor], together: Together) -> None:
         """Records an observation of each of several monitors, which is to be read of tensors."""
-        monitors = [None if (receiver := find_receiver(number)) is None else receiver.monitor for number in numbers]
-        if not flush_filled(numbers, monitors, together):
+        monitors = _monitors(numbers)
+        if not (flush_filled(numbers, monitors, together) or _left_out(numbers)):
             _receive_together(numbers, together, lambda: Read(together, tensors))
 
     @entrance
@@ -219,6 +220,19 @@ class GraphReceiver:
         if monitor is not None and is_due_in_graph(monitor, ""):
             reason = "its operands could not be read while the graph was traced; run the module without torch.compile to see why"
             monitor._fail(OperandError(reason), None, ())
+
+
+def _monitors(numbers: Sequence[int]) -> list[Any]:
+    return [None if (receiver := find_receiver(number)) is None else receiver.monitor for number in numbers]
+
+
+def _left_out(numbers: Sequence[int]) -> bool:
+    """Leaves the observations of all these out if a CUDA graph is captured; returns whether one is."""
+    if not (CAPTURES and CAPTURES[0]()):
+        return False
+    for monitor in filter(None, _monitors(numbers)):
+        is_due_in_graph(monitor, "")
+    return True
 
 
 def _receive_together(numbers: Sequence[int], together: Together, hand_over: Callable[[], Handed]) -> None:

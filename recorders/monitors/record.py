@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from recorders._torch import graph_task, is_plain_moment
 from recorders.capture.context import as_monitor, capturing
+from recorders.capture.cuda_graphs import CAPTURES, IN_CUDA_GRAPH
 from recorders.capture.given import Taking, current
 from recorders.capture.layouts import Told, in_use, layout_of, of_all
 from recorders.capture.operands import (
@@ -84,6 +85,9 @@ def is_due(monitor: Recording, ask: Callable[[], str], module: nn.Module | None)
     if not monitor.gate.on:
         return False
     monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
+    if CAPTURES and CAPTURES[0]():
+        monitor._skip(IN_CUDA_GRAPH)
+        return False
     try:
         refusal = ask()
     except Exception as error:  # of the user's `condition`
@@ -192,7 +196,9 @@ def add_alone(monitor: Recording, x: Any) -> bool:
 def add_at_once(monitor: Recording, x: Any) -> bool:
     """The same for a monitor whose gate asks for nothing but steps, as most on small layers do: counts the call, too."""
     gate = monitor.gate
-    if not (gate.active and gate.on) or capturing() or graph_task() != -1 or not add_alone(monitor, x):
+    if not (gate.active and gate.on) or capturing() or graph_task() != -1 or (CAPTURES and CAPTURES[0]()):
+        return False
+    if not add_alone(monitor, x):
         return False
     monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
     return True
@@ -211,7 +217,7 @@ def reduce_at_once(monitor: Recording, module: nn.Module, x: Any, *others: Any) 
         return False
     if type(x) is not Tensor or not monitor._may_wait or not is_plain_moment(x) or x.is_meta or x.is_quantized:
         return False
-    if buffer.places or in_use():
+    if buffer.places or in_use() or (CAPTURES and CAPTURES[0]()):
         return False
     monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
     work(monitor, module, (x, *others), buffer.add, {"": (x.detach(),)})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from recorders._torch import has_compiled
+from recorders.capture.cuda_graphs import IN_CUDA_GRAPH
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
@@ -118,6 +119,10 @@ _PARTIAL = (
     "a compiled graph returned it, and a hook outside of that graph misses the gradient that comes from within the graph: compile "
     "the net as a whole, with torch._dynamo.config.wrap_top_frame = True if this is its outermost module"
 )
+_CAPTURED = (
+    "a CUDA graph replays kernels and calls no hooks: compile the net by torch.compile(net, mode='reduce-overhead'), which records "
+    "in each replay, or record outside of the capture"
+)
 _GONE = "its module is no longer in the net: it was replaced after the selection; select again"
 
 
@@ -125,6 +130,8 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     """The likely reason why nothing, or not everything, was recorded; "" if all is well or no reason is known."""
     idle = monitor.gate.chooses_steps and monitor.clock.step == 0
     partial = isinstance(monitor, GradientMonitor) and monitor.partial
+    if IN_CUDA_GRAPH in monitor.counts:
+        return _CAPTURED
     if samples:
         return _IDLE if idle else _PARTIAL if partial else ""
     if isinstance(monitor, CallMonitor):

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from recorders import ForwardInputMonitor, ForwardMonitor, Monitor
+from recorders.capture.cuda_graphs import CAPTURES
+from recorders.monitors import record
 from reducers import Mean, Reducer, Summary
 from reducers.kernels.loop import building
 
@@ -61,6 +63,22 @@ def test_a_call_whose_statistics_wait_makes_fewer_than_an_update(reducer: Reduce
     assert 0 < beside <= 60
     assert beside < calls(lambda: reducer.update(state, x))
     assert monitor.samples == 4
+
+
+@pytest.mark.skipif(torch.cuda.is_initialized(), reason="CUDA is in use")  # type: ignore[no-untyped-call]
+def test_nothing_asks_for_captures_of_a_gpu_that_is_not_in_use() -> None:
+    assert CAPTURES == []  # every place asks this list first
+
+
+@pytest.mark.parametrize("kind", [ForwardMonitor, ForwardInputMonitor])
+@pytest.mark.parametrize("size", [4, 1 << 16])
+def test_a_call_asks_for_captures_once(size: int, kind: Callable[..., Monitor], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, layer, asked = torch.randn(size), nn.Identity(), list[int]()
+    monitor = kind(Mean(), layer)
+    layer(x)
+    monkeypatch.setattr(record, "CAPTURES", [lambda: asked.append(1)])
+    layer(x)
+    assert (monitor.samples, len(asked)) == (2, 1)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
