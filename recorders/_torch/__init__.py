@@ -36,7 +36,6 @@ __all__ = [
     "NoAutocast",
     "NoInference",
     "at_end_of_backward",
-    "at_start_of_cuda",
     "autocast_is_on",
     "autograd_node",
     "break_graph",
@@ -80,7 +79,6 @@ graph_task = torch._C._current_graph_task_id  # -1 if no backward runs in this t
 autograd_node = torch._C._current_autograd_node  # the node whose backward runs in this thread; None if none does
 autocast_is_on = torch._C._is_any_autocast_enabled
 is_batched = torch._C._functorch.is_legacy_batchedtensor
-at_start_of_cuda = torch.cuda._lazy_call  # calls a function when CUDA is first used, or now if it is
 _inference_is_on = torch.is_inference_mode_enabled
 _interpreter = torch._C._functorch.peek_interpreter_stack
 _jit_trace = torch._C._get_tracing_state
