@@ -8,9 +8,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from recorders.errors import RecordingNotFoundError, SelectionError
+from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.recorder.subrecorders import Subrecorders
+from recorders.recordings.commit import never_committed
 from recorders.recordings.export import Exported
 from recorders.recordings.handle import SyncHandle
 from recorders.recordings.plainly import plainly
@@ -174,17 +175,25 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
             return save_in_background(self._selected().snapshot(), path, layout=layout, overwrite=overwrite, turn=turn)
 
     @plainly
-    def resume(self, path: str | Path | Recording, group: ProcessGroup | None = None) -> Self:
+    def resume(
+        self,
+        path: str | Path | Recording,
+        group: ProcessGroup | None = None,
+        *,
+        missing: Literal["error", "start"] = "error",
+    ) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.
 
-        States, observations that wait to be reduced, the counts of `every` and the step of the clock are restored. If there is
-        nothing at `path`, nothing is changed: so a script calls it at every start.
+        States, observations that wait to be reduced, the counts of `every` and the step of the clock are restored.
 
         Args:
             path: what was saved; if all ranks of a group saved it (`save_sharded`), this rank takes what it saved itself.
             group: the group that saved it; None for all ranks.
+            missing: "start" changes nothing if there is nothing at `path`, or only what a first save left that was killed: for a
+                script that calls this at every start.
 
         Raises:
+            RecordingNotFoundError: there is nothing at `path`; lists the recordings that are beside it.
             MergeError: the names differ (both sides are listed), or a reducer or state does not fit; or other ranks than those of
                 the group saved it. Nothing is changed then.
             StorageError: the recording cannot be read, see `load`.
@@ -195,7 +204,8 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         >>> net = torch.nn.Linear(2, 1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for start in range(2):
-        ...         recorder = Recorder(ForwardMonitor(Mean(), every=2)).modules(net).resume(folder + "/run")
+        ...         recorder = Recorder(ForwardMonitor(Mean(), every=2)).modules(net)
+        ...         _ = recorder.resume(folder + "/run", missing="start")
         ...         with recorder:
         ...             for _ in range(3):
         ...                 _ = net(torch.ones(1, 2))
@@ -203,10 +213,19 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         >>> recorder[0].samples
         3
         """
+        if missing not in ("error", "start"):
+            raise ValueError(f"resume(missing={missing!r}): give 'error' or 'start'")
         try:
             recording = path if isinstance(path, Recording) else load_own(path, group)
-        except RecordingNotFoundError:
-            return self
+        except RecordingNotFoundError as error:
+            if missing == "start":
+                return self
+            hint = "if nothing may have been saved yet, resume(path, missing='start') begins anew"
+            raise RecordingNotFoundError(f"{error}; {hint}") from error
+        except NotARecordingError:
+            if missing == "start" and not isinstance(path, Recording) and never_committed(path):
+                return self
+            raise
         self._subrecorders.resume(recording)
         if recording.step is not None:
             self._clock.step = recording.step

@@ -23,12 +23,12 @@ from types import TracebackType
 from recorders.errors import NotARecordingError, SchemaError, StorageError
 from recorders.recordings.manifest import MANIFEST
 from recorders.recordings.seals import MAX_BYTES, NEWEST, is_manifest, schema_of
-from recorders.recordings.whole import NOT_SUPPORTED, flush_file, flush_folder, open_regular, read_regular
+from recorders.recordings.whole import NOT_SUPPORTED, as_path, flush_file, flush_folder, is_url, open_regular, read_regular
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Commit", "Generation"]
+__all__ = ["Commit", "Generation", "never_committed"]
 
 LOCK = ".lock"
 MAX_START = 4096
@@ -180,6 +180,14 @@ def _prepare(root: Path) -> None:
             return
     if others:
         raise NotARecordingError(f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or over a recording")
+
+
+def never_committed(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder has nothing but what a save left in it that was killed before it was done."""
+    if is_url(path):
+        return False
+    names = set(os.listdir(as_path(path))) if os.path.isdir(as_path(path)) else set[str]()
+    return LOCK in names and all(name == LOCK or _OURS.fullmatch(name) for name in names)
 
 
 def _own_names(root: Path) -> set[str]:

@@ -25,14 +25,15 @@ from recorders.errors import (
     StorageError,
 )
 from recorders.recordings.contents import Recipes
-from recorders.recordings.manifest import Manifest, recording_of
+from recorders.recordings.manifest import MANIFEST, Manifest, recording_of
 from recorders.recordings.merged import Merged, merged_aliases
 from recorders.recordings.ranks_manifest import RanksManifest, in_order, read_manifest, read_rank
 from recorders.recordings.reading import Given, read, read_lazily, with_reducers
 from recorders.recordings.recording import Recording
 from recorders.recordings.remote import fetch, fetched, renamed
+from recorders.recordings.shown import listed
 from recorders.recordings.whole import as_path, is_url
-from reducers.errors import warn_user
+from reducers.errors import did_you_mean, warn_user
 
 __all__ = ["load", "load_chosen", "load_lazily", "manifest_at"]
 
@@ -205,6 +206,20 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _beside(root: str) -> str:
+    """Which recordings are beside a place where there is nothing, as the end of a sentence."""
+    folder = os.path.dirname(os.path.abspath(root))
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if os.path.isfile(os.path.join(entry.path, MANIFEST)))
+    except OSError:
+        return ""
+    guess = did_you_mean(os.path.basename(root), names)
+    return f"; {guess}in {folder} there are {listed(names)}" if names else f"; there is no recording in {folder} either"
+
+
 def _manifest(root: str, skip: bool) -> Manifest | RanksManifest:
     try:
         return read_manifest(root, skip=skip)
@@ -212,7 +227,7 @@ def _manifest(root: str, skip: bool) -> Manifest | RanksManifest:
         raise
     except OSError as error:
         if not os.path.lexists(root):
-            raise RecordingNotFoundError(f"there is nothing at {root}") from error
+            raise RecordingNotFoundError(f"there is nothing at {root}{_beside(root)}") from error
         if whole := recording_of(root):
             raise NotARecordingError(f"{root} is part of the recording {whole}: load that") from error
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):

@@ -91,7 +91,7 @@ def test_what_is_saved_at_a_url_comes_back(url: str, layout: Any) -> None:
     assert value_of(load(url)) == value_of(load(url, mmap=True)) == 1.0
     assert verify(url) == {}
     net = torch.nn.Linear(2, 1)
-    first = Recorder(ForwardMonitor(Mean(), every=2)).modules(net).resume(url + "/other")  # nothing is there
+    first = Recorder(ForwardMonitor(Mean(), every=2)).modules(net).resume(url + "/other", missing="start")  # nothing is there
     with first:
         net(torch.ones(3, 2))
     assert first.save_in_background(url + "/other", layout=layout).result() == url + "/other"

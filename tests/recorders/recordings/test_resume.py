@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,8 @@ from recorders import (
     Recorder,
     load,
 )
-from recorders.errors import MergeError, RecordingWarning
+from recorders.errors import MergeError, NotARecordingError, RecordingNotFoundError, RecordingWarning
+from recorders.recordings.commit import Commit
 from reducers import EMA, Count, Mean, Moments, Norm, Product, Quantile, Summary
 
 STEPS, AT = 23, 9
@@ -119,10 +121,35 @@ def test_each_optimizer_keeps_its_phase(tmp_path: Path, kind: Any, at: int) -> N
     assert whole[1].samples("") == 4
 
 
-def test_nothing_there_is_a_fresh_start(tmp_path: Path) -> None:
-    recorder = Run(lambda: KINDS["forward"](Mean())).recorder
-    assert recorder.resume(tmp_path / "none") is recorder
-    assert recorder.clock.step == 0
+def test_nothing_there_is_an_error_that_lists_what_is(tmp_path: Path) -> None:
+    run = Run(lambda: KINDS["forward"](Mean())).train(0, 3)
+    run.recorder.save(tmp_path / "epoch-1")
+    (tmp_path / "other").mkdir()
+    before = facts(run.recorder)
+    with pytest.raises(RecordingNotFoundError) as caught:
+        run.recorder.resume(tmp_path / "epoch-2")
+    for said in ("nothing at", "epoch-2", "did you mean 'epoch-1'", "there are ['epoch-1']", "missing='start'"):
+        assert said in str(caught.value)
+    with pytest.raises(RecordingNotFoundError, match="no recording in"):
+        run.recorder.resume(tmp_path / "other" / "deeper" / "run")
+    with pytest.raises(ValueError, match="missing='stop'"):
+        run.recorder.resume(tmp_path / "epoch-1", missing="stop")  # type: ignore[arg-type]
+    with pytest.raises(NotARecordingError):
+        run.recorder.resume(tmp_path / "other", missing="start")
+    assert facts(run.recorder) == before
+
+
+def test_a_script_may_ask_for_a_fresh_start(tmp_path: Path) -> None:
+    run = Run(lambda: KINDS["forward"](Mean())).train(0, 3)
+    before = facts(run.recorder)
+    assert run.recorder.resume(tmp_path / "none", missing="start") is run.recorder
+    with Commit(tmp_path / "killed") as commit:
+        commit.write("0.safetensors", [b"half"])
+        shutil.copytree(tmp_path / "killed", tmp_path / "left")  # what a first save leaves that is killed now
+    assert run.recorder.resume(tmp_path / "left", missing="start") is run.recorder
+    with pytest.raises(NotARecordingError):
+        run.recorder.resume(tmp_path / "left")
+    assert facts(run.recorder) == before
 
 
 def test_other_names_change_nothing(tmp_path: Path) -> None:
