@@ -1,22 +1,31 @@
 """The pictures of visualizers in docs/images: two trainings on handwritten digits, one of them sick, shown by each visualizer.
 
 Run: python benchmarks/pictures.py [name ...]; names are those of `PICTURES`. Needs Chromium, chromedriver and selenium, and for
-some of them the extras plot, tensorboard and demo.
+some of them the extras plot, tensorboard and demo. Beside the pictures it writes what they show, without the digits, which differ
+from machine to machine, into benchmarks/results/pictures.json.
+
+Check: python benchmarks/pictures.py --check. It draws without a browser, and ends with status 1 if a picture would show other
+things now than when it was made, or is not the one that was made. CI does this. Needs the extra plot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import hashlib
 import io
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import preset_pictures
 import report
@@ -25,6 +34,7 @@ from torch import nn
 
 from recorders import Inspector, Timeline, lenses, replay, visualizers
 from recorders.watch.charts import charts_of
+from recorders.watch.visualizers import html as html_pages
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser import browser, opened
@@ -38,6 +48,7 @@ WATCHED = (
 )
 EPOCHS = 24
 CLEARED = "\x1b[J"
+MADE = Path(__file__).parent / "results" / "pictures.json"
 
 
 class Tty(io.StringIO):
@@ -109,6 +120,11 @@ def terminal(path: Path, text: str, width: int) -> None:
 
 
 def live(path: Path) -> None:
+    terminal(path, live_text(), 100)
+
+
+@cache
+def live_text() -> str:
     """The last drawing of the table in a terminal, with the progress bar."""
     os.environ.update(COLUMNS="100", LINES="48", TERM="xterm-256color", COLORTERM="truecolor")
     stream, given = Tty(), sys.stdout
@@ -118,23 +134,24 @@ def live(path: Path) -> None:
     finally:
         sys.stdout = given
     bar = next(line for line in reversed(stream.getvalue().splitlines()) if "100%|" in line)
-    terminal(path, f"{bar}\n{stream.getvalue().rpartition(CLEARED)[2]}".rstrip(), 100)
+    return f"{bar}\n{stream.getvalue().rpartition(CLEARED)[2]}".rstrip()
 
 
 def text(path: Path) -> None:
+    terminal(path, tables_text(), 100)
+
+
+def tables_text() -> str:
     """The tables that a file gets."""
     timeline, file = run(0.04), io.StringIO()
     visualizers.TextVisualizer(file, width=100).show(timeline.ticks()[-1], charts_of(timeline)[:4])
-    terminal(path, file.getvalue().rstrip(), 100)
+    return file.getvalue().rstrip()
 
 
-def figure(title: str, rate: float = 0.04, depth: int = 3) -> Callable[[Path], None]:
-    def draw(path: Path) -> None:
-        shown = visualizers.MatplotlibVisualizer()
-        replay(run(rate, depth), shown)
-        shown.figures[title].savefig(path, dpi=90)
-
-    return draw
+def figure(title: str, rate: float = 0.04, depth: int = 3) -> Any:
+    shown = visualizers.MatplotlibVisualizer()
+    replay(run(rate, depth), shown)
+    return shown.figures[title]
 
 
 def page(theme: str, heading: str) -> Callable[[Path], None]:
@@ -175,25 +192,99 @@ def board(path: Path) -> None:
             server.wait()
 
 
+def words(figure: Any) -> str:
+    """The texts in a figure, and its size."""
+    from matplotlib.text import Text
+
+    figure.canvas.draw()
+    found = dict.fromkeys(re.sub(r"[\d.,]+", "#", one.get_text()) for one in figure.findobj(Text) if one.get_visible())
+    return "\n".join([f"{figure.get_size_inches().tolist()} inches", *(text for text in found if text)])
+
+
+def of_page(*runs: Any) -> str:
+    """What a page says of runs, and a checksum of what draws it."""
+    from pages import held
+
+    report = held(html_pages.html_report(*runs))
+    folder = Path(html_pages.__file__).parent
+    drawing = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("page.*")) + sorted(folder.glob("*.js"))))
+    charts = [f"{chart['title']}, {chart['unit']}: {len(chart['layers'])} layers" for chart in report["charts"]]
+    told = [f"{run['axis']}s; {len(run['findings'] or [])} findings; {run['verdict']}" for run in report["runs"]]
+    layers = [f"{layer} {kind}" for layer, kind in zip(report["layers"], report["kinds"], strict=True)]
+    return "\n".join([*charts, *layers, *told, drawing.hexdigest()])
+
+
+def without_digits(text: str) -> str:
+    """The words of a terminal's text: no colours, numbers or curves."""
+    plain = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text)
+    plain = re.sub(r"\d[\d.,:]*(e[+-]?\d+)?", "#", plain)
+    return "\n".join(" ".join(re.findall(r"[A-Za-z(][A-Za-z0-9()_]*", line)) for line in plain.splitlines())
+
+
+def of_board() -> str:
+    return "\n".join(f"{view.title}: {', '.join(view.layers)}" for view in charts_of(run(0.04)))
+
+
+FIGURES: dict[str, Callable[[], Any]] = {
+    "bands.png": lambda: figure("Output Gradient Norm"),
+    "heat.png": lambda: figure("Output Gradient Norm", 0.001, depth=40),
+    "comparison.png": lambda: figure("Mean Output Norm Comparison"),
+    **{name: partial(preset_pictures.drawn, heading) for name, heading in preset_pictures.PICTURES.items()},
+}
+SHOWN: dict[str, Callable[[], str]] = {
+    "live.png": lambda: without_digits(live_text()),
+    "text.png": lambda: without_digits(tables_text()),
+    "page-light.png": lambda: of_page(run(0.04)),
+    "page-dark.png": lambda: of_page(run(0.04)),
+    "report.png": lambda: of_page(*report.two_runs()),
+    "tensorboard.png": of_board,
+    **{name: lambda draw=draw: words(draw()) for name, draw in FIGURES.items()},
+}
+"""What each picture shows, in words; without a browser."""
+
+
+def saved(draw: Callable[[], Any]) -> Callable[[Path], None]:
+    return lambda path: draw().savefig(path, dpi=90)
+
+
 PICTURES: dict[str, Callable[[Path], None]] = {
     "live.png": live,
     "text.png": text,
-    "bands.png": figure("Output Gradient Norm"),
-    "heat.png": figure("Output Gradient Norm", 0.001, depth=40),
-    "comparison.png": figure("Mean Output Norm Comparison"),
     "page-light.png": page("light", "Findings"),
     "page-dark.png": page("dark", "Layers over time"),
     "report.png": report.picture,
     "tensorboard.png": board,
-    **preset_pictures.PICTURES,
+    **{name: saved(draw) for name, draw in FIGURES.items()},
 }
 
 
+def checksum(name: str) -> str:
+    return hashlib.sha256((IMAGES / name).read_bytes()).hexdigest()
+
+
+def stale(name: str, made: Mapping[str, Any]) -> str:
+    """Why a picture is not what would be made now; "" if it is."""
+    if name not in made:
+        return "nothing is known of it"
+    if made[name]["sha256"] != checksum(name):
+        return "it is not the file that was made"
+    before, now = made[name]["shows"].splitlines(), SHOWN[name]().splitlines()
+    return "\n".join(difflib.unified_diff(before, now, "the picture", "now", lineterm="", n=0))
+
+
 def main() -> None:
+    made = json.loads(MADE.read_text()) if MADE.exists() else {}
+    if sys.argv[1:2] == ["--check"]:
+        found = {name: why for name in sys.argv[2:] or PICTURES if (why := stale(name, made))}
+        for name, why in found.items():
+            print(f"{name} is stale: {why}\nmake it by: python benchmarks/pictures.py {name}")
+        raise SystemExit(bool(found))
     for name in sys.argv[1:] or PICTURES:
         path = IMAGES / name
         PICTURES[name](path)
-        print(f"{name}: {path.stat().st_size / 1e3:.0f} kB")
+        made[name] = {"sha256": checksum(name), "shows": SHOWN[name]()}
+        MADE.write_text(json.dumps({name: made[name] for name in sorted(made)}, indent=1) + "\n")
+        print(f"{name}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
 
 
 if __name__ == "__main__":

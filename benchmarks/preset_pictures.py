@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from recorders.recordings.recording import Recording
+from recorders.watch.overview import overview
 
 PAGE = Path(__file__).parent.parent / "docs" / "presets.md"
 
@@ -31,17 +32,15 @@ def examples() -> dict[str, dict[str, Any]]:
     return found
 
 
-def picture(heading: str, draw: Callable[[Any, Mapping[str, Any]], None]) -> Callable[[Path], None]:
-    def save(path: Path) -> None:
-        import matplotlib.pyplot as plt
+def drawn(heading: str) -> Any:
+    """The figure of one example."""
+    import matplotlib.pyplot as plt
 
-        figure, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
-        draw(axes, examples()[heading])
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, dpi=90)
-        plt.close(figure)
-
-    return save
+    figure, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
+    globals()[heading](axes, examples()[heading])
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)
+    return figure
 
 
 def results(example: Mapping[str, Any], group: str = "") -> dict[str, Any]:
@@ -58,8 +57,8 @@ def bars(axes: Any, values: Mapping[str, float], label: str) -> None:
 
 
 def health(axes: Any, example: Mapping[str, Any]) -> None:
-    dead = {name: found["activity"]["dead"].double().mean().item() for name, found in results(example, "output").items()}
-    bars(axes, {name: share for name, share in dead.items() if name != "output"}, "share of dead units")
+    dead = {row.name: row.gone.double().mean().item() for row in overview(example["recording"]) if row.gone is not None}
+    bars(axes, {name: share for name, share in dead.items() if name != "(net)"}, "share of dead units")
     axes.axvline(0.5, color="tab:red", linestyle="--", label="more is a fault")
     axes.legend()
 
@@ -118,6 +117,6 @@ def mup_coordinates(axes: Any, example: Mapping[str, Any]) -> None:
 
 
 PICTURES = {
-    f"preset-{heading.replace('_', '-')}.png": picture(heading, globals()[heading])
+    f"preset-{heading.replace('_', '-')}.png": heading
     for heading in ("health", "calibration", "outliers", "update_ratio", "gradient_noise", "attention_entropy", "mup_coordinates")
 }

@@ -90,9 +90,13 @@ def sick() -> list[Finding]:
     ]
 
 
+def two_runs() -> tuple[Run, Run]:
+    return Run(made(45, 160, explode=True), "rate 3e-3", sick()), Run(made(45, 160, explode=False), "rate 1e-3", ())
+
+
 def picture(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, browser(Path(folder) / "profile", 1400, 1560) as driver:
-        runs = Run(made(45, 160, explode=True), "rate 3e-3", sick()), Run(made(45, 160, explode=False), "rate 1e-3", ())
+        runs = two_runs()
         opened(driver, write_report(Path(folder) / "report.html", *runs, title="Two learning rates"))
         driver.execute_script("theme('light')")
         time.sleep(1.0)

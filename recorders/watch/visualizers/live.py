@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders.watch.charts import ChartView
+from recorders.watch.charts import ChartView, axis_of
 from recorders.watch.fault import Findings
 from recorders.watch.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import MISSING, Columns, statistics_of
@@ -104,9 +104,10 @@ class LiveTable:
         left = room - 2 - len(found) - (len(self._found) > len(found))
         chosen = self._chosen(values, recorded, left)
         text: Any = require("rich.text", "cli").Text
-        lines = [text(f"tick {columns.ticks[-1]}", style="bold")]
+        axis = axis_of(columns.timeline)
+        lines = [text(f"{axis} {columns.ticks[-1]}", style="bold")]
         for finding in found:
-            since = "" if finding.since is None else f", since tick {finding.since}"
+            since = "" if finding.since is None else f", since {axis} {finding.since}"
             lines.append(text.assemble(("! ", "bold red"), (finding.layer, "bold"), f"{since}: {finding.what}"))
         if len(self._found) > len(found):
             lines.append(text(f"  and {len(self._found) - len(found)} more", style="red"))

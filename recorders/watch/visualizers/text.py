@@ -87,7 +87,7 @@ class TextVisualizer:
             rows, points = view.at(tick), view.points(tick)
             if rows or points:
                 unit = f" ({view.unit})" if view.unit and view.unit != view.title.lower() else ""
-                self._console.print(self._text(f"{view.title}{unit}, tick {tick}", style="bold"))
+                self._console.print(self._text(f"{view.title}{unit}, {view.axis} {tick}", style="bold"))
                 self._console.print(self._comparison(points) if points else self._chart(view, rows))
 
     def _comparison(self, points: list[Point]) -> Any:

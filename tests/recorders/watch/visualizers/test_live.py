@@ -16,7 +16,9 @@ import pytest
 import torch
 from paths import ROOT
 from terminal import Terminal
+from torch import nn
 
+from recorders import Inspector, lenses
 from recorders.watch.charts import Chart, ChartView, keep_charts
 from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
@@ -254,3 +256,15 @@ def test_a_pipe_gets_no_escapes_and_a_line_of_progress(tmp_path: Path) -> None:
     assert done.stdout.count("Loss, tick") == 3
     assert "\x1b[" not in done.stdout
     assert re.findall(r"\d/3", done.stderr) == ["1/3", "3/3"]
+
+
+def test_text_calls_the_ticks_epochs_or_steps_as_the_timeline_does() -> None:
+    found = []
+    for axis in ("epoch", "step"):
+        net, file = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), io.StringIO()
+        with Inspector(lenses.OutputNorm(), TextVisualizer(file), net=net) as inspector:
+            net(torch.ones(1, 2))
+            inspector.step()
+            inspector.tick_epoch() if axis == "epoch" else inspector.tick()
+        found.append(file.getvalue().partition("\n")[0])
+    assert [line.rpartition(", ")[2] for line in found] == ["epoch 0", "step 1"]
