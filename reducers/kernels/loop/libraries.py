@@ -175,6 +175,7 @@ def _run(command: Sequence[str], folder: Path, again: bool = True) -> None:
                 _, errors = process.communicate(timeout=TIMEOUT_S)
         except BaseException:
             process.kill()
+            process.wait()  # an interrupt ends the context without it
             raise
     if process.returncode < 0 and again:
         _run(command, folder, again=False)

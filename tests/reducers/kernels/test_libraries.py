@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -168,6 +169,27 @@ def test_a_compiler_that_is_killed_is_run_again(calls: Path, caplog: pytest.LogC
     works()
     assert number(calls) == 2
     assert caplog.messages == []
+
+
+def test_an_interrupt_while_it_compiles_leaves_nothing_behind(calls: Path) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    fake = calls.parent / "c++"
+    quick = fake.read_text()
+    fake.write_text(quick.replace("for last", "exec sleep 60\nfor last"))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            works()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert [*(calls.parent / "cache").iterdir()] == []
+    fake.write_text(quick)
+    works()
+    assert libraries.in_order()
 
 
 def test_a_compiler_that_fails_is_told_once_with_its_error(calls: Path, caplog: pytest.LogCaptureFixture) -> None:
