@@ -88,7 +88,9 @@ def _observed(twin: Any, reducer: Reducer | None, path: str, leaf: Tensor, told:
         x, axes = arrange(observation(reducer, (leaf,)), reducer.pattern)
         kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
         # Sizes that are variables of the graph are not compared: that would be a guard.
-        if kernels is None or not kernels.takes(x, axes) or not all(type(size) is int for size in kept) or 0 in kept:
+        if kernels is None or not kernels.takes(x, axes, reducer.columns):
+            return None
+        if not all(type(size) is int for size in kept) or 0 in kept:
             return None
     except Exception:  # such as a pattern that does not fit: reported when the graph runs
         return None

@@ -152,9 +152,15 @@ def _upcast_float8(x: Tensor) -> Tensor:
     return x.float() if x.dtype.itemsize == 1 else x
 
 
-def total(x: Tensor, axes: tuple[int, ...], caller: str) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return `reduce_finite` with the sum over `axes` in the `wide_dtype`; the reduced axes stay, with length 1."""
+def total(x: Tensor, axes: tuple[int, ...], caller: str, wraps: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return `reduce_finite` with the sum over `axes` in the `wide_dtype`; the reduced axes stay, with length 1.
+
+    Args:
+        wraps: sum int64 in int64, which wraps around; otherwise in the dtype of `real`, as two elements may exceed int64.
+    """
     wide = wide_dtype(x, caller)
+    if x.dtype is torch.int64 and not wraps:
+        wide = real(x[:0]).dtype if x.ndim else real(x).dtype
     return reduce_finite(x, lambda part: part.sum(dim=axes, keepdim=True, dtype=wide))
 
 

@@ -64,6 +64,8 @@ class Count(Statistic):
 class Sum(Statistic):
     """Sum of the finite elements: exact for integers, accumulated in float64 for floats.
 
+    A sum of integers that int64 cannot hold wraps around, as in `torch.sum`; `Mean` does not.
+
     Returns:
         int64, float64 or complex128, in the shape of the kept axes.
 
@@ -85,7 +87,7 @@ class Sum(Statistic):
         return super().observe(x, axes) if added is None else {"sum": added}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"sum": total(x, axes, "Sum")[2].squeeze(axes)}
+        return {"sum": total(x, axes, "Sum", wraps=True)[2].squeeze(axes)}
 
     def join(self, a: State, b: State) -> State:
         return {"sum": a["sum"] + b["sum"]}
@@ -98,9 +100,10 @@ class Sum(Statistic):
 class Mean(Statistic):
     """Arithmetic mean of all finite elements; each element has the same weight, in batches of any size.
 
-    The state holds the sum, in float64 and exact for integers, and the count. Big float32, float16 and bfloat16 observations on
-    the CPU are summed pairwise in float32, in rows or pieces, and these sums in float64. The error of the mean is below
-    1e-6 of the mean magnitude (4e-7 measured). `Mean().premap(torch.Tensor.double)` accumulates in float64 throughout.
+    The state holds the count and the sum: an exact int64 of integers narrower than int64, and float64 of all others. So the sum of
+    int64 is exact up to 2**53, and rounded as float64 beyond. Big float32, float16 and bfloat16 observations on the CPU are summed
+    pairwise in float32, in rows or pieces, and these sums in float64. The error of the mean is below 1e-6 of the mean magnitude
+    (4e-7 measured). `Mean().premap(torch.Tensor.double)` accumulates in float64 throughout.
 
     Returns:
         float64 or complex128, in the shape of the kept axes; NaN if there are no finite elements.

@@ -116,7 +116,7 @@ class Moments(Statistic):
     eps = 2.2e-16 (absolute errors, for shapes below 1). If there is no C++ compiler, CPU observations of more than 8,192
     elements in float32 or narrower are summed in float32 about their centre, or about 0 if that is near: then the relative error
     of the variance is below 1e-6, and the error of the mean below 1e-6 standard deviations, for any mean.
-    `Moments().premap(torch.Tensor.double)` uses float64 throughout.
+    `Moments().premap(torch.Tensor.double)` uses float64 throughout. Integers are taken as float64, which rounds those beyond 2**53.
 
     Args:
         correction: 1 for the sample variance, 0 for the population variance, as in `torch.var`.
@@ -186,7 +186,8 @@ class Summary(Statistic):
 
     Returns:
         `count`, `zeros`, `nan`, `inf` int64; `mean`, `var` float64; `min`, `max` in the dtype of the input, and so is `absmax` for
-        floats, but int64 for integers (int8 cannot hold 128); all in the shape of the kept axes; NaN if no element is finite.
+        floats, but int64 for integers (int8 cannot hold 128; 2**63 is given as 2**63 - 1); all in the shape of the kept axes;
+        NaN if no element is finite.
 
     Raises:
         ArgumentError: `correction` is not a finite number from 0 up.
@@ -246,11 +247,15 @@ class Summary(Statistic):
             **read_moments(state, self.correction),
             "min": low,
             "max": high,
-            "absmax": torch.maximum(-wide_low, wide_high),
+            "absmax": torch.maximum(-_negatable(wide_low), wide_high),
             "zeros": state["zeros"],
             "nan": state["nan"],
             "inf": state["inf"],
         }
+
+
+def _negatable(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.clamp(min=1 - 2**63)
 
 
 def _count_zeros(x: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.triton import launch
-from reducers.kernels.triton.arguments import DTYPES, WARPS, dtype_of, family, fields, range_of
+from reducers.kernels.triton.arguments import WARPS, dtype_of, family, fields, range_of, takes_columns
 from reducers.kernels.triton.joining_in_place import join_in_place
 from reducers.kernels.triton.launch import new_partials, sweep_into
 from reducers.kernels.triton.layout import MAX_DIMS, join_tile, plan, power_of_two
@@ -34,9 +34,9 @@ _scratch: dict[tuple[torch.device, int], Tensor] = {}
 _lock = threading.Lock()  # between the two launches no other thread may use the same table
 
 
-def takes(x: Tensor, axes: tuple[int, ...]) -> bool:
-    """Return whether the kernels take a tensor of this dtype and so many axes, whatever its sizes and strides."""
-    return x.dtype in DTYPES and len(axes) <= MAX_DIMS and x.ndim - len(axes) <= MAX_DIMS
+def takes(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str]) -> bool:
+    """Return whether the kernels compute the columns of this dtype, and take so many axes, whatever the sizes and strides."""
+    return takes_columns(x.dtype, columns.values()) and len(axes) <= MAX_DIMS and x.ndim - len(axes) <= MAX_DIMS
 
 
 def is_captured() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "range_of",
     "sweep_arguments",
     "swept_dtype",
+    "takes_columns",
     "tile_constants",
 ]
 
@@ -47,6 +48,11 @@ elements of |x| above a threshold; `peak` is the largest |x|. `nan` and `inf` co
 
 Arguments = tuple[tuple[int, int, int], tuple[int | None, ...], dict[str, Any]]
 """The grid of a launch, and the numbers and the constants that its kernel is given."""
+
+
+def takes_columns(dtype: torch.dtype, columns: Iterable[str]) -> bool:
+    """Return whether the kernels compute these columns of a dtype: a `sum` of int64 may exceed int64, in which they add."""
+    return dtype in DTYPES and not (dtype is torch.int64 and "sum" in columns)
 
 
 def sweep_arguments(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None = None) -> Arguments:

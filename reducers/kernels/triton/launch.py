@@ -25,6 +25,7 @@ from reducers.kernels.triton.arguments import (
     range_of,
     sweep_arguments,
     swept_dtype,
+    takes_columns,
 )
 from reducers.kernels.triton.joining import join
 from reducers.kernels.triton.layout import MOST_PARTS, join_tile, plan
@@ -59,7 +60,7 @@ def swept(
     Raises:
         ArgumentError: the latter, inside a graph that is being compiled.
     """
-    if x.dtype not in DTYPES:
+    if x.dtype not in DTYPES or not takes_columns(swept_dtype(x, mask), columns.values()):
         return None
     names = ",".join(columns.values())
     before = [] if not state else [state[key] for key in columns]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.library import triton_op
 
 from reducers.kernels.axes import fills_memory
-from reducers.kernels.triton.arguments import DTYPES, dtype_of, fields
+from reducers.kernels.triton.arguments import dtype_of, fields, takes_columns
 from reducers.kernels.triton.launch import _join, _sweep
 from reducers.kernels.triton.layout import cut_many
 
@@ -81,7 +81,7 @@ def swept_rows(
 
 def row_dtypes(columns: Mapping[str, str], dtype: torch.dtype) -> dict[str, torch.dtype] | None:
     """Return the dtypes of what `swept_rows` returns for tensors of this dtype, by key; None if it does not take them."""
-    return {key: dtype_of(column, dtype) for key, column in columns.items()} if dtype in DTYPES else None
+    return {key: dtype_of(column, dtype) for key, column in columns.items()} if takes_columns(dtype, columns.values()) else None
 
 
 @triton_op("reducers::sweep_rows", mutates_args={"partials"})

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.triton.arguments import DTYPES, bytes_of, kept_shape, sweep_arguments
+from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_arguments, takes_columns
 from reducers.kernels.triton.launch import _join, join_partials, new_partials, new_results, sweep_into
 from reducers.kernels.triton.layout import plan
 from reducers.kernels.triton.sweeping import sweep
@@ -82,4 +82,5 @@ def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], thresh
 @lru_cache(maxsize=1024)
 def _slots_for(shape: Any, strides: Any, dtype: torch.dtype, axes: tuple[int, ...], columns: Any, threshold: float) -> Slots | None:
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return None if dtype not in DTYPES or plan(like, axes) is None else Slots(like, axes, columns, threshold)
+    taken = takes_columns(dtype, dict(columns).values()) and plan(like, axes) is not None
+    return Slots(like, axes, columns, threshold) if taken else None
