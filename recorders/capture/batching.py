@@ -7,7 +7,6 @@ stack. Reading merges that state with the row, and changes neither, so a step do
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -25,10 +24,11 @@ from recorders.capture.lifts import Lifts
 from recorders.capture.operands import tracing
 from recorders.capture.stacks import Moment, Rows, StackRow, StateStack, kinds
 from reducers import Reducer, StateMismatchError
+from reducers.kernels.locks import new_lock
 
 __all__ = ["LOCK", "PlannedRows", "StepBatch", "Targets", "common"]
 
-LOCK = threading.RLock()  # shared by all monitors whose states change together
+LOCK = new_lock()  # shared by all monitors whose states change together
 MANY = 4  # if the rows of a group are in more stacks than this, they move to one new stack
 LARGE = 1 << 15  # elements; a larger tensor on the CPU is subtracted by itself, in one pass instead of two
 

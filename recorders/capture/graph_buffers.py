@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -16,6 +15,7 @@ from recorders.capture.buffers import ENOUGH, TOGETHER
 from recorders.capture.gathering import Together
 from recorders.capture.packs import leaf_paths, leaves_of, unpacked
 from reducers import Reducer, State
+from reducers.kernels.locks import new_lock
 
 __all__ = ["GraphBuffer", "GraphRow", "LiftRows", "Rows", "capacity_for", "parts"]
 
@@ -85,7 +85,7 @@ class LiftRows:
         self.capacity = capacity_for(sum(pack.nbytes for pack in packs), monitors)
         self._packs = [torch.empty((self.capacity, *shape), dtype=dtype, device=device) for shape, dtype, device in self._kinds]
         self.ready, self.count, self.calls, self.seconds = False, 0, 0, 0.0
-        self._lock = threading.RLock()
+        self._lock = new_lock()
 
     def another(self) -> LiftRows:
         return LiftRows([pack[0] for pack in self._packs], self._monitors)
@@ -138,7 +138,7 @@ class GraphBuffer:
         self.layouts, self.spans, self.copies = together.layouts, together.spans, together.copies
         self.paths = [leaf_paths(layout) for layout in self.layouts]
         self.keys = self.paths if self.copies else [(layout,) for layout in self.layouts]
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._next: GraphBuffer | None = None
         self._packs: tuple[int, int, list[Tensor]] = (0, 0, [])
         self._joined: tuple[int, int, list[tuple[Reducer, str, dict[str, State]]]] = (0, 0, [])
@@ -163,7 +163,7 @@ class GraphBuffer:
                 return self
             if self._next is None:
                 self._next = copy.copy(self)
-                self._next.rows, self._next._next, self._next._lock = self.rows.another(), None, threading.RLock()
+                self._next.rows, self._next._next, self._next._lock = self.rows.another(), None, new_lock()
                 self._next._joined, self._next._packs = (0, 0, []), (0, 0, [])
             return self._next
 

@@ -11,7 +11,6 @@ before anything is compiled, all hooks that are out are put back. The hooks that
 from __future__ import annotations
 
 import sys
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
@@ -23,6 +22,7 @@ from recorders._torch import compilation
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
+from reducers.kernels.locks import new_lock
 
 __all__ = ["SWITCHING", "Switchable", "SwitchedHooks", "grouped", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
 
@@ -37,7 +37,7 @@ class Switchable(Protocol):
         """Returns the handles of the hooks that may be taken out now, and whether later calls will return the same handles."""
 
 
-SWITCHING = threading.RLock()
+SWITCHING = new_lock()
 """Is held while hooks are taken out, put back or removed: clocks of several threads do so, and users. Whoever holds it waits for no
 other lock."""
 

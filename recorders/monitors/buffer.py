@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from recorders.schedule.stopwatch import exclude, now
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
 from reducers.core.states import check_states, without_values
+from reducers.kernels.locks import new_lock
 
 __all__ = ["Buffer"]
 
@@ -54,7 +54,7 @@ class Buffer:
         self._stored, self.changes = EMPTY, Changes()
         self.failed: list[tuple[Exception, Any]] = []
         self.flush_seconds = 0.0
-        self.lock = threading.RLock()
+        self.lock = new_lock()
         self.places: dict[str, Placement] = {}
         self.copies: dict[str, Placement] = {}
         self.accumulators: Mapping[Any, Accumulators] = {}

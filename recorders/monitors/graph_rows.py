@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from recorders.capture.layouts import CHANGES, Told, from_text, is_placed
 from recorders.capture.operands import recomputing
 from recorders.capture.packs import leaf_paths, leaves_of
 from recorders.monitors.record import report_failures
+from reducers.kernels.locks import new_lock
 from reducers.kernels.loop.reading import reader_of
 from reducers.kernels.loop.tables import Table, has_filled
 
@@ -25,7 +25,7 @@ __all__ = ["Handed", "Lifted", "Read", "add_at_once", "add_together", "flush_fil
 _buffers: WeakValueDictionary[Any, GraphBuffer] = WeakValueDictionary()
 """The buffer of the monitors of a graph, by the numbers of their receivers, as long as one of them has it."""
 
-_lock = threading.RLock()  # two threads may run a graph at once, and would give its monitors two buffers
+_lock = new_lock()  # two threads may run a graph at once, and would give its monitors two buffers
 
 
 class Handed(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
+
+from reducers.kernels.locks import new_lock
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -45,7 +46,7 @@ class SyncHandle(Generic[T]):
         self._finish: Callable[[], T] | None = finish
         self._result: T
         self._error: Exception | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         _under_way.difference_update([work for work in tuple(_under_way) if work.is_completed()])
         _under_way.update(works)
 

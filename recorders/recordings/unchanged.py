@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -17,13 +16,14 @@ from recorders.recordings.entry import Entry
 from recorders.recordings.manifest import Head, Manifest
 from recorders.recordings.ranks_manifest import read_manifest, read_rank
 from recorders.recordings.recording import Subrecording
+from reducers.kernels.locks import new_lock
 
 __all__ = ["LastSave", "Saved", "check_same_net", "forget", "last_saved", "names_at", "remember", "unchanged"]
 
 _FOLDERS = 4
 """Of how many folders this is known."""
 
-_lock = threading.Lock()
+_lock = new_lock()
 _saves: OrderedDict[str, LastSave] = OrderedDict()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -19,6 +18,7 @@ from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Step
 from recorders.schedule.standing import StandingClock
 from recorders.schedule.steps import count_steps, stop_counting
 from recorders.schedule.stopwatch import now
+from reducers.kernels.locks import new_lock
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
@@ -77,7 +77,7 @@ class Clock:
         self._counting = SwitchedHooks()
         self.busy, self.cadence = False, 1
         self._uneventful = self._skipped = 0  # coming steps in which nothing is switched; how many have ended
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._receiver = new_receiver(self)
         self._standing = StandingClock(self)
 

@@ -21,6 +21,7 @@ from recorders.capture.batching import PlannedRows, StepBatch
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 from recorders.schedule.call_cost import CallCounts
+from reducers.kernels.locks import new_lock
 
 __all__ = [
     "HookTiming",
@@ -131,8 +132,7 @@ class Sample:
         self.seconds, self.calls = Seconds(), CallCounts()
         self.pairs: list[tuple[Any, Any]] = []
         self._started: float | None = None
-        self._new_event = _event_maker()
-        self._lock = threading.Lock()
+        self._new_event, self._lock = _event_maker(), new_lock()
         self._hooks: list[weakref.ref[Hook]] = []
         self._monitors: list[weakref.ref[Any]] = []
         self._rows: dict[Any, tuple[float, list[str]]] = {}  # of graphs: the seconds before, and whose they are

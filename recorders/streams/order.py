@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from reducers.kernels.locks import new_lock
 
 __all__ = ["RUN", "Shuffle"]
 
@@ -38,7 +39,7 @@ class Shuffle:
     def __init__(self, seed: int, window: int | None) -> None:
         self.seed, self.window = seed, window
         self._kept: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def __call__(self, positions: Tensor, rows: int) -> Tensor:
         """The rows at these positions, which are int64 from 0 to `rows - 1`."""

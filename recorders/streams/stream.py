@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from recorders.streams.queue import Queue, Rows, moment
 from recorders.streams.sink import RowCount, RowSink
 from recorders.streams.writer import Writer
 from reducers.errors import warn_user
+from reducers.kernels.locks import new_lock
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -103,7 +103,7 @@ class Stream(shown.Table):
         self._warned: set[str] = set()
         self._dropped_before = self._writer.dropped
         self._seen: set[str] = set()  # places of the present batch, if no `given` says where it ends
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._closing = weakref.finalize(self, self._writer.close)  # also at exit
 
     def attach(

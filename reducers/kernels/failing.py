@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping
-from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from reducers.errors import warn_user
+from reducers.kernels.locks import new_lock
 
 __all__ = ["Kernels", "failures", "found", "given_up", "has_failed", "is_out_of_memory", "tried"]
 
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
 
 
 _failed: list[Failure] = []
-_failing = Lock()
+_failing = new_lock()
 
 
 def found(kernels: Kernels[Found], device: torch.device) -> Found | None:

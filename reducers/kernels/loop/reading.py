@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import ctypes
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.axes import merged
+from reducers.kernels.locks import new_lock
 from reducers.kernels.loop.building import ELEMENTS, build_reading
 from reducers.kernels.loop.layout import MOST_AXES, Axes, Task, axes_of
 from reducers.kernels.loop.plain import plain_table
@@ -167,7 +167,7 @@ class Reader:
         self.exact = True
         self._layouts: dict[Any, int] = {}  # the number by which the source knows tensors with such metadata
         self._memory: dict[int, Any] = {}  # of these, which the source points to
-        self._lock = threading.RLock()
+        self._lock = new_lock()
 
     def packs(self, rows: Tensor) -> list[Tensor]:
         """Return the packs of rows, uint8 [rows, bytes], each [rows, number, *shape]; most are views."""

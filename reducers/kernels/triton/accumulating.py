@@ -11,7 +11,6 @@ neither autograd nor a compiler has to know what the addresses stand for.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reducers.kernels.locks import new_lock
 from reducers.kernels.triton import launch
 from reducers.kernels.triton.arguments import WARPS, dtype_of, family, fields, range_of, takes_columns
 from reducers.kernels.triton.joining_in_place import join_in_place
@@ -31,7 +31,7 @@ SLOTS = 14  # accumulators of one handle
 _FIRST = 2  # the word of a handle that belongs to slot 0; and of accumulators, at which the table begins
 
 _scratch: dict[tuple[torch.device, int], Tensor] = {}
-_lock = threading.Lock()  # between the two launches no other thread may use the same table
+_lock = new_lock()  # between the two launches no other thread may use the same table
 
 
 def takes(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str]) -> bool:
