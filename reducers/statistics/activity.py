@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +16,7 @@ from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.cpu import count_above
 from reducers.kernels.dispatch import device_sweep, loop_sweep
-from reducers.kernels.precision import count_of, finite, real
+from reducers.kernels.precision import count_along, count_of, finite, real
 from reducers.state import Result, State
 
 __all__ = ["Activity", "Idle", "Sparsity"]
@@ -214,7 +213,7 @@ class Idle(Statistic):
     def _of(self, counts: State, x: Tensor, axes: tuple[int, ...]) -> State:
         idle = (counts["count"] > 0) & (counts["active"] == 0)
         one = torch.ones((), dtype=torch.int64, device=x.device)
-        return {"observations": one, "elements": one * math.prod(x.shape[axis] for axis in axes), "idle": idle.to(torch.int64)}
+        return {"observations": one, "elements": one * count_along(x, axes), "idle": idle.to(torch.int64)}
 
     def join(self, a: State, b: State) -> State:
         idle = torch.where(b["idle"] == b["observations"], a["idle"] + b["idle"], b["idle"])

@@ -257,3 +257,31 @@ def test_outputs_without_channels_do_not_take_those_with_channels_along() -> Non
     assert row.samples == 3
     assert "leaf 'loss': it is a number, and the pattern keeps an axis" in str(row)
     assert not [finding for finding in findings(recorder) if "gradients" in finding.what or "output" in finding.what]
+
+
+def dying(compiled: bool, folder: Path | None = None) -> Recorder:
+    """A net whose second layer dies in step 10 of 40; with a folder the recorder is saved and made anew in step 20."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    run = torch.compile(net, fullgraph=True, backend="aot_eager") if compiled else net
+    recorder = presets.health().modules(net)
+    for step in range(40):
+        if step == 10:
+            nn.init.constant_(net[2].bias, -100.0)
+        if step == 20 and folder is not None:
+            recorder.save(folder)
+            recorder.deregister()
+            recorder = presets.health().modules(net)
+            recorder.resume(folder)
+        run(torch.randn(32, 16, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+    recorder.deregister()
+    return recorder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_units_that_died_are_known_in_compiled_nets_and_after_a_resume(compiled: bool, tmp_path: Path) -> None:
+    once, again = dying(compiled), dying(False, tmp_path / "run")
+    for recorder in (once, again):
+        assert recorder["output/3"].value(stat="idle.idle").tolist() == [30] * 64
+        assert [finding.layer for finding in findings(recorder) if "in the last 30 of 40" in finding.what] == ["3"]
