@@ -40,7 +40,21 @@ class Given(NamedTuple):
 
 
 class BatchContext:
-    """The context of one recorder, which its monitors share."""
+    """The context of one recorder, which its monitors share.
+
+    Args:
+        monitors: a weak reference to all of them, by name.
+
+    Attributes:
+        told: by mistake, a weak reference to the monitor that warned of it.
+    """
+
+    def __init__(self, monitors: Callable[[], Mapping[str, Any] | None] = lambda: None) -> None:
+        self.monitors = monitors
+        self.told: dict[object, Callable[[], Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchContext, ()
 
     @contextmanager
     def give(self, values: Mapping[str, Any]) -> Iterator[None]:

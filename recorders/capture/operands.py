@@ -15,6 +15,7 @@ from recorders._torch import graph_task, inside_transform, is_batched, is_being_
 from recorders.errors import OperandError
 
 __all__ = [
+    "TRACED",
     "as_operand",
     "as_operands",
     "detached",
@@ -33,6 +34,8 @@ __all__ = [
     "transient",
     "why_no_numbers",
 ]
+
+TRACED = "traced (torch.jit.trace or make_fx)"
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -188,7 +191,7 @@ def transient(tensor: Tensor) -> bool:
 def why_no_numbers(tensors: Iterable[Tensor]) -> str:
     """Returns the reason why these tensors cannot be recorded; "" if they can."""
     if tracing():
-        return "traced (torch.jit.trace or make_fx)"
+        return TRACED
     return "not a real tensor (meta, fake, vmap or grad)" if any(map(transient, tensors)) else ""
 
 

@@ -85,7 +85,7 @@ class Monitor(Recorded, Past, ABC):
         self.map_, self.op_, self.given = chosen["map_"], chosen["op_"], chosen["given"]
         self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
         self.name, self.hooks, self.context = "", Attachment(), BatchContext()
-        self.counts: dict[str, int] = {}
+        self.counts, self.leaf_calls = dict[str, int](), dict[str, int]()
         self.last_error: str | None = None
         self.timer: Timer | None = None  # set while a measured step times this monitor
         self.compiled = self.dry_run = self.doubtful = False  # a graph recorded; only shapes; its pattern may not keep channels
@@ -225,7 +225,7 @@ class Monitor(Recorded, Past, ABC):
 
     def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
         """Counts a call; returns whether the gate lets its observation pass."""
-        return is_due(self, lambda: self.gate.refusal(training, stream), module)
+        return is_due(self, lambda: self.gate.refusal(training, stream), module, stream)
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "", told: Told | None = None) -> None:
         """Records one observation that passed the gate; `path` is that of the leaf, if each leaf is observed by itself."""
@@ -280,7 +280,7 @@ class Monitor(Recorded, Past, ABC):
         """Deletes what was recorded, not hooks nor functions of `apply`; with `keepshape` states keep the shapes that they had."""
         self.buffer.clear(keepshape)
         self.gate.clear()
-        self.counts, self.last_error = {}, None
+        self.counts, self.leaf_calls, self.last_error = {}, {}, None
 
     clear = reset
 

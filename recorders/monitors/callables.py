@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from inspect import Parameter
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import nn
+from torch.overrides import get_testing_overrides
 
 __all__ = ["Caller", "call"]
 
@@ -34,19 +36,60 @@ def call(function: Callable[..., Any], operands: tuple[Any, ...], monitor: Calle
     try:
         takes = _known.get(function) or _known.setdefault(function, _inspect(function))
     except TypeError:  # it cannot be referenced weakly, so it is one of Python's or PyTorch's own functions
-        return function(*operands)
+        takes = _inspect(function)
+    if takes is UNTOLD:
+        return _with_as_many_as_it_takes(function, operands)
     return function(*operands[: takes.most], **{name: getattr(monitor, name) for name in takes.names})
 
 
 _known: WeakKeyDictionary[Callable[..., Any], Takes] = WeakKeyDictionary()
 
 
+UNTOLD = Takes(None, ("\0",))
+"""What a function takes that does not say."""
+
+
+def _told_elsewhere(function: Callable[..., Any]) -> Takes:
+    """What a function in C takes, if it is one of PyTorch: arguments without a default count.
+
+    >>> import torch
+    >>> _told_elsewhere(torch.abs).most, _told_elsewhere(torch.sub).most
+    (1, 2)
+    """
+    try:
+        parameters = inspect.signature(_overrides()[function]).parameters.values()
+    except (KeyError, TypeError, ValueError):
+        return UNTOLD
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return Takes(sum(one.kind in kinds and one.default is Parameter.empty for one in parameters) or None, ())
+
+
+@cache
+def _overrides() -> Mapping[Any, Callable[..., Any]]:
+    """A function with the same arguments for each function of PyTorch."""
+    found: Mapping[Any, Callable[..., Any]] = get_testing_overrides()
+    return found
+
+
+def _with_as_many_as_it_takes(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """Calls a function that does not say what it takes with all operands; if that is a TypeError, with fewer."""
+    for count in range(len(operands), 1, -1):
+        try:
+            return function(*operands[:count])
+        except TypeError:
+            continue
+    return function(*operands[:1])
+
+
 def _inspect(function: Callable[..., Any]) -> Takes:
     """What `function` takes; all operands if it takes `*args`, or does not say."""
+    inputs = getattr(function, "nin", None)
+    if isinstance(inputs, int):  # a function of NumPy, whose signature has the results as well
+        return Takes(inputs, ())
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return Takes(None, ())
+        return _told_elsewhere(function)
     kinds = [parameter.kind for parameter in parameters.values()]
     asked = tuple(name for name in ("module", "name") if name in parameters and parameters[name].kind is Parameter.KEYWORD_ONLY)
     if Parameter.VAR_POSITIONAL in kinds:

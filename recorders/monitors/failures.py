@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import nn
@@ -47,6 +48,7 @@ def fail(monitor: Failing, error: Exception, module: Any, operands: tuple[Any, .
     if monitor.on_error == "raise" and isinstance(error, MonitorError):
         raise error  # it was raised for a failure within this one
     first = monitor.last_error is None
+    others = _others(monitor, error) if first and monitor.on_error != "raise" else 0
     monitor._skip("errors")
     seen = f"; operands: {' | '.join(map(shapes, operands))}" if operands else ""
     if found := {name: value for name, (value, _) in current().given.get(monitor.context, {}).items() if name in monitor.given}:
@@ -58,7 +60,38 @@ def fail(monitor: Failing, error: Exception, module: Any, operands: tuple[Any, .
         raise MonitorError(message) from error
     if monitor.on_error == "disable":
         monitor.deregister()
-        if first:
-            warn_user(f"{message}; the monitor has been taken off", RecordingWarning)
-    elif first:
-        warn_user(f"{message}; this observation is left out, and later ones like it silently", RecordingWarning)
+        if first and others is not None:
+            warn_user(f"{message}; the monitor has been taken off{_shown(others)}", RecordingWarning)
+    elif first and others is not None:
+        warn_user(f"{message}; this observation is left out, and later ones like it silently{_shown(others)}", RecordingWarning)
+
+
+def _shown(others: int) -> str:
+    if not others:
+        return ""
+    many = f"{others} more monitors" if others > 1 else "one more monitor"
+    return f"; {many} of this recorder may meet the same, without a further warning: report() names all that did"
+
+
+def _others(monitor: Failing, error: Exception) -> int | None:
+    """How many other monitors of the recorder are made like this one; None if one of them has warned of the same mistake.
+
+    A monitor that was reset since then has warned of nothing.
+    """
+    mistake = _mistake(monitor)
+    teller = monitor.context.told.get((type(error), mistake), lambda: None)()
+    if teller is not None and teller is not monitor and teller.last_error is not None:
+        return None
+    monitor.context.told[type(error), mistake] = weakref.ref(monitor)
+    return sum(other is not monitor and _mistake(other) == mistake for other in list((monitor.context.monitors() or {}).values()))
+
+
+def _mistake(monitor: Any) -> tuple[Any, ...]:
+    """What a mistake may be in: of monitors that were copied from one prototype it is the same."""
+    functions = monitor.filter_, monitor.map_, monitor.op_, monitor.gate.condition
+    return (
+        type(monitor),
+        *map(id, functions),
+        repr(monitor.reducer),
+        repr(monitor.attr) if all(f is None for f in functions) else "",
+    )

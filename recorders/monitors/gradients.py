@@ -18,7 +18,7 @@ from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
 from recorders.capture.given import block_of, keep, remember, under
 from recorders.capture.layouts import Told
-from recorders.capture.operands import leaves, pack, symbolic, tracing
+from recorders.capture.operands import TRACED, leaves, pack, symbolic, tracing
 from recorders.monitors.base import Monitor
 from recorders.monitors.gradient_hooks import hook, hook_given, hook_in_graph, kept_in_graph, watch_uncompiled
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
@@ -101,10 +101,10 @@ class GradientMonitor(Monitor):
 
     def _watch(self, module: nn.Module, value: Any) -> list[tuple[Sighting, Call]]:
         """Puts hooks on the tensors in `value`; returns the calls that used leaves of autograd, of which nobody has taken note."""
-        if tracing() or not self.gate.on:
+        if not self.gate.on:
             return []
-        if not self.gate.active:
-            self._skip("not in its steps")
+        if tracing() or not self.gate.active:
+            self._skip(TRACED if tracing() else "not in its steps")
             return []
         if capturing():
             self._skip("called by a monitor")

@@ -96,7 +96,7 @@ def is_due_in_graph(monitor: Traced, stream: str) -> bool:
         monitor._skip("recomputed by checkpointing")
         return False
     monitor.compiled = True
-    return is_due(monitor, lambda: monitor.gate.refusal_in_any_mode(stream), None)
+    return is_due(monitor, lambda: monitor.gate.refusal_in_any_mode(stream), None, stream)
 
 
 class GraphReceiver:

@@ -34,13 +34,15 @@ class MonitorOptions(TypedDict, total=False):
             the other calls too, and discards them; steps that are not chosen cost nothing.
         filter_: called with the operands; if it returns False, nothing is recorded. If a callable takes fewer arguments than there
             are operands, it gets the first ones. If it takes `module` or `name` by keyword only (`lambda x, *, name: ...`), it gets
-            the module, or the name of the subrecorder. Both hold for `map_` and `op_` too.
+            the module, or the name of the subrecorder. A function of PyTorch or NumPy gets as many as it needs: `torch.abs` one,
+            `torch.sub` two; one in C that does not say gets all, and fewer if that is a TypeError. All hold for `map_` and `op_`.
         map_: called with the operands; returns the tuple of tensors that the reducer gets.
         op_: called with the operands if `map_` is None; returns the tensor, the number, or the nested tensors
             that the reducer gets.
         given: the name of a value of `Recorder.given`, such as "mask", or several: the reducer gets them after the tensor, in this
             order. Gradients get what was given at their forward.
-        on_error: what to do when a callable or the reducer fails: "warn" (once; the observation is left out and training goes on),
+        on_error: what to do when a callable or the reducer fails: "warn" (once, and once for all monitors of a recorder that were
+            made alike; the observation is left out and training goes on),
             "disable" (warn, and take the monitor off) or "raise".
     """
 

@@ -62,6 +62,7 @@ class Recording(Placed, Caller, Taking, Protocol):
 
     gate: Gate
     counts: dict[str, int]
+    leaf_calls: dict[str, int]
     filter_: Callable[..., bool] | None
     map_: Callable[..., tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
@@ -80,11 +81,20 @@ class Recording(Placed, Caller, Taking, Protocol):
     def _fail(self, error: Exception, module: Any = None, operands: tuple[Any, ...] = ()) -> None: ...
 
 
-def is_due(monitor: Recording, ask: Callable[[], str], module: nn.Module | None) -> bool:
-    """Counts a call, and returns whether the gate lets it pass; `ask` returns the reason if it does not."""
+def is_due(monitor: Recording, ask: Callable[[], str], module: nn.Module | None, leaf: object = "") -> bool:
+    """Counts a call, and returns whether the gate lets it pass; `ask` returns the reason if it does not.
+
+    Args:
+        leaf: the path of what is observed by itself: all leaves of one call are one call.
+    """
     if not monitor.gate.on:
         return False
-    monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
+    calls = monitor.counts.get("calls", 0)
+    if isinstance(leaf, str) and leaf:
+        found = monitor.leaf_calls[leaf] = monitor.leaf_calls.get(leaf, 0) + 1
+        monitor.counts["calls"] = max(calls, found)
+    else:
+        monitor.counts["calls"] = calls + 1
     if CAPTURES and CAPTURES[0]():
         monitor._skip(IN_CUDA_GRAPH)
         return False

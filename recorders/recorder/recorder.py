@@ -186,10 +186,11 @@ class Recorder(OfPairs):
         return len(self._subrecorders)
 
     def __enter__(self) -> Self:
-        return self.register()
+        """Puts all hooks on; the end of the outermost block takes them off, in whichever thread that is."""
+        return self._subrecorders.blocks.enter(self.register)
 
     def __exit__(self, *_: object) -> None:
-        self.deregister()
+        self._subrecorders.blocks.exit(self.deregister)
 
     def title_shown(self) -> str:
         """The prototypes, how many subrecorders there are, and how often they record."""

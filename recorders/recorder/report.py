@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from recorders._torch import has_compiled
 from recorders.capture.cuda_graphs import IN_CUDA_GRAPH
+from recorders.capture.operands import TRACED
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import CallMonitor
@@ -123,6 +125,10 @@ _CAPTURED = (
     "a CUDA graph replays kernels and calls no hooks: compile the net by torch.compile(net, mode='reduce-overhead'), which records "
     "in each replay, or record outside of the capture"
 )
+_ONLY_TRACED = (
+    "it was called only while torch.jit.trace or make_fx wrote its program down, and that program calls no hooks: record the net "
+    "itself"
+)
 _GONE = "its module is no longer in the net: it was replaced after the selection; select again"
 
 
@@ -141,19 +147,27 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     if not monitor.gate.active:
         return f"none of its steps has come: {_IDLE if idle else f'the clock stands at step {monitor.clock.step}'}"
     if monitor.counts:
+        if monitor.counts.keys() - {"calls"} == {TRACED}:
+            return _ONLY_TRACED
         if monitor.counts.keys() - {"calls"} == {NO_TENSOR}:
             return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
         return _PARTIAL if partial else "all calls were skipped"
     if isinstance(monitor, ModuleMonitor) and monitor.gate.on:
         return "tick() was never called"
-    if not monitor.registered and not others_recorded:  # otherwise hooks are off because the recording has ended
-        return "its hooks are off"
+    if isinstance(monitor, GradientMonitor) and monitor.seen:
+        return "no gradient came: backward was not run, or the loss does not use its output"
+    reason = _absence(monitor)
+    if monitor.registered or others_recorded:  # otherwise hooks are off because the recording has ended
+        return reason
+    return f"its hooks are off; while they were on, {reason}"
+
+
+def _absence(monitor: Monitor) -> str:
+    """Why a monitor may have seen nothing at all."""
     if isinstance(monitor, ParameterMonitor) and monitor.when != "step":
         return "its module was never called" if monitor.when == "call" else "tick() was never called"
     if isinstance(monitor, ModuleParameterMonitor):
         return "no optimizer step changed its parameters"
-    if isinstance(monitor, GradientMonitor) and monitor.seen:
-        return "no gradient came: backward was not run, or the loss does not use its output"
     if monitor.module is None and monitor.registered:
         return "its module no longer exists: nothing else kept it alive"
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
@@ -163,4 +177,11 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     reason = "its module was never called, or only its .forward or its weights were used (as MultiheadAttention uses out_proj)"
     if has_compiled():
         reason += "; or it runs in a graph that torch.compile made before the hook was on: call torch._dynamo.reset()"
+    if _forks:
+        reason += "; or it was called in a process that was forked, such as a worker of a DataLoader: what it records stays there"
     return reason
+
+
+_forks: set[int] = set()  # this process, once it was forked
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=lambda: _forks.add(os.getpid()))

@@ -22,6 +22,7 @@ from recorders.monitors.parameters import ParameterMonitor
 from recorders.monitors.snapshots import resume
 from recorders.monitors.twins import leave_clock
 from recorders.recorder.attached import warn_of_equals
+from recorders.recorder.blocks import Blocks
 from recorders.recorder.meter import Meter
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join, recipes
 from recorders.recorder.selection import Place, unwrapped
@@ -57,14 +58,13 @@ class Subrecorders(Mapping[str, Monitor]):
             group: as_prototype(item, f"Recorder({group}=...)" if group else "Recorder(...)") for group, item in monitors.items()
         }
         self.aliases: dict[str, str] = {}
-        self.context = BatchContext()
+        self.context, self.blocks = BatchContext(weakref.ref(self)), Blocks()
         self._clock, self._meter, self._fuse = clock, meter, fuse
         self._monitors: dict[str, Monitor] = {}
         self._nets: list[weakref.ref[nn.Module]] = []
         self._by_module: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
         self._counting: RemovableHandle | None = None
-        self._alone: set[str] = set()  # the names of those that were not selected from a net
-        self._stopped = False
+        self._alone, self._stopped = set[str](), False  # the names of those that were not selected from a net
         meter.give_up = weakref.WeakMethod(self._give_up)
         for group, prototype in self.prototypes.items():
             if isinstance(prototype, CallMonitor):
@@ -76,7 +76,7 @@ class Subrecorders(Mapping[str, Monitor]):
         return {**vars(self), "_nets": [], "_by_module": {}, "_counting": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({**state, "_by_module": weakref.WeakKeyDictionary()})
+        vars(self).update({**state, "_by_module": weakref.WeakKeyDictionary(), "context": BatchContext(weakref.ref(self))})
         self._clock.measure(self._meter)
         self._meter.give_up = weakref.WeakMethod(self._give_up)
         for name, monitor in self.items():

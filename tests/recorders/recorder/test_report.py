@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import threading
+import warnings
 from collections import UserDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +23,7 @@ from recorders import (
     ParameterMonitor,
     ParameterUpdateMonitor,
     Recorder,
+    SelectionError,
 )
 from reducers import Collect, Count, History, Last, Mean, Product, Summary, Whole
 
@@ -71,7 +76,7 @@ def test_report_tells_of_switched_off_hooks_gates_and_failures() -> None:
     off.deregister()
     chooses_steps = Recorder(ForwardMonitor(Count(), condition=lambda: False)).children(net)
     net(torch.ones(1))
-    assert off.report().silent[0].reason == "its hooks are off"
+    assert off.report().silent[0].reason.startswith("its hooks are off; while they were on, its module was never called")
     assert chooses_steps.report().silent[0].reason == "all calls were skipped"
     assert chooses_steps.report().silent[0].skipped == {"condition was false": 1}
     ticks = Recorder(ParameterMonitor(Count(), when="tick")).modules(nn.Linear(1, 1))
@@ -245,3 +250,115 @@ def test_plan_takes_named_tuples_and_mappings() -> None:
 def test_report_tells_of_modules_that_are_no_more() -> None:
     recorder = Recorder(ForwardMonitor(Mean())).modules(nn.Linear(2, 2))
     assert recorder.report().rows[0].reason == "its module no longer exists: nothing else kept it alive"
+
+
+def test_report_after_a_block_tells_the_true_reason() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with Recorder(BackwardMonitor(Count())).modules(net, types=nn.Linear) as recorder:
+        net(torch.ones(1, 2))
+    assert recorder.report().rows[0].reason == "no gradient came: backward was not run, or the loss does not use its output"
+    with Recorder(ParameterUpdateMonitor(Count())).modules(net, types=nn.Linear) as recorder:
+        net(torch.ones(1, 2)).sum().backward()
+    reason = "its hooks are off; while they were on, no optimizer step changed its parameters"
+    assert recorder.report().rows[0].reason == reason
+
+
+@pytest.mark.parametrize("kind", [ForwardMonitor, BackwardMonitor])
+def test_report_tells_that_a_net_was_only_traced(kind: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    recorder = Recorder(kind(Count())).modules(net, types=nn.Linear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(net, torch.ones(1, 2), check_trace=False)
+    traced(torch.ones(1, 2)).sum().backward()
+    assert "torch.jit.trace" in recorder.report().rows[0].reason
+    recorder.deregister()
+
+
+def test_report_tells_that_a_forked_process_keeps_what_it_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recorders.recorder import report as module
+
+    net = nn.Sequential(nn.Linear(2, 2))
+    recorder = Recorder(ForwardMonitor(Count())).modules(net, types=nn.Linear)
+    monkeypatch.setattr(module, "_forks", set())
+    assert "forked" not in recorder.report().rows[0].reason
+    monkeypatch.undo()
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "it was called in a process that was forked" in recorder.report().rows[0].reason
+    recorder.deregister()
+
+
+def test_all_leaves_of_a_call_are_one_call() -> None:
+    net = nn.LSTM(2, 3)
+    recorder = Recorder(
+        back=BackwardMonitor(Count()), out=ForwardMonitor(Count()), weights=ParameterGradientMonitor(Count(), when="accumulate")
+    ).modules(net)
+    for _ in range(4):
+        output, (hidden, cell) = net(torch.randn(5, 1, 2))
+        (output.sum() + hidden.sum() + cell.sum()).backward()
+    assert {(row.samples, row.calls) for row in recorder.report().rows} == {(4, 4)}
+    recorder.reset()
+    output, _ = net(torch.randn(5, 1, 2))
+    output.sum().backward()
+    assert {(row.samples, row.calls) for row in recorder.report().rows} == {(1, 1)}
+    recorder.deregister()
+
+
+# Blocks
+
+
+def test_the_hooks_stay_on_until_the_outermost_block_ends() -> None:
+    net = nn.Sequential(nn.Identity())
+    recorder = Recorder(ForwardMonitor(Count())).children(net)
+    with recorder:
+        with recorder as inner:
+            assert inner is recorder
+            net(torch.ones(1))
+        net(torch.ones(1))
+        with pytest.raises(ZeroDivisionError), recorder:
+            raise ZeroDivisionError
+        net(torch.ones(1))
+        copied = copy.deepcopy(recorder)
+    net(torch.ones(1))
+    assert recorder[0].samples == 3
+    assert not recorder[0].registered
+    assert copied is not None
+    with copied:
+        pass
+    with recorder:
+        net(torch.ones(1))
+    net(torch.ones(1))
+    assert recorder[0].samples == 4
+
+
+def test_a_block_of_one_thread_ends_no_block_of_another() -> None:
+    net = nn.Sequential(nn.Identity())
+    recorder = Recorder(ForwardMonitor(Count())).children(net)
+    inside, left = threading.Barrier(2), threading.Barrier(2)
+
+    def leave_first() -> None:
+        with recorder:
+            inside.wait()
+        left.wait()
+
+    thread = threading.Thread(target=leave_first)
+    thread.start()
+    with recorder:
+        inside.wait()
+        left.wait()
+        thread.join()
+        net(torch.ones(1))
+    net(torch.ones(1))
+    assert recorder[0].samples == 1
+
+
+def test_a_block_that_cannot_begin_counts_for_nothing() -> None:
+    recorder = Recorder(ForwardMonitor(Count()))
+    with pytest.raises(SelectionError), recorder:
+        pass
+    net = nn.Sequential(nn.Identity())
+    with recorder.children(net):
+        net(torch.ones(1))
+    assert not recorder[0].registered
