@@ -34,6 +34,7 @@ MANIFEST = "manifest.json"
 _NAME_AT = {1: len('{"name": '), 2: len('{"crc32": "01234567", "name": ')}
 """Where the name of a subrecorder begins in its line, by schema."""
 _LONGEST_NAME = 2**20
+_SPLIT = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 HEAD = -1
 """The number of the first line."""
 _scan_text = json.JSONDecoder().raw_decode
@@ -114,6 +115,10 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
             line = _dump({**facts, "reducer": reducer})[1:]
             if len(line) > MAX_LINE - 30:
                 raise StorageError(f"subrecorder {entry.name!r:.200} has too many tensors: they take {len(line)} bytes to name")
+            if len(_dump(entry.name)) > _LONGEST_NAME:
+                raise StorageError(f"the name {entry.name[:100]!r}... is too long: it takes more than {_LONGEST_NAME} bytes")
+            if "\\ud" in line and _SPLIT.search(json.dumps(facts, ensure_ascii=False)):
+                raise StorageError(f"subrecorder {entry.name!r:.200} has a character in two halves, which come back as one")
             if entry.name in lines:
                 raise StorageError(f"this recording names {entry.name!r:.200} twice")
             lines[entry.name] = sealed_line(line)
@@ -123,6 +128,10 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
         about = ", ".join([*(f'"{key}": {_dump(value)}' for key, value in described.items()), f'"reducers": [{", ".join(table)}]'])
     except (TypeError, ValueError, RecursionError) as error:
         raise StorageError(f"this recording cannot be described as data: {error}") from error
+    if len(about) > MAX_LINE - 300:
+        raise StorageError(f"the reducers and further names take {len(about)} bytes, and {MAX_LINE} can be read back")
+    if "\\ud" in about and _SPLIT.search(json.dumps([dict(head.aliases)], ensure_ascii=False)):
+        raise StorageError("a further name has a character in two halves, which come back as one")
     rest = f', {about}, "subrecorders": [\n' + ",\n".join(lines.values()) + "\n]}\n"
     return sealed(SCHEMA, rest)
 

@@ -149,7 +149,7 @@ class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
 
     def __getitem__(self, name: str | int) -> Subrecording:
         if name in self.subrecordings:
-            return self.subrecordings[str(name)]
+            return self.subrecordings[name]  # type: ignore[index]
         return self.subrecordings[lookup(name, self.subrecordings, self.aliases)]
 
     def __iter__(self) -> Iterator[str]:

@@ -144,7 +144,7 @@ def _save(recording: Recording, root: Path, layout: Layout, overwrite: bool) -> 
         known = {entry.name: entry for entry in entries}
         commit.publish(encode(head, entries))
         kept = known if isinstance(recording.subrecordings, dict) and layout == "folder" else {}
-        remember(key, head, tuple(known), {name: recording[name] for name in kept}, kept)
+        remember(key, head, tuple(known), {name: recording.subrecordings[name] for name in kept}, kept)
     warn_left_out(root, left_out)
 
 

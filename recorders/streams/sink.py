@@ -9,12 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from recorders.capture.operands import plain, why_no_numbers
+from recorders.errors import OperandError
 from recorders.monitors.buffer import Buffer
+from recorders.recordings.stored import why_no_memory
+from recorders.recordings.tensorfile import MAX_RANK
 from reducers import Reducer, State
 from reducers.core.inputs import observation
 from reducers.core.states import require_state
 
-__all__ = ["RowCount", "RowSink"]
+__all__ = ["RowCount", "RowSink", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,20 @@ class RowSink(Buffer):
 
     def _place(self, path: str) -> str:
         return f"{self._name}/{path}" if self._name and path else self._name or path
+
+
+def rows_of(place: str, value: Tensor, axes: int) -> Tensor:
+    """The plain tensor whose rows are to be written; raises `OperandError` if they could not be written, or not be read back."""
+    if not isinstance(place, str) or place.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") != place:
+        raise OperandError(f"{place!r:.100} is no name of a place: give a text, without a character in two halves")
+    if not isinstance(value, Tensor) or (reason := why_no_numbers([value])):
+        raise OperandError(f"{place!r}: {reason if isinstance(value, Tensor) else f'a {type(value).__name__} is no tensor'}")
+    try:
+        x = plain(value)
+    except (OperandError, RuntimeError) as error:  # the latter of a tensor that left a transform of torch.func
+        raise OperandError(f"{place!r}: {error!s:.200}") from error
+    if x.layout is torch.strided and not x.is_nested and (reason := why_no_memory(x)):
+        raise OperandError(f"{place!r}: a tensor {reason} has no rows: put a copy that is plain")
+    if x.ndim - axes > MAX_RANK:
+        raise OperandError(f"{place!r}: rows of {x.ndim - axes} axes; {MAX_RANK} can be read back")
+    return x

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders.capture.context import as_monitor
-from recorders.capture.operands import plain, shapes, why_no_numbers
+from recorders.capture.operands import shapes
 from recorders.errors import OperandError, RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
@@ -22,11 +22,10 @@ from recorders.monitors.options import MonitorOptions
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import Excluded, Names
 from recorders.recordings import shown
-from recorders.recordings.stored import why_no_memory
 from recorders.recordings.whole import as_path
 from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, Rows, moment
-from recorders.streams.sink import RowCount, RowSink
+from recorders.streams.sink import RowCount, RowSink, rows_of
 from recorders.streams.writer import Writer
 from reducers.errors import warn_user
 from reducers.kernels.locks import new_lock
@@ -184,14 +183,7 @@ class Stream(shown.Table):
             OperandError: the tensor cannot be written: its rows differ from earlier ones, it has not as many samples as there
                 are ids, or holds no plain values (sparse, quantised, nested, meta).
         """
-        if not isinstance(value, Tensor) or (reason := why_no_numbers([value])):
-            raise OperandError(f"{place!r}: {reason if isinstance(value, Tensor) else f'a {type(value).__name__} is no tensor'}")
-        try:
-            x = plain(value)
-        except (OperandError, RuntimeError) as error:  # the latter of a tensor that left a transform of torch.func
-            raise OperandError(f"{place!r}: {error!s:.200}") from error
-        if x.layout is torch.strided and not x.is_nested and (reason := why_no_memory(x)):
-            raise OperandError(f"{place!r}: a tensor {reason} has no rows: put a copy that is plain")
+        x = rows_of(place, value, axes)
         dtype = self._dtype if self._dtype is not None and x.is_floating_point() else x.dtype
         with self._lock:
             kind = self._check(place, x, dtype, axes)

@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["TimelineRows", "numbers_of"]
+from recorders.errors import StorageError, TickError
+from recorders.recordings.stored import why_no_memory
+
+__all__ = ["TimelineRows", "numbers_of", "step_of", "text_of", "tick_of"]
 
 TimelineRows: TypeAlias = Mapping[str, Mapping[str, "float | Tensor"]]
+
+
+def tick_of(tick: Any) -> int:
+    """The number of a tick as SQLite returns it; raises `TickError` if it is no whole number of 64 bits."""
+    if isinstance(tick, bool) or not isinstance(tick, int) or not -(2**63) <= tick < 2**63:
+        raise TickError(f"a tick is a whole number of at most 64 bits, such as an epoch; got {tick!r:.100}")
+    return int(tick)
+
+
+def step_of(step: Any) -> int | None:
+    """The number of a step likewise, or None; raises `TickError`."""
+    try:
+        found = None if step is None else operator.index(step)
+    except TypeError:
+        found = 2**63
+    if isinstance(step, bool) or (found is not None and not 0 <= found < 2**63):
+        raise TickError(f"a step is the number of optimizer steps that ended before a tick, or None; got {step!r:.100}")
+    return found
+
+
+def text_of(text: Any, what: str) -> str:
+    """A text as SQLite returns it; raises `TypeError` if it is none, and `StorageError` if it cannot be encoded."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} are strings; got {text!r:.100}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise StorageError(f"{what} hold no lone surrogates, as no file can; got {text!r:.100}") from error
+    return str.__str__(text)
 
 
 def numbers_of(rows: TimelineRows) -> dict[tuple[str, str], float]:
@@ -20,14 +53,17 @@ def numbers_of(rows: TimelineRows) -> dict[tuple[str, str], float]:
     tensors: dict[tuple[torch.device, torch.dtype], dict[tuple[str, str], Tensor]] = {}
     for name, statistics in rows.items():
         for statistic, value in statistics.items():
-            key = (name, statistic)
-            if not isinstance(name, str) or not isinstance(statistic, str):
-                raise TypeError(f"names and statistics are strings; got {key!r}")
+            key = (text_of(name, "names"), text_of(statistic, "statistics"))
+            if isinstance(value, Tensor) and value.layout is torch.strided and (reason := why_no_memory(value)):
+                raise TypeError(f"{statistic!r} of {name!r} must be a number, and is a tensor {reason}")
             if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
                 tensors.setdefault((value.device, value.dtype), {})[key] = value.detach().reshape(())
                 values[key] = math.nan  # keeps the place; replaced below
             elif not isinstance(value, Tensor) and hasattr(value, "__float__"):
-                values[key] = float(value)
+                try:
+                    values[key] = float(value)
+                except OverflowError as error:
+                    raise TypeError(f"{statistic!r} of {name!r} is a number that no float holds") from error
             else:
                 what = f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
                 raise TypeError(f"{statistic!r} of {name!r} must be a number or a real tensor of one element; got {what}")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recorders.errors import StorageError
 from recorders.recordings.tensorfile import chunks, describe, read_tensors
+from recorders.watch.timeline.rows import text_of
 
 __all__ = ["LARGEST", "tensor_of", "tensors_as_bytes"]
 
@@ -20,8 +21,9 @@ def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str | Non
     """By name, the true dtype if it is stored as another one, and the bytes."""
     found: dict[str, tuple[str | None, bytes]] = {}
     for name, tensor in tensors.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise TypeError(f"tensors are tensors by name; got {name!r}: {type(tensor).__name__}")
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"tensors are tensors by name; got {name!r:.100}: {type(tensor).__name__}")
+        name = text_of(name, "names of tensors")
         header, ordered, dtypes = describe({"": tensor})
         if (size := tensor.numel() * tensor.element_size()) > LARGEST:
             raise StorageError(

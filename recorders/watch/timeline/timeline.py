@@ -12,7 +12,7 @@ from recorders.errors import CorruptRecordingError, SelectionError, TickError
 from recorders.recordings.shown import listed
 from recorders.watch.timeline.damage import Damages
 from recorders.watch.timeline.reading import Course, Reader
-from recorders.watch.timeline.rows import TimelineRows, numbers_of
+from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, text_of, tick_of
 from recorders.watch.timeline.schema import Series
 from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
 from recorders.watch.timeline.session import MEMORY, Session, located
@@ -81,11 +81,10 @@ class Timeline(SeriesTable):
 
         Raises:
             TickError: the tick exists already (it is never overwritten: `forget` it first), or is not a whole number.
-            TypeError: a value is neither a number nor a tensor of one element.
+            TypeError: a value is neither a number nor a tensor of one element, or a name is no text.
             StorageError: a tensor is too big, or sparse.
         """
-        if isinstance(tick, bool) or not isinstance(tick, int) or not -(2**63) <= tick < 2**63:
-            raise TickError(f"a tick is a whole number of at most 64 bits, such as an epoch; got {tick!r}")
+        tick, step = tick_of(tick), step_of(step)
         values = {Series(*key): value for key, value in numbers_of(rows).items()}
         stored = tensors_as_bytes(tensors or {})
         with self._session.writing() as db:
@@ -264,6 +263,7 @@ class Timeline(SeriesTable):
 
     def note(self, key: str, text: str) -> None:
         """Writes a text into the file, such as how to draw the numbers; replaces an earlier text with the same key."""
+        key, text = text_of(key, "keys of notes"), text_of(text, "notes")
         with self._session.writing() as db:
             add_note(db, self._tables, key, text)
 
