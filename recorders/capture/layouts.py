@@ -31,6 +31,7 @@ __all__ = [
     "as_text",
     "as_text_of_all",
     "from_text",
+    "guess",
     "in_use",
     "is_placed",
     "know",
@@ -263,3 +264,19 @@ def unclear(module: nn.Module | None, side: str) -> bool:
 def is_placed(module: nn.Module | None, side: str) -> bool:
     """Whether plain tensors of this module may be parts or copies, of which each observation is to be checked."""
     return in_use() and (layout_of(module, side) is not None or unclear(module, side))
+
+
+def guess(module: nn.Module) -> tuple[str, str] | None:
+    """The name of a module in its net, and, as code, the likely placements of its plain tensors; None if its net is not known.
+
+    They are those of what the last tensor-parallel layer before it returns; before the first one all ranks have copies.
+    """
+    for net in _nets:
+        before: tuple[Any, ...] = ()
+        for name, other in net.named_modules():
+            if other is module:
+                kinds = [f"Shard({kind.dim})" if kind.is_shard() else "Replicate()" for kind in before] or ["Replicate()"]
+                return name, kinds[0] if len(kinds) == 1 else f"[{', '.join(kinds)}]"
+            known = style_layouts(other, "outputs")
+            before = before if known is None else known[1]
+    return None

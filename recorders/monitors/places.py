@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol
 from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from recorders.capture.layouts import Told, layout_of, of_one, unclear
+from recorders.capture.layouts import Told, guess, layout_of, of_one, unclear
 from recorders.capture.operands import is_spread
 from recorders.errors import RecordingWarning
 from recorders.monitors.buffer import Buffer
@@ -16,9 +16,10 @@ from recorders.recordings.placement import Placement
 from recorders.schedule.clock import Clock
 from reducers.errors import warn_user
 
-__all__ = ["Placed", "note_places", "seen"]
+__all__ = ["Placed", "note_places", "seen", "warn_before_merge"]
 
 _warned: WeakSet[Clock] = WeakSet()  # one warning is enough for all monitors of a recorder, which share a clock
+_merged: WeakSet[Clock] = WeakSet()  # those of recorders that were synchronised
 
 
 class Placed(Protocol):
@@ -73,3 +74,27 @@ def _warn(monitor: Placed) -> None:
         "use_local_output=False. Other modules like it count so without a warning",
         RecordingWarning,
     )
+
+
+def warn_before_merge(monitors: Iterable[Placed], clock: Clock) -> None:
+    """Warns, before ranks are merged for the first time, of what counts as data of each rank though it may be a part or a copy."""
+    if clock in _merged:
+        return
+    _merged.add(clock)
+    found: dict[str, dict[str, str]] = {}
+    for monitor in monitors:
+        module, side = monitor.module, monitor.side
+        if module is None or not unclear(module, side) or layout_of(module, side) is not None:
+            continue
+        if monitor.buffer.samples and not monitor.buffer.places and (told := guess(module)) is not None:
+            found.setdefault(side, {})[told[0]] = told[1]
+    if found:
+        given = [f"{side}={{{', '.join(f'{name!r}: {kinds}' for name, kinds in names.items())}}}" for side, names in found.items()]
+        warn_user(
+            f"the net is tensor parallel, and plain tensors of {sum(map(len, found.values()))} modules between its layers were "
+            "recorded as data of each rank: sync counts them once for each rank, also parts and copies. Say what they are before "
+            "the net runs, after a look at these guesses: "
+            f"register_layouts(net, mesh, {', '.join(sorted(given, reverse=True))}). None in place of a placement says that each "
+            "rank has data of its own",
+            RecordingWarning,
+        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
+from recorders.monitors.places import warn_before_merge
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.commit import never_committed
 from recorders.recordings.export import Exported
@@ -147,6 +148,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         With `async_op=True` it returns a `SyncHandle` while the states are on their way; `wait()` returns what was merged of what
         was recorded up to this call. See `recorders.recordings.sync.sync`.
         """
+        warn_before_merge(self.values(), self._clock)
         return sync(self.snapshot(), group, to=to, missing=missing, async_op=async_op)  # type: ignore[call-overload]
 
     def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:

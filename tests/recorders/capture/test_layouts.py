@@ -122,6 +122,45 @@ def test_a_plain_tensor_of_which_nobody_knows_warns_once(pair: World) -> None:
     assert second == []
 
 
+def warned_at_sync(place: Place) -> Any:
+    """What the first and the second sync warn of, and how many observations are merged; then the same if the line is written."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    model, mesh = net(), mesh_of_all()
+    tensor_parallel(model, mesh)
+    texts, samples = [], []
+    for _ in range(2):
+        recorder = Recorder(out=ForwardMonitor(Norm()), input=ForwardInputMonitor(Norm())).modules(model, types=(nn.ReLU, nn.Tanh))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(model)
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                merged = recorder.sync()
+            texts.append([str(warning.message) for warning in caught])
+        samples.append([*merged.iter_samples()])
+        recorder.deregister()
+        if texts[0] and len(samples) == 1:
+            line = texts[0][0].partition("guesses: ")[2].partition(". None")[0]
+            names = {"net": model, "mesh": mesh, "register_layouts": register_layouts, "Shard": Shard, "Replicate": Replicate}
+            exec(line, names)
+            samples.append(line)
+    return texts, samples
+
+
+def test_the_first_sync_warns_of_what_counts_twice_and_tells_the_line_to_write(pair: World) -> None:
+    (first, second, *declared), (before, line, after) = alike(pair.run(warned_at_sync))
+    (text,) = first
+    assert "sync counts them once for each rank" in text
+    names = "{'1': Shard(-1), '3': Replicate()}"
+    assert line == f"register_layouts(net, mesh, outputs={names}, inputs={names})"
+    assert second == []
+    assert declared == [[], []]
+    assert before == [6] * 4  # three steps, each counted on two ranks
+    assert after == [3] * 4
+
+
 def data_parallel(place: Place) -> list[str]:
     import torch.distributed.tensor.parallel  # noqa: F401  # as libraries do that do not use it
     from torch.distributed.fsdp import fully_shard
