@@ -37,7 +37,8 @@ class Quantile(Statistic):
     relative error of at most `1 / (2**(bits + 1) + 1)`: 1.54 % with 5 bits, 0.39 % with 7. It is clamped to the minimum and the
     maximum, which are stored exactly; so these two, and all quantiles of a constant, are exact (in float64).
 
-    Magnitudes below `low` count as zero: their absolute error is less than `low`. Quantiles of magnitude `high` or more are
+    Magnitudes below `low` count as zero: their absolute error is less than `low`. Zero has no sign in the result: it is 0.0, in any
+    order. Quantiles of magnitude `high` or more are
     returned as `high`, or as the minimum or maximum. The defaults are 2**-126 and 2**128, the normal range of float32 and
     bfloat16, which includes all of float16, subnormals too. float64 and wide integers use the same buckets, by their float64 bits.
 

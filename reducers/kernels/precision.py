@@ -23,6 +23,7 @@ __all__ = [
     "is_finite",
     "is_rounding_error",
     "nan_capable",
+    "positive_zero",
     "real",
     "real_or_complex",
     "reduce_finite",
@@ -184,8 +185,13 @@ def extremes(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None) -> tu
 
 
 def infinite_to_nan(x: Tensor) -> Tensor:
-    """Return `x` with infinities, the extremes of no elements, replaced by NaN; integers are unchanged."""
-    return torch.where(torch.isinf(x), torch.nan, x) if x.is_floating_point() else x
+    """Return `x` with infinities, the extremes of no elements, replaced by NaN, and -0.0 by 0.0; integers are unchanged."""
+    return torch.where(torch.isinf(x), torch.nan, positive_zero(x)) if x.is_floating_point() else x
+
+
+def positive_zero(x: Tensor) -> Tensor:
+    """Return `x` with -0.0 replaced by 0.0: which of two zeros a kernel takes depends on their order, and on the kernel."""
+    return torch.where(x == 0, 0.0, x) if x.is_floating_point() else x
 
 
 def count_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> Tensor:

@@ -18,6 +18,7 @@ from reducers.kernels.precision import (
     extremes,
     finite,
     infinite_to_nan,
+    positive_zero,
     real,
     reduce_finite,
     total,
@@ -93,7 +94,7 @@ class Sum(Statistic):
         return {"sum": a["sum"] + b["sum"]}
 
     def read(self, state: State) -> Tensor:
-        return state["sum"]
+        return positive_zero(state["sum"])
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,14 @@ class Mean(Statistic):
         return {"count": a["count"] + b["count"], "sum": a["sum"] + b["sum"]}
 
     def read(self, state: State) -> Tensor:
-        return torch.where(state["count"] > 0, state["sum"] / real(state["count"]), torch.nan)
+        return torch.where(state["count"] > 0, positive_zero(state["sum"] / real(state["count"])), torch.nan)
 
 
 @dataclass(frozen=True)
 class Min(Statistic):
     """Smallest finite element.
+
+    Zero has no sign in the result: it is 0.0, in any order.
 
     Returns:
         The dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the kept axes; NaN, for
@@ -179,6 +182,8 @@ class Min(Statistic):
 class Max(Statistic):
     """Largest finite element.
 
+    Zero has no sign in the result: it is 0.0, in any order.
+
     Returns:
         The dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the kept axes; NaN, for
         floats, if there are no finite elements.
@@ -215,6 +220,8 @@ class Max(Statistic):
 @dataclass(frozen=True)
 class Extremes(Statistic):
     """Smallest and largest finite element, computed together.
+
+    Zero has no sign in the result: it is 0.0, in any order.
 
     Returns:
         `min` and `max`: the dtype of the input (float8 as float32, uint16 and uint32 as signed integers), in the shape of the

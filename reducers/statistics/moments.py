@@ -21,6 +21,7 @@ from reducers.kernels.precision import (
     extremes,
     infinite_to_nan,
     is_rounding_error,
+    positive_zero,
     real,
     square_sum,
     total,
@@ -86,7 +87,7 @@ def read_moments(state: State, correction: float) -> dict[str, Tensor]:
     dof = real(count) - correction
     return {
         "count": count,
-        "mean": torch.where(count > 0, state["mean"], torch.nan),
+        "mean": torch.where(count > 0, positive_zero(state["mean"]), torch.nan),
         "var": torch.where(dof > 0, state["m2"] / dof, torch.nan),
     }
 
@@ -247,7 +248,7 @@ class Summary(Statistic):
             **read_moments(state, self.correction),
             "min": low,
             "max": high,
-            "absmax": torch.maximum(-_negatable(wide_low), wide_high),
+            "absmax": positive_zero(torch.maximum(-_negatable(wide_low), wide_high)),
             "zeros": state["zeros"],
             "nan": state["nan"],
             "inf": state["inf"],

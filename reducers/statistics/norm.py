@@ -14,7 +14,7 @@ from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.cpu import fast_sum, min_max, sum_squares
-from reducers.kernels.precision import abs_squared, count_of, finite, real, real_or_complex, reduce_finite, widen
+from reducers.kernels.precision import abs_squared, count_of, finite, positive_zero, real, real_or_complex, reduce_finite, widen
 from reducers.state import State
 
 __all__ = ["Norm"]
@@ -99,7 +99,7 @@ class Norm(Statistic):
         return {**ops, "power": "max"} if ops and self.p == math.inf else ops
 
     def read(self, state: State) -> Tensor:
-        power = state["power"]
+        power = positive_zero(state["power"])
         if self.normalize:
             power = torch.where(state["count"] > 0, power if self.p == math.inf else power / real(state["count"]), torch.nan)
         return power if self.p in (0, 1, math.inf) else power.pow(1 / self.p)
