@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from reducers.kernels.locks import new_lock
 
 __all__ = ["Blocks"]
 
@@ -16,7 +17,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self._count = 0
-        self._lock = threading.RLock()
+        self._lock = new_lock()
 
     def enter(self, register: Callable[[], R]) -> R:
         """A block begins, if `register` does not raise."""
