@@ -59,7 +59,7 @@ def headline() -> str:
 
 def figures() -> str:
     """Everything that was measured of speed and memory, for the page about speed."""
-    makers = (_floor, _hooks, _compiled, _parameters, _memory, _growth, _storage, _masks, _load, _sync)
+    makers = (_floor, _hooks, _cliffs, _compiled, _parameters, _memory, _growth, _storage, _masks, _load, _sync)
     lines = _table(("what", "figure"), [row for make in makers for row in make()])
     lines += ["", f"{_machine()} Multiples are of `x.sum()` of the same tensor in the same run."]
     if _result("peers"):
@@ -105,6 +105,17 @@ def _hooks() -> Found:
         label = f"an optimizer step in which nothing is due, with {row['what']} attached"
         found.append((label, f"{row['added us']:.1f} us more than {row['bare us']:.0f} us"))
     return found
+
+
+def _cliffs() -> Found:
+    """What makes recording several times as dear, beside the same without it."""
+    return [
+        (
+            f"{row['what']}, recorded, of the same without",
+            f"{row['x']:.1f}x ({row['python calls without']} to {row['python calls with']} functions of the library)",
+        )
+        for row in _result("cliffs").get("rows", [])
+    ]
 
 
 def _compiled() -> Found:
