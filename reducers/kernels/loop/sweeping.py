@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reducers.kernels.chunks import BIG
 from reducers.kernels.loop.building import ELEMENTS, build
 from reducers.kernels.loop.layout import LEAST_RUN, MOST_AXES, RESULTS, Task, task_of
 from reducers.kernels.loop.plain import plain_table
@@ -85,6 +86,9 @@ def looped(
             return None
         return {key: row.to(column_dtype(name, x.dtype)) for row, (key, name) in zip(table.unbind(), columns.items(), strict=True)}
     call = prepared(x, axes, names, mask)
+    if call is None and x.numel() >= BIG and is_built(names, x.dtype):  # smaller ones are reduced in float64 without the loop
+        x, mask = x.contiguous(), None if mask is None else mask.contiguous()
+        call = prepared(x, axes, names, mask, least=1)
     if call is None:
         return None
     before = _before(call, columns, state) if state else []
