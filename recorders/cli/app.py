@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +35,9 @@ __all__ = ["COMMANDS", "run"]
 
 COMMANDS: tuple[Callable[..., None], ...] = (demo, show, watch, diff, report, plot, replay, export, merge, verify, repair)
 
+_PIPE_CLOSED = 141
+"""The status of a program that SIGPIPE ends, as shells tell it."""
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
@@ -42,6 +48,12 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **{name: _at_home(value) for name, value in kwargs.items()})
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read the output has enough of it. What is still to be written goes nowhere, so that nobody complains at exit.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(_PIPE_CLOSED) from None
         except (RecorderError, ReducerError, OSError) as error:
             print(f"recorders: {error}", file=sys.stderr)
             raise typer.Exit(2 if isinstance(error, MissingExtraError) else 1) from None
@@ -86,6 +98,9 @@ def recorders(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
+    for stream in (sys.stdout, sys.stderr) if arguments is None else ():
+        if isinstance(stream, io.TextIOWrapper):  # a name may hold what cannot be encoded
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="recorders")
     except SystemExit as stopped:

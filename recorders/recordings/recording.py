@@ -30,9 +30,9 @@ Missing: TypeAlias = Literal["error", "keep"]
 """What to do with a name that only some recordings hold."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subrecording(Table, Past):
-    """What one monitor recorded.
+    """What one monitor recorded. It equals itself only, as do recordings: to compare numbers, compare their `to_numpy()`.
 
     Attributes:
         reducer: the reducer of the states; None if it was loaded from a file and holds a function, or its class is not imported:
@@ -123,7 +123,7 @@ class Subrecording(Table, Past):
             )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
     """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
 
@@ -157,6 +157,17 @@ class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
 
     def __len__(self) -> int:
         return len(self.subrecordings)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a name, a further name or an index stands for a subrecorder; nothing is read for it."""
+        if isinstance(name, int):
+            return -len(self) <= name < len(self)
+        known = name in self.subrecordings or name in self.aliases
+        return known or (name == NET and ("" in self.subrecordings or "" in self.aliases))
+
+    # A mapping compares its items, and they hold tensors, which have no truth value: recordings equal themselves only.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def keys(self) -> Names:
         return Names(self)

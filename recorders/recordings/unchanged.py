@@ -6,7 +6,7 @@ import contextlib
 import operator
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -31,7 +31,7 @@ class Saved(NamedTuple):
     """What was saved of a subrecording: its entry, and what tells whether it is still the same. It keeps no tensor alive."""
 
     entry: Entry
-    objects: tuple[Any, ...]
+    objects: tuple[Callable[[], Any], ...]
     facts: tuple[Any, ...]
     tensors: tuple[weakref.ref[Tensor], ...]
 
@@ -49,7 +49,7 @@ def remember(
 ) -> None:
     """Notes what a generation of the folder contains; `parts` are those whose files can be taken over."""
     found = {
-        name: Saved(entries[name], _objects(part), _facts(part), tuple(map(weakref.ref, _tensors(part))))
+        name: Saved(entries[name], tuple(map(_held_weakly, _objects(part))), _facts(part), tuple(map(weakref.ref, _tensors(part))))
         for name, part in parts.items()
     }
     with _lock:
@@ -106,18 +106,46 @@ def unchanged(part: Subrecording, saved: Saved | None) -> bool:
     """Whether a subrecording is what was saved: states are never written into, so the same tensors have the same values."""
     if saved is None or saved.facts != _facts(part):
         return False
-    now, then = [*_objects(part), *_tensors(part)], [*saved.objects, *(ref() for ref in saved.tensors)]
+    now, then = [*_objects(part), *_tensors(part)], [*(ref() for ref in saved.objects), *(ref() for ref in saved.tensors)]
     return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def _objects(part: Subrecording) -> tuple[Any, ...]:
-    return part.reducer, part.recipe, part.functions, part.values
+    return part.reducer, *part.functions
+
+
+def _held_weakly(found: Any) -> Callable[[], Any]:
+    """A reference to a reducer or a function, which may hold tensors; to nothing if it takes none."""
+    try:
+        return (lambda: None) if found is None else weakref.ref(found)
+    except TypeError:
+        return lambda: _GONE
+
+
+_GONE = object()
 
 
 def _tensors(part: Subrecording) -> list[Tensor]:
     # With observations that wait, `states` are computed anew for every snapshot.
     states = part.progress.before if part.progress is not None and part.progress.before else part.states
-    return [tensor for state in states.values() for tensor in state.values()]
+    return [tensor for state in states.values() for tensor in state.values()] + [x for _, x in _results(part) if _is_tensor(x)]
+
+
+def _results(part: Subrecording) -> list[tuple[str, Any]]:
+    """What was loaded as results, by path."""
+    return [(f"{leaf}/{path}", x) for leaf, value in (part.values or {}).items() for path, x in _leaves(value, "")]
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}/{key!r}")
+    else:
+        yield path, value
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _facts(part: Subrecording) -> tuple[Any, ...]:
@@ -125,4 +153,6 @@ def _facts(part: Subrecording) -> tuple[Any, ...]:
     told = part.progress
     waiting = () if told is None else tuple((rows.paths, rows.start, [len(row) for row in rows.rows]) for rows in told.pending)
     counts = () if told is None else (dict(told.counts), dict(told.eligible), told.merged)
-    return part.samples, part.monitor, part.attr, part.module, dict(part.placement), keys, waiting, counts
+    results = None if part.values is None else [(path, None if _is_tensor(x) else x) for path, x in _results(part)]
+    described = len(part.functions), part.recipe, results
+    return described, part.samples, part.monitor, part.attr, part.module, dict(part.placement), keys, waiting, counts

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -49,7 +50,8 @@ def flush_folder(folder: Path) -> None:
 def written_whole(path: Path) -> Iterator[Path]:
     """A file beside `path` to write into, which takes its place at the end: a reader never sees half a file.
 
-    Folders are created. If the block raises, what was at `path` stays.
+    Folders are created. If the block raises, what was at `path` stays. A symbolic link stays one: what it points to is replaced. A
+    pipe or a device gets the bytes at the end.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with written_whole(Path(folder, "new", "file.txt")) as draft:
@@ -57,6 +59,14 @@ def written_whole(path: Path) -> Iterator[Path]:
     ...     Path(folder, "new", "file.txt").read_text()
     'all of it'
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder, path.name)
+            yield draft
+            with draft.open("rb") as file, path.open("wb", buffering=0) as target:
+                shutil.copyfileobj(file, target)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = os.umask(0)
     os.umask(mode)

@@ -10,7 +10,8 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
+from urllib.parse import quote
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
 from recorders.watch.timeline.older import OLDER, upgrade
@@ -137,7 +138,7 @@ def _connect(database: str, *, uri: bool = False) -> sqlite3.Connection:
 @contextlib.contextmanager
 def _connected(path: str, mode: str, name: str = "", new: bool = False) -> Iterator[sqlite3.Connection]:
     """A connection to a file that exists, which is closed if the block raises; never writes into a file of another program."""
-    db = _connect(f"{Path(path).as_uri()}?mode={mode}", uri=True)
+    db = _connect(f"{as_sqlite_uri(Path(path))}?mode={mode}", uri=True)
     try:
         if not new:
             with transaction(db, "DEFERRED"):
@@ -146,6 +147,21 @@ def _connected(path: str, mode: str, name: str = "", new: bool = False) -> Itera
     except BaseException:
         db.close()
         raise
+
+
+def as_sqlite_uri(path: PurePath) -> str:
+    """The URI by which SQLite opens a file at an absolute path. It knows no hosts, so that of a UNC path is a part of the path.
+
+    >>> from pathlib import PureWindowsPath
+    >>> as_sqlite_uri(PurePath("/a b/run#1.db")), as_sqlite_uri(PureWindowsPath(r"\\\\server\\share\\run.db"))
+    ('file:///a%20b/run%231.db', 'file:////server/share/run.db')
+    """
+    text = path.as_posix()
+    for prefix in ("//?/UNC/", "//./UNC/"):
+        text = f"//{text.removeprefix(prefix)}" if text.startswith(prefix) else text
+    for prefix in ("//?/", "//./"):
+        text = text.removeprefix(prefix)
+    return "file://" + ("" if text.startswith("/") else "/") + quote(text, safe="/:")
 
 
 def _older(db: sqlite3.Connection, path: str) -> bool:

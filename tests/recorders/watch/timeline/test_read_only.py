@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 
 import pytest
 
@@ -14,6 +14,7 @@ from recorders.cli import main
 from recorders.errors import CorruptRecordingError, RecordingNotFoundError, RecordingWarning, StorageError
 from recorders.watch.charts import Chart, ChartView, keep_charts
 from recorders.watch.timeline import Timeline
+from recorders.watch.timeline.file import as_sqlite_uri
 
 
 def state(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -160,3 +161,18 @@ def test_no_row_can_be_changed_or_removed_unnoticed(path: Path, statement: str) 
         with pytest.raises(CorruptRecordingError):
             timeline.steps(), timeline.select(), timeline.notes()
         assert timeline.verify()
+
+
+@pytest.mark.parametrize(
+    ("path", "uri"),
+    [
+        (PureWindowsPath(r"\\server\share\a run.db"), "file:////server/share/a%20run.db"),
+        (PureWindowsPath(r"\\?\UNC\server\share\x.db"), "file:////server/share/x.db"),
+        (PureWindowsPath(r"\\?\C:\runs\x.db"), "file:///C:/runs/x.db"),
+        (PureWindowsPath(r"C:\runs\50%?#.db"), "file:///C:/runs/50%25%3F%23.db"),
+        (PurePosixPath("/runs/\u00e9 %41.db"), "file:///runs/%C3%A9%20%2541.db"),
+    ],
+    ids=str,
+)
+def test_sqlite_is_given_no_host(path: PurePath, uri: str) -> None:
+    assert as_sqlite_uri(path) == uri
