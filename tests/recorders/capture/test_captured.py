@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from names import name_of
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
@@ -151,7 +152,7 @@ def test_the_training_is_that_of_one_that_is_not_recorded(stream: Stream) -> Non
     assert all(map(torch.equal, trained(recorder, net, stream, captured), wanted))
 
 
-@pytest.mark.parametrize("reducer", [Mean(), Mean().premap(torch.abs), Last()], ids=repr)
+@pytest.mark.parametrize("reducer", [Mean(), Mean().premap(torch.abs), Last()], ids=name_of)
 def test_what_compiled_graphs_hand_over_by_python_is_left_out(
     reducer: Mean, stream: Stream, fresh_compiler: None, without_loops: None
 ) -> None:
