@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from recorders.recorder.selection import Criteria, Excluded, Names, select_modul
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
+from recorders.schedule.forgotten import forget
 from reducers.kernels.dispatch import troubles
 from reducers.kernels.loop import libraries
 
@@ -77,6 +79,7 @@ class Recorder(OfPairs):
         if (monitor is None) == (not monitors):
             raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
         self._subrecorders = Subrecorders(monitors if monitor is None else {"": monitor}, self._clock, self._meter, fuse)
+        weakref.finalize(self, forget, self._subrecorders).atexit = False  # warns if hooks are on then
 
     def modules(
         self,

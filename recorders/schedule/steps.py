@@ -21,6 +21,7 @@ from recorders._torch import break_graph, compile_always, never_trace, skip_fram
 from recorders.capture.batching import StepBatch
 from recorders.capture.entering import failure_of, guarded
 from recorders.capture.switching import SWITCHING
+from recorders.schedule.forgotten import tell_forgotten, warnings_due
 from recorders.schedule.listeners import Listeners
 from recorders.schedule.planned import StepPlans
 from recorders.schedule.readings import Reading
@@ -184,6 +185,8 @@ class _Steps:
             failed = failure_of(_HERE, clock.advance) or failed
         if not clocks:
             self._deactivate_unused()
+        if warnings_due:
+            failed = failure_of(_HERE, tell_forgotten) or failed
         return failed
 
     def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any, clocks: list[StepCounter]) -> Exception | None:
