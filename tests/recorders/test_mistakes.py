@@ -180,7 +180,7 @@ CHOOSING: dict[str, Callable[[nn.Module], object]] = {
 def test_a_clock_that_stands_still_is_told_of_once(how: str) -> None:
     net = _net()
     optimizer = torch.optim.Adam(net.parameters(), fused=True)
-    CHOOSING[how](net)
+    _kept = CHOOSING[how](net)
     _step(net, optimizer, micro_batches=4)
     with pytest.warns(RecordingWarning, match=r"stands at step 0 still.*attach\(optimizer\), or recorder\.step\(\)") as found:
         net(torch.ones(2, 3))
@@ -207,7 +207,7 @@ def test_no_optimizer_step_no_warning_of_the_clock() -> None:
 
 def test_steps_of_other_nets_and_closures_are_no_second_step() -> None:
     net, other = _net(), _net()
-    Recorder(ForwardMonitor(Mean(), every_step=10)).modules(net)
+    _kept = Recorder(ForwardMonitor(Mean(), every_step=10)).modules(net)
     _step(other, torch.optim.SGD(other.parameters(), lr=0.1))
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
 

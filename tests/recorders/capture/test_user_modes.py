@@ -113,7 +113,7 @@ def trained(policy: Any, record: Callable[[nn.Module], object], compiled: str = 
     """Losses and gradients of three steps."""
     torch.manual_seed(0)
     net = Net(policy)
-    record(net)
+    _kept = record(net)  # a recorder that is dropped is told of
     call = torch.compile(net, backend=compiled, fullgraph=True) if compiled else net
     losses = []
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_the_smallest_case_has_the_gradient_it_should_have() -> None:
         torch.manual_seed(0)
         net = Small()
         if recorded:
-            Recorder(ForwardInputMonitor(Mean(), op_=lambda x: x * 2)).modules(net)
+            _kept = Recorder(ForwardInputMonitor(Mean(), op_=lambda x: x * 2)).modules(net)
         contexts = lambda: create_selective_checkpoint_contexts([torch.ops.aten.mul.Tensor])  # noqa: E731
         checkpoint(net, torch.randn(4, 3), use_reentrant=False, context_fn=contexts).sum().backward()
         assert net.layer.weight.grad is not None
@@ -270,9 +270,8 @@ def test_flops_are_those_of_the_net() -> None:
     def flops(recorded: bool) -> int:
         net = Inner()
         if recorded:
-            Recorder(out=ForwardMonitor(Covariance("b d -> d")), back=BackwardMonitor(Mean(), op_=lambda g, o: g @ o.T)).modules(
-                net
-            )
+            back = BackwardMonitor(Mean(), op_=lambda g, o: g @ o.T)
+            _kept = Recorder(out=ForwardMonitor(Covariance("b d -> d")), back=back).modules(net)
         with FlopCounterMode(display=False) as counter:
             net(torch.randn(5, 4)).sum().backward()
         total: int = counter.get_total_flops()

@@ -697,6 +697,8 @@ def test_a_forgotten_recorder_goes_on_within_its_budget(time: Time) -> None:
     recorder = Recorder(ForwardMonitor(Count(), op_=time.costing(0.1)), budget=0.03).modules(layer)
     clock, monitor = recorder.clock, recorder[0]
     del recorder
+    with pytest.warns(RecordingWarning, match="a recorder no longer exists"):
+        layer(torch.ones(1))
     for _ in range(400):
         layer(torch.ones(1))
         time.spend(0.9)

@@ -297,7 +297,7 @@ def test_training_is_the_same_bit_for_bit_with_everything_recorded() -> None:
         model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 2))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         if recorded:
-            Recorder(
+            _kept = Recorder(
                 out=ForwardMonitor(Mean()),
                 grad=BackwardMonitor(Mean()),
                 weights=ParameterGradientMonitor(Mean()),
