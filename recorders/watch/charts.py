@@ -22,12 +22,12 @@ __all__ = [
     "base_of",
     "charts_of",
     "in_order",
-    "keep_axis",
     "keep_charts",
-    "keep_layers",
-    "keep_silent",
     "layers_of",
     "network_order",
+    "notes_of_axis",
+    "notes_of_charts",
+    "notes_of_layers",
     "silent_in",
 ]
 
@@ -258,46 +258,45 @@ def _end(row: Mapping[str, float], parts: tuple[str, ...], sign: int) -> float:
 
 
 def axis_of(timeline: Timeline) -> str:
-    """What the ticks of a timeline are: "epoch" or "step" if `keep_axis` said so, otherwise just "tick"."""
+    """What the ticks of a timeline are: "epoch" or "step" if `notes_of_axis` said so, otherwise just "tick"."""
     axis = timeline.notes().get(_AXIS)
     return axis if axis in ("epoch", "step") else "tick"
 
 
-def keep_axis(timeline: Timeline, axis: str) -> None:
-    """Writes into the timeline's notes what its ticks are."""
-    timeline.note(_AXIS, axis)
+def notes_of_axis(axis: str) -> dict[str, str]:
+    """The note that says what the ticks of a timeline are."""
+    return {_AXIS: axis}
 
 
-def keep_layers(timeline: Timeline, kinds: Mapping[str, str]) -> None:
-    """Writes the names of the layers and their classes into the timeline's notes, in network order."""
-    if kinds and list(kinds.items()) != list(layers_of(timeline).items()):
-        timeline.note(_LAYERS, json.dumps(list(kinds.items())))
+def notes_of_layers(kinds: Mapping[str, str], silent: Iterable[str] = ()) -> dict[str, str]:
+    """The notes of the classes of layers, in network order, and of layers that are silent without a fault; none without layers."""
+    return {_LAYERS: json.dumps(list(kinds.items())), _SILENT: json.dumps(sorted(silent))} if kinds else {}
 
 
 def layers_of(timeline: Timeline) -> dict[str, str]:
-    """What `keep_layers` wrote: the class of each layer, in network order; empty if nothing was."""
+    """What `notes_of_layers` says of kinds: the class of each layer, in network order; empty if nothing was."""
     found = json.loads(timeline.notes().get(_LAYERS, "[]"))
     pairs = (pair for pair in found if isinstance(pair, list) and len(pair) == 2) if isinstance(found, list) else ()
     return {name: kind for name, kind in pairs if isinstance(name, str) and isinstance(kind, str)}
 
 
-def keep_silent(timeline: Timeline, layers: Iterable[str]) -> None:
-    """Writes into the timeline's notes which layers give no output that is recorded, without a fault, as in evaluation mode."""
-    if (names := sorted(layers)) != sorted(silent_in(timeline)):
-        timeline.note(_SILENT, json.dumps(names))
-
-
 def silent_in(timeline: Timeline) -> set[str]:
-    """What `keep_silent` wrote."""
+    """The layers of which `notes_of_layers` says that they give no output, without a fault, as in evaluation mode."""
     found = json.loads(timeline.notes().get(_SILENT, "[]"))
     return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
 
 
-def keep_charts(timeline: Timeline, views: Iterable[ChartView]) -> None:
-    """Writes the charts into the timeline's notes, for `replay`; charts with other titles stay."""
+def notes_of_charts(timeline: Timeline, views: Iterable[ChartView]) -> dict[str, str]:
+    """The note of the charts, for `replay`; charts with other titles stay."""
     new = {view.title: view for view in views}
     others = [view for view in charts_of(timeline) if view.title not in new]
-    timeline.note(_NOTE, json.dumps([{**asdict(view.chart), "layers": view.layers} for view in (*new.values(), *others)]))
+    return {_NOTE: json.dumps([{**asdict(view.chart), "layers": view.layers} for view in (*new.values(), *others)])}
+
+
+def keep_charts(timeline: Timeline, views: Iterable[ChartView]) -> None:
+    """Writes the note of the charts into the timeline."""
+    for key, text in notes_of_charts(timeline, views).items():
+        timeline.note(key, text)
 
 
 def charts_of(timeline: Timeline) -> list[ChartView]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from recorders.errors import LensError, TargetError
 from recorders.recorder.recorder import Recorder
 from recorders.schedule.clock import Clock
-from recorders.watch.charts import ChartView, charts_of, keep_charts, keep_layers, keep_silent
+from recorders.watch.charts import ChartView, charts_of, notes_of_charts, notes_of_layers
 from recorders.watch.lens_recorders import LensRecorders
 from recorders.watch.lens_set import complete
 from recorders.watch.lenses import Lens
@@ -245,7 +245,7 @@ class Inspector:
             TickError: the timeline has this step already, its ticks are epochs, or no step has ended since the last tick.
             StorageError: as in `tick_epoch`.
         """
-        self._end(self._position.check("step", step))
+        self._end("step", step)
 
     def tick_epoch(self, epoch: int | None = None) -> None:
         """Ends an epoch: writes its results into the timeline in one transaction, shows them, and starts the next epoch empty.
@@ -264,20 +264,21 @@ class Inspector:
             RecordingWarning: a visualizer raised, or ranks do not fit together (then each has its own numbers); once. Training goes
                 on.
         """
-        self._end(self._position.check("epoch", epoch))
+        self._end("epoch", epoch)
 
-    def _end(self, number: int) -> None:
+    def _end(self, axis: str, number: int | None) -> None:
+        number = self._position.check(axis, number)
         recording = self._recorders.recording(tick=self.attached and self._active(self.epoch))
         recording, tick = self._ranks.merge(recording, number)
-        rows = self._recorders.rows(recording)
-        self.timeline.append(tick, rows, self.clock.step)
+        rows, notes = self._recorders.rows(recording), self._position.notes(axis)
+        if shows := bool(rows) and self._ranks.shows:
+            notes |= notes_of_layers(self._recorders.kinds, self._recorders.silent)
+            notes |= notes_of_charts(self.timeline, charts := self.charts)
+        self.timeline.append(tick, rows, self.clock.step, notes=notes)
         self._recorders.reset()
-        self._position.ended(tick)
+        self._position.ended(axis, tick)
         self._set_hooks()
-        if rows and self._ranks.shows:
-            keep_charts(self.timeline, charts := self.charts)
-            keep_layers(self.timeline, self._recorders.kinds)
-            keep_silent(self.timeline, self._recorders.silent)
+        if shows:
             self._showing.show(tick, charts)
 
     def iter(self, iterable: Iterable[_Item], *, progress: bool = False) -> Iterator[_Item]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recorders.errors import TickError
 from recorders.schedule.clock import Clock
-from recorders.watch.charts import axis_of, keep_axis
+from recorders.watch.charts import axis_of, notes_of_axis
 from recorders.watch.ranks import Ranks
 from recorders.watch.timeline import Timeline
 
@@ -54,11 +54,12 @@ class Position:
             raise TickError(f"the ticks of {self._timeline.path} are {self.axis}s, and cannot be {axis}s too: call {usual}() only")
         if number is None and axis == self.axis == "step" and self._clock.step == self.epoch:
             raise TickError(f"no step has ended since the last tick, {self.epoch}: give the optimizer, call step(), or tick(n)")
-        if axis != self.axis:
-            keep_axis(self._timeline, axis)
-        self.axis = axis
         return number if number is not None else self.epoch if axis == "epoch" else self._clock.step
 
-    def ended(self, tick: int) -> None:
+    def notes(self, axis: str) -> dict[str, str]:
+        """The note that the first tick writes; none for later ones."""
+        return {} if axis == self.axis else notes_of_axis(axis)
+
+    def ended(self, axis: str, tick: int) -> None:
         """Goes on after a tick."""
-        self.epoch = tick + (self.axis == "epoch")
+        self.axis, self.epoch = axis, tick + (axis == "epoch")

@@ -37,9 +37,9 @@ def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers,
     >>> for epoch in inspector.range(2):
     ...     inspector.push_loss(1 / (1 + epoch))
     >>> replay(inspector.timeline, TextVisualizer(sys.stdout, width=60))  # doctest: +ELLIPSIS
-    Loss, tick 0
+    Loss, epoch 0
     ...
-    Loss, tick 1
+    Loss, epoch 1
     ...
     """
     source = timeline if isinstance(timeline, Timeline) else Timeline(timeline, read_only=True)

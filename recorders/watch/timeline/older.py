@@ -9,7 +9,7 @@ from recorders.errors import CorruptRecordingError
 from recorders.watch.timeline.damage import Damages
 from recorders.watch.timeline.schema import Series, create_tables
 from recorders.watch.timeline.tables import Tables
-from recorders.watch.timeline.writing import add_note, add_series, add_tick
+from recorders.watch.timeline.writing import add_notes, add_series, add_tick
 
 __all__ = ["OLDER", "upgrade"]
 
@@ -45,7 +45,6 @@ def upgrade(db: sqlite3.Connection, path: str) -> None:
         if not all(isinstance(value, float | None) and number in series for number, value in rows):
             raise CorruptRecordingError(f"{path} is damaged at tick {tick}: it holds something else than numbers")
         add_tick(db, tables, tick, step, {series[number]: math.nan if value is None else value for number, value in rows})
-    for key, text in db.execute("SELECT key, text FROM old_notes").fetchall():
-        add_note(db, tables, key, text)
+    add_notes(db, tables, dict(db.execute("SELECT key, text FROM old_notes").fetchall()))
     for table in ("ticks", "series", "samples", "notes"):
         db.execute(f"DROP TABLE old_{table}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from recorders.errors import StorageError, TickError
 from recorders.recordings.stored import why_no_memory
 
-__all__ = ["TimelineRows", "numbers_of", "step_of", "text_of", "tick_of"]
+__all__ = ["TimelineRows", "numbers_of", "step_of", "text_of", "texts_of", "tick_of"]
 
 TimelineRows: TypeAlias = Mapping[str, Mapping[str, "float | Tensor"]]
 
@@ -45,6 +45,11 @@ def text_of(text: Any, what: str) -> str:
     except UnicodeEncodeError as error:
         raise StorageError(f"{what} hold no lone surrogates, as no file can; got {text!r:.100}") from error
     return str.__str__(text)
+
+
+def texts_of(notes: Mapping[Any, Any]) -> dict[str, str]:
+    """Notes by key as SQLite returns them; raises as `text_of`."""
+    return {text_of(key, "keys of notes"): text_of(text, "notes") for key, text in notes.items()}
 
 
 def numbers_of(rows: TimelineRows) -> dict[tuple[str, str], float]:

@@ -12,14 +12,14 @@ from recorders.errors import CorruptRecordingError, SelectionError, TickError
 from recorders.recordings.shown import listed
 from recorders.watch.timeline.damage import Damages
 from recorders.watch.timeline.reading import Course, Reader
-from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, text_of, tick_of
+from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, texts_of, tick_of
 from recorders.watch.timeline.schema import Series
 from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
 from recorders.watch.timeline.session import MEMORY, Session, located
 from recorders.watch.timeline.shown import SeriesTable
 from recorders.watch.timeline.tables import Tables
 from recorders.watch.timeline.tensors import tensors_as_bytes
-from recorders.watch.timeline.writing import add_note, add_tick, remove_ticks
+from recorders.watch.timeline.writing import add_notes, add_tick, check_new, remove_ticks
 
 __all__ = ["Timeline"]
 
@@ -67,7 +67,13 @@ class Timeline(SeriesTable):
         return self._tables.damages.lost
 
     def append(
-        self, tick: int, rows: TimelineRows, step: int | None = None, *, tensors: Mapping[str, Tensor] | None = None
+        self,
+        tick: int,
+        rows: TimelineRows,
+        step: int | None = None,
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         """Writes one tick in one transaction.
 
@@ -76,8 +82,8 @@ class Timeline(SeriesTable):
             rows: numbers, or tensors of one element, by name and by statistic; also NaN and infinities. Tensors are copied to the
                 CPU in one transfer for each device and dtype.
             step: the number of optimizer steps that ended before this tick; None if it is not known.
-            tensors: small tensors by name, such as a histogram or a value of each unit: of any shape and dtype, at most 1 MiB each.
-                They are kept bit for bit.
+            tensors: small tensors by name, such as a histogram, of any shape and dtype, at most 1 MiB each; kept bit for bit.
+            notes: texts by key, written as by `note`, in the same transaction.
 
         Raises:
             TickError: the tick exists already (it is never overwritten: `forget` it first), or is not a whole number.
@@ -86,14 +92,10 @@ class Timeline(SeriesTable):
         """
         tick, step = tick_of(tick), step_of(step)
         values = {Series(*key): value for key, value in numbers_of(rows).items()}
-        stored = tensors_as_bytes(tensors or {})
+        stored, texts = tensors_as_bytes(tensors or {}), texts_of(notes or {})
         with self._session.writing() as db:
-            if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (tick,)).fetchone():
-                raise TickError(
-                    f"tick {tick} is already in {self.path} and is never overwritten; to record it again, for instance after "
-                    f"going back to a checkpoint, call forget({tick}) first"
-                )
-            add_tick(db, self._tables, tick, step, values, stored)
+            check_new(db, self.path, tick)
+            add_tick(db, self._tables, tick, step, values, stored, texts)
 
     def forget(self, since: int) -> int:
         """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns their number."""
@@ -263,9 +265,8 @@ class Timeline(SeriesTable):
 
     def note(self, key: str, text: str) -> None:
         """Writes a text into the file, such as how to draw the numbers; replaces an earlier text with the same key."""
-        key, text = text_of(key, "keys of notes"), text_of(text, "notes")
         with self._session.writing() as db:
-            add_note(db, self._tables, key, text)
+            add_notes(db, self._tables, texts_of({key: text}))
 
     def notes(self) -> dict[str, str]:
         """All texts by key."""

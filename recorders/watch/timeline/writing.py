@@ -9,10 +9,11 @@ import struct
 from collections.abc import Collection, Iterable, Mapping
 from itertools import repeat
 
+from recorders.errors import TickError
 from recorders.watch.timeline.schema import Series, Tick, checksum, digest, hashed, sample_checksums, tensor_checksum, total
 from recorders.watch.timeline.tables import Tables
 
-__all__ = ["add_note", "add_series", "add_tick", "remove_ticks"]
+__all__ = ["add_notes", "add_series", "add_tick", "check_new", "remove_ticks"]
 
 
 def add_series(db: sqlite3.Connection, tables: Tables, keys: Iterable[Series]) -> dict[Series, int]:
@@ -29,6 +30,15 @@ def add_series(db: sqlite3.Connection, tables: Tables, keys: Iterable[Series]) -
     return {**ids, **{key: number for number, key in rows}}
 
 
+def check_new(db: sqlite3.Connection, path: str, number: int) -> None:
+    """Raises `TickError` if the file has the tick."""
+    if db.execute("SELECT 1 FROM ticks WHERE tick = ?", (number,)).fetchone():
+        raise TickError(
+            f"tick {number} is already in {path} and is never overwritten; to record it again, for instance after going back to a "
+            f"checkpoint, call forget({number}) first"
+        )
+
+
 def add_tick(
     db: sqlite3.Connection,
     tables: Tables,
@@ -36,8 +46,9 @@ def add_tick(
     step: int | None,
     values: Mapping[Series, float],
     tensors: Mapping[str, tuple[str | None, bytes]] | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> None:
-    """Adds one tick, which the file does not have."""
+    """Adds one tick, which the file does not have, and notes."""
     ids = add_series(db, tables, values)
     # Numbers as SQLite returns them: it knows one NaN and one zero.
     samples = sorted((ids[key], value + 0.0 if value == value else math.nan) for key, value in values.items())
@@ -58,6 +69,7 @@ def add_tick(
         proof_of = tensor_checksum(number, name, written, *stored)
         db.execute("INSERT INTO tensors VALUES (?, ?, ?, ?, ?)", (number, name, *stored, proof_of))
     totals._replace(written=written, ticks=total([totals.ticks, proof])).store(db)
+    add_notes(db, tables, notes or {})
 
 
 def remove_ticks(db: sqlite3.Connection, tables: Tables, gone: Collection[int]) -> None:
@@ -70,8 +82,11 @@ def remove_ticks(db: sqlite3.Connection, tables: Tables, gone: Collection[int]) 
     tables.totals(db)._replace(ticks=total(proofs)).store(db)
 
 
-def add_note(db: sqlite3.Connection, tables: Tables, key: str, text: str) -> None:
-    """Writes a note; replaces an earlier one with the same key."""
-    notes = {**tables.notes(db), key: text}
-    db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (key, text, checksum("notes", key, text)))
-    tables.totals(db)._replace(notes=total(checksum("notes", *note) for note in notes.items())).store(db)
+def add_notes(db: sqlite3.Connection, tables: Tables, notes: Mapping[str, str]) -> None:
+    """Writes the notes that the file does not have; replaces earlier ones with the same keys."""
+    if not notes or notes.items() <= (known := tables.notes(db)).items():
+        return
+    rows = ((key, text, checksum("notes", key, text)) for key, text in notes.items() if known.get(key) != text)
+    db.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", rows)
+    proofs = (checksum("notes", *note) for note in {**known, **notes}.items())
+    tables.totals(db)._replace(notes=total(proofs)).store(db)

@@ -244,7 +244,7 @@ def test_report_writes_a_page_of_one_run_or_of_two(tmp_path: Path, capsys: Print
 def test_replay_shows_a_timeline_with_any_visualizer(tmp_path: Path, capsys: Printed) -> None:
     run, page, figures = timeline(tmp_path / "run.db"), tmp_path / "page.html", tmp_path / "figures"
     printed = said(capsys, "replay", run, "text", f"html:{page}", f"matplotlib:{figures}")
-    assert [f"Loss, tick {tick}" in printed for tick in range(4)] == [True, True, True, False]
+    assert [f"Loss, epoch {tick}" in printed for tick in range(4)] == [True, True, True, False]
     assert page.read_text().startswith("<!doctype html>")
     assert (figures / "loss.png").stat().st_size > 1000
     assert "no visualizer 'cinema'" in said(capsys, "replay", run, "cinema", status=1)

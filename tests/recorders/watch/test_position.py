@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +14,23 @@ from torch import nn
 from world import Place, World, alike
 
 from recorders import Inspector, TickError, lenses
+from recorders.watch.charts import axis_of, charts_of
 from recorders.watch.visualizers import MatplotlibVisualizer
+
+
+@contextlib.contextmanager
+def traced(statements: list[str]) -> Iterator[None]:
+    """Lists the statements of all connections to SQLite that are opened in the block."""
+    connect = sqlite3.connect
+
+    def listening(*args: Any, **options: Any) -> sqlite3.Connection:
+        db = connect(*args, **options)
+        db.set_trace_callback(statements.append)
+        return db
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", listening)
+        yield
 
 
 def test_ticks_within_an_epoch_are_numbers_of_steps() -> None:
@@ -49,6 +69,39 @@ def test_a_timeline_has_ticks_of_one_kind(tmp_path: Path) -> None:
         by_step.tick()
     by_step.tick(7)
     assert (by_step.timeline.ticks(), by_step.timeline.steps()) == ([1, 7], {1: 1, 7: 1})
+
+
+@pytest.mark.parametrize("tick", [Inspector.tick_epoch, Inspector.tick])
+def test_a_tick_is_one_transaction_with_all_notes(tick: Callable[[Inspector], None], tmp_path: Path) -> None:
+    """Also the first: a process that is killed after it leaves a timeline that says what its ticks are, and how to draw them."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    said: list[str] = []
+    with traced(said):
+        inspector = Inspector(lenses.OutputNorm(), net=net, timeline=tmp_path / "run.db")
+        kept = []
+        for epoch in range(3):
+            net(torch.ones(1, 2))
+            inspector.push_loss(1.0)
+            if epoch == 2:
+                inspector.push_metric("late", 1.0)  # a chart more
+            inspector.step()
+            said.clear()
+            tick(inspector)
+            assert [what for what in said if what.startswith("BEGIN IMMEDIATE")] == ["BEGIN IMMEDIATE"]
+            kept.append((sum("INTO notes" in what for what in said), [chart.title for chart in charts_of(inspector.timeline)]))
+    first = ["Output Norm", "Mean Output Norm Comparison", "Loss"]
+    assert kept == [(4, first), (0, first), (1, [*first, "Metrics"])]
+    assert axis_of(inspector.timeline) == ("epoch" if tick is Inspector.tick_epoch else "step")
+
+
+def test_a_first_tick_that_fails_leaves_no_note_and_does_not_say_what_ticks_are() -> None:
+    inspector = Inspector([])
+    inspector.push_loss(1.0)
+    with pytest.raises(TickError, match="whole number"):
+        inspector.tick_epoch(0.5)  # type: ignore[arg-type]
+    assert inspector.timeline.notes() == {}
+    inspector.step().tick()
+    assert (axis_of(inspector.timeline), inspector.timeline.series("Loss/train", "mean")) == ("step", ([1], [1.0]))
 
 
 def test_going_back_deletes_what_came_after_and_sets_the_clock_back(tmp_path: Path) -> None:

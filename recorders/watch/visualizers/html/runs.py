@@ -18,7 +18,7 @@ from recorders.recordings.manifest import recording_of
 from recorders.recordings.recording import Recording
 from recorders.recordings.whole import as_path
 from recorders.watch import findings as rules
-from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, keep_layers
+from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, notes_of_layers
 from recorders.watch.fault import Finding
 from recorders.watch.overview import overview, pushed
 from recorders.watch.spread import Spread
@@ -121,8 +121,8 @@ def recorded_once(recorded: Recorder | Recording) -> Timeline:
             "a page shows what overview() reads of a recording, such as Summary and Activity; in this one there is nothing"
         )
     timeline = Timeline()
-    keep_layers(timeline, {layer.name: layer.kind for layer in layers})
-    timeline.append(0, {f"{title}/{layer}": row for title, rows in found.items() for layer, row in rows.items()})
+    numbers = {f"{title}/{layer}": row for title, rows in found.items() for layer, row in rows.items()}
+    timeline.append(0, numbers, notes=notes_of_layers({layer.name: layer.kind for layer in layers}))
     keep_charts(timeline, [ChartView(chart, timeline, tuple(found[chart.title])) for chart in _ONCE if found[chart.title]])
     return timeline
 

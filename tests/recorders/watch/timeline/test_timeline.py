@@ -108,6 +108,17 @@ def test_a_file_is_continued(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["run.db"]
 
 
+def test_notes_are_written_with_a_tick_or_not_at_all(tmp_path: Path) -> None:
+    with Timeline(tmp_path / "run.db") as timeline:
+        timeline.append(0, {"loss": {"mean": 2.0}}, notes={"how": "first", "why": "so"})
+        with pytest.raises(TickError, match=r"forget\(0\)"):
+            timeline.append(0, {"loss": {"mean": 2.0}}, notes={"how": "then"})
+        with pytest.raises(TypeError, match="notes are strings"):
+            timeline.append(1, {"loss": {"mean": 2.0}}, notes={"how": 1})  # type: ignore[dict-item]
+    with Timeline(tmp_path / "run.db") as timeline:
+        assert (timeline.ticks(), timeline.notes(), timeline.verify()) == ([0], {"how": "first", "why": "so"}, {})
+
+
 def test_a_tick_is_never_overwritten_but_may_be_forgotten() -> None:
     with Timeline() as timeline:
         for tick in range(4):

@@ -236,8 +236,8 @@ def test_table_bar_and_prints_of_a_training_in_a_real_terminal(tmp_path: Path) -
     lines = terminal.lines
     for epoch in range(20):
         assert lines.count(f"printed {epoch}") == lines.count(f"INFO:root:logged {epoch}") == 1
-    assert lines.count("tick 19") == 1
-    assert not any(re.match(r"tick (?!19)", line) for line in lines)
+    assert lines.count("epoch 19") == 1
+    assert not any(re.match(r"epoch (?!19)", line) for line in lines)
     (bar,) = [line for line in lines if "20/20" in line]
     assert re.fullmatch(r"100%\|█{10}\| 20/20 \[00:\d\d<00:00, .*, train loss=[\d.e-]+\]", bar)
 
@@ -253,7 +253,7 @@ def test_a_pipe_gets_no_escapes_and_a_line_of_progress(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": ""}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.count("Loss, tick") == 3
+    assert done.stdout.count("Loss, epoch") == 3
     assert "\x1b[" not in done.stdout
     assert re.findall(r"\d/3", done.stderr) == ["1/3", "3/3"]
 
