@@ -42,6 +42,7 @@ from reducers import (
     HeavyHitters,
     Histogram,
     History,
+    Idle,
     Last,
     Masked,
     Max,
@@ -84,7 +85,7 @@ Row = dict[str, Any]
 
 def patterned(pattern: str) -> dict[str, Reducer]:
     """Those that keep what a pattern says."""
-    kinds = (Count, Sum, Mean, Min, Max, Extremes, Norm, Moments, Summary, Activity, Sparsity, FirstNonfinite, TopK, BottomK)
+    kinds = (Count, Sum, Mean, Min, Max, Extremes, Norm, Moments, Summary, Activity, Idle, Sparsity, FirstNonfinite, TopK, BottomK)
     return {
         **{kind.__name__: kind(pattern) for kind in kinds},
         "Moments(order=4)": Moments(pattern, order=4),
