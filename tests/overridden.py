@@ -76,9 +76,10 @@ def _overrides(reducer: Reducer, method: str) -> dict[str, Any]:
     return {method: same.get(method) or next(one for one in made if one.__name__ == method)}
 
 
-def overriding(reducer: Reducer, method: str) -> Reducer:
-    """The same reducer, of a subclass that overrides the method by one that marks what it is given, or what it returns."""
-    cls: Any = type(f"Own{method.title()}{type(reducer).__name__}", (type(reducer),), _overrides(reducer, method))
+def overriding(reducer: Reducer, *methods: str) -> Reducer:
+    """The same reducer, of a subclass that overrides each method by one that marks what it is given, or what it returns."""
+    own = {name: function for method in methods for name, function in _overrides(reducer, method).items()}
+    cls: Any = type(f"Own{''.join(methods).title()}{type(reducer).__name__}", (type(reducer),), own)
     return cls.from_fields(**{field.name: getattr(reducer, field.name) for field in fields(reducer)})  # type: ignore[arg-type]
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reducers.kernels.chunks import BIG
 from reducers.kernels.loop.building import ELEMENTS, WEIGHTS, build_weighted
-from reducers.kernels.loop.layout import Task, task_of
+from reducers.kernels.loop.layout import LEAST_RUN, Task, task_of
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
 
@@ -41,8 +42,14 @@ def looped_weights(
         return None
     task = _task(tuple(x.shape), x.stride(), weights.stride(), axes)
     elements, kind = ELEMENTS.get(x.dtype), WEIGHTS.get(weights.dtype)
-    function = None if task is None or elements is None or kind is None else build_weighted(elements, kind)
-    if task is None or function is None:
+    big = x.numel() >= BIG  # smaller ones are reduced in float64 without the loop
+    function = None if elements is None or kind is None or (task is None and not big) else build_weighted(elements, kind)
+    if function is None:
+        return None
+    if task is None:
+        x, weights = x.contiguous(), weights.contiguous()
+        task = _task(tuple(x.shape), x.stride(), weights.stride(), axes, 1)
+    if task is None:
         return None
     kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
     found = {column: torch.empty(kept, dtype=torch.float64, device="cpu") for column in columns}
@@ -53,8 +60,14 @@ def looped_weights(
 
 
 @lru_cache(maxsize=1024)
-def _task(shape: tuple[int, ...], strides: tuple[int, ...], weight_strides: tuple[int, ...], axes: tuple[int, ...]) -> Task | None:
-    return task_of(shape, strides, axes, weight_strides)
+def _task(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    weight_strides: tuple[int, ...],
+    axes: tuple[int, ...],
+    least: int = LEAST_RUN,
+) -> Task | None:
+    return task_of(shape, strides, axes, weight_strides, least)
 
 
 def _run(function: Any, task: Task, x: Tensor, weights: Tensor, results: State, before: State) -> bool:

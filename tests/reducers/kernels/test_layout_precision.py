@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reducers import Masked, Mean, Moments, Summary
+from reducers import Masked, Mean, Moments, Summary, WeightedMean, WeightedMoments
 from reducers.kernels.loop import building
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
@@ -46,3 +46,19 @@ def test_the_accuracy_does_not_depend_on_the_layout(layout: str, kind: type[Mean
         for name in ("mean", "var") if isinstance(wanted, dict) else ("",):
             one, two = (got[name], wanted[name]) if isinstance(got, dict) and isinstance(wanted, dict) else (got, wanted)
             torch.testing.assert_close(one, two, rtol=1.3e-12, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", [WeightedMean, WeightedMoments])
+@pytest.mark.parametrize("each", ["sample", "element"])
+def test_so_is_that_of_weighted_statistics(each: str, kind: type[WeightedMean] | type[WeightedMoments], layout: str) -> None:
+    make, pattern = LAYOUTS[layout]
+    x, reducer = make(), kind(pattern)
+    weights = torch.rand(x.shape[:1] if each == "sample" else x.shape, generator=torch.Generator().manual_seed(1))
+    found = reducer.update({}, x, weights)
+    for got, wanted in (
+        (found, reducer.update({}, x.double(), weights.double())),
+        (reducer.update(found, x, weights), reducer.update(found, x.double(), weights.double())),
+    ):
+        for key, value in wanted.items():
+            torch.testing.assert_close(got[key], value, rtol=1.3e-12, atol=0)
