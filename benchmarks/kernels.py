@@ -29,16 +29,16 @@ TARGETS = {
 }
 POINTERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64", torch.bool: "u8"}
 FAMILIES = {
-    "Mean": "count,sum",
-    "Sum": "exact",
-    "Extremes": "min,max",
-    "Norm": "count,squares",
-    "Norm(p=1)": "count,magnitudes",
-    "Norm(p=inf)": "count,peak",
-    "Activity": "count,active",
-    "Moments": "count,mean,m2",
-    "Moments(order=3)": "count,mean,m2,m3",
-    "Moments(order=4)": "count,mean,m2,m3,m4",
+    "Mean": "count,nonfinite,sum",
+    "Sum": "count,nonfinite,exact",
+    "Extremes": "count,nonfinite,min,max",
+    "Norm": "count,nonfinite,squares",
+    "Norm(p=1)": "count,nonfinite,magnitudes",
+    "Norm(p=inf)": "count,nonfinite,peak",
+    "Activity": "count,nonfinite,active",
+    "Moments": "count,nonfinite,mean,m2",
+    "Moments(order=3)": "count,nonfinite,mean,m2,m3",
+    "Moments(order=4)": "count,nonfinite,mean,m2,m3,m4",
     "Summary": "count,mean,m2,min,max,zeros,nan,inf",
 }
 BINNED = {"Histogram(bins=64)": 65, "Histogram(bins=1000)": 1001, "Quantile": (5, (-126, 128)), "Quantile(low, high)": (3, (-3, 6))}
@@ -47,7 +47,7 @@ BEST = {"TopK(k=10)": 10, "TopK(k=32)": 32}
 
 
 MASKED = {f"{name}, masked": name for name in FAMILIES}
-WEIGHTED = {"WeightedMean": ("weight", "sum"), "WeightedMoments": ("weight", "squares", "mean", "m2")}
+WEIGHTED = {"WeightedMean": ("nonfinite", "weight", "sum"), "WeightedMoments": ("nonfinite", "weight", "squares", "mean", "m2")}
 LAYOUTS = ("everything", "last axis kept", "channels kept", "not contiguous", "beyond 2**31", "many tensors")
 COMMON = (torch.float32, torch.bfloat16)
 Row = dict[str, Any]
@@ -132,17 +132,19 @@ def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: A
         bins = 2 * (end - first << bits) + 3
     state = binned._start(x, shape, bins, bounds is None, first, [], False)
     recorded.pop()
-    state = binned._start(x, shape, bins, bounds is None, first, state, False)
+    before = [*state[:3], *state[4:]]  # without the table of the extremes
+    state = binned._start(x, shape, bins, bounds is None, first, before, False)
     binned._count(x, tiles, state, bounds, bits, first, False)
 
 
 def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: int) -> None:
     tiles = chosen.plan(x, axes)
     assert tiles is not None
-    table = chosen._choose(x, tiles, k, True, False)
+    table, nonfinite = chosen._choose(x, tiles, k, True, False)
     state = [torch.empty((*shape, k), dtype=dtype, device="meta") for dtype in (x.dtype, *(torch.int64,) * 3)]
     seen, ids = torch.empty((), dtype=torch.int64, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
-    chosen._rank(x, table, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen], False)
+    left_out = torch.empty(shape, dtype=torch.int64, device="meta")
+    chosen._rank(x, table, nonfinite, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen, left_out], False)
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:

@@ -1,16 +1,28 @@
-"""State and Result: what a reducer stores and what it returns."""
+"""State, Result and Nonfinite: what a reducer stores, what it returns, and what it left out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias, Union
+from typing import NamedTuple, TypeAlias, Union
 
 from torch import Tensor
 
-__all__ = ["Result", "State"]
+__all__ = ["Nonfinite", "Result", "State"]
 
 State: TypeAlias = dict[str, Tensor]
 """The stored tensors of a statistic, by name; `{}` is the empty state, the identity of `merge`."""
 
 Result: TypeAlias = Union[Tensor, Mapping[str, "Result"]]
 """A tensor, or a mapping from names to results."""
+
+
+class Nonfinite(NamedTuple):
+    """How many elements were NaN or infinite, and so left out of a result.
+
+    Attributes:
+        number: int64, 0-d; of rows, if a reducer leaves out rows as a whole.
+        of: how many there were, int64, 0-d; None if the state does not say.
+    """
+
+    number: Tensor
+    of: Tensor | None

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import left_out
 import numpy as np
 import torch
+from left_out import INTEGERS_ONLY, SHOWN, LeftOut
 from names import name_of
 from numpy.typing import NDArray
 from references_distributions import (
@@ -124,6 +126,7 @@ class Case:
         data: whether the reducer can be written as a recipe and as an expression, which functions cannot.
         grows: whether the state has a tensor for each observation, so that each update is compiled anew.
         merges: whether states of parts of a stream can be merged.
+        left_out: from all observations to how many elements are left out because they are not finite; or why none are.
         graphs: how many graphs `torch.compile` may make of its update, over a dozen batches of different sizes.
     """
 
@@ -137,6 +140,7 @@ class Case:
     graphs: int = 4
     grows: bool = False
     merges: bool = True
+    left_out: LeftOut = left_out.elements
 
     @property
     def takes_floats(self) -> bool:
@@ -146,13 +150,24 @@ class Case:
         return name_of(self.reducer)
 
 
-def units(function: Callable[[Array], Any], keep: tuple[int, ...] = ()) -> Callable[[Observations], Any]:
+def sums(function: Callable[[Array], Any], keep: tuple[int, ...] = ()) -> Callable[[Observations], Any]:
+    """As `units`, for what is 0 of no elements, and NaN of elements none of which is finite."""
+
+    def of_a_unit(x: Array) -> Any:
+        rest = x[np.isfinite(x)]
+        return np.nan if len(x) and not len(rest) else function(rest)
+
+    return units(of_a_unit, keep, finite=False)
+
+
+def units(function: Callable[[Array], Any], keep: tuple[int, ...] = (), finite: bool = True) -> Callable[[Observations], Any]:
     """A reference that applies `function` to the finite elements of each unit (position of the axes to keep) of everything seen."""
 
     def reference(xs: Observations) -> Any:
         whole = np.moveaxis(np.concatenate(xs), keep, range(len(keep)))
         shape = whole.shape[: len(keep)]
-        results = [function(row[np.isfinite(row)]) for row in whole.reshape(int(np.prod(shape)), -1)]
+        rows = whole.reshape(int(np.prod(shape)), -1)
+        results = [function(row[np.isfinite(row)] if finite else row) for row in rows]
         if isinstance(results[0], dict):
             return {name: np.array([result[name] for result in results]).reshape(shape) for name in results[0]}
         return np.array(results).reshape(shape)
@@ -394,19 +409,19 @@ _mean = _or_nan(np.mean)
 
 CASES = (
     Case(Count("b c -> c"), units(len, (1,)), dtypes=REAL + COMPLEX),
-    Case(Sum(), units(np.sum), dtypes=REAL + COMPLEX),
-    Case(Sum("b ... c -> c ..."), units(np.sum, (2, 1)), trailing=(2, 3)),
+    Case(Sum(), sums(np.sum), dtypes=REAL + COMPLEX),
+    Case(Sum("b ... c -> c ..."), sums(np.sum, (2, 1)), trailing=(2, 3)),
     Case(Mean(), units(_mean), dtypes=REAL + COMPLEX),
     Case(Mean("b c h -> (c h)"), lambda xs: units(_mean, (1, 2))(xs).reshape(-1), trailing=(2, 3)),
     Case(Min("b c -> c"), units(_or_nan(np.min), (1,))),
     Case(Max("b ... -> ..."), units(_or_nan(np.max), (1, 2)), trailing=(2, 3)),
     Case(Extremes(), _ends()),
     Case(Extremes("b c h -> h c"), _ends((2, 1)), trailing=(3, 2)),
-    Case(Norm(), units(_norm(2)), dtypes=REAL + COMPLEX),
-    Case(Norm("b c -> c", p=1, normalize=True), units(_norm(1, True), (1,))),
-    Case(Norm(p=0), units(_norm(0))),
-    Case(Norm("b c -> c", p=3.5), units(_norm(3.5), (1,))),
-    Case(Norm("b c -> c", p=float("inf"), normalize=True), units(_norm(np.inf, True), (1,)), data=False),
+    Case(Norm(), sums(_norm(2)), dtypes=REAL + COMPLEX),
+    Case(Norm("b c -> c", p=1, normalize=True), sums(_norm(1, True), (1,))),
+    Case(Norm(p=0), sums(_norm(0))),
+    Case(Norm("b c -> c", p=3.5), sums(_norm(3.5), (1,))),
+    Case(Norm("b c -> c", p=float("inf"), normalize=True), sums(_norm(np.inf, True), (1,)), data=False),
     Case(Moments(), units(_moments), dtypes=REAL + COMPLEX),
     Case(Moments("b c h -> c", correction=0), units(lambda x: _moments(x, 0), (1,)), trailing=(3, 2)),
     Case(Moments(order=4), units(_shape)),
@@ -421,20 +436,28 @@ CASES = (
     Case(Activity(eps=0.5, death=True), _activity(0.5, death=True), splittable=False),
     Case(Sparsity(), units(_or_nan(lambda x: (x == 0).mean())), dtypes=REAL + COMPLEX),
     Case(Sparsity("b c -> c", eps=0.5), units(_or_nan(lambda x: (np.abs(x) <= 0.5).mean()), (1,))),
-    Case(Covariance(), _covariance()),
+    Case(Covariance(), _covariance(), left_out=left_out.by_rows),
     Case(
-        Covariance("b c h -> c", correction=0), lambda xs: _covariance(0)([np.moveaxis(x, 1, 2).reshape(-1, 3) for x in xs]), (3, 2)
+        Covariance("b c h -> c", correction=0),
+        lambda xs: _covariance(0)([np.moveaxis(x, 1, 2).reshape(-1, 3) for x in xs]),
+        (3, 2),
+        left_out=left_out.by_rows,
     ),
-    Case(Covariance("b c h -> (c h)"), lambda xs: _covariance()([x.reshape(-1, 4) for x in xs]), (2, 2)),
-    Case(Postmap(Covariance(), correlation), _correlation, data=False),
-    Case(Postmap(Covariance(), effective_rank), _effective_rank, data=False),
-    Case(Postmap(Covariance(correction=0), intrinsic_dimension(0.9)), _dimension(0.9), data=False),
-    Case(Premap(CrossCovariance(), halves), _cross_covariance, (5,), data=False),
-    Case(Premap(CKA(), halves), _cka(unbiased=False), (5,), data=False),
-    Case(Premap(CKA(unbiased=True), halves), _cka(unbiased=True), (5,), data=False),
-    Case(Premap(MinibatchCKA(), halves), _minibatch_cka, (5,), splittable=False, data=False),
-    Case(Histogram(bins=8, low=-2.0, high=2.0), histogram(np.linspace(-2, 2, 9))),
-    Case(Histogram("b c -> c", edges=(-1.0, 0.0, 0.5, 50.0)), histogram([-1.0, 0.0, 0.5, 50.0], (1,))),
+    Case(
+        Covariance("b c h -> (c h)"),
+        lambda xs: _covariance()([x.reshape(-1, 4) for x in xs]),
+        (2, 2),
+        left_out=left_out.some(lambda x: x.reshape(len(x), -1), left_out.by_rows),
+    ),
+    Case(Postmap(Covariance(), correlation), _correlation, data=False, left_out=left_out.by_rows),
+    Case(Postmap(Covariance(), effective_rank), _effective_rank, data=False, left_out=left_out.by_rows),
+    Case(Postmap(Covariance(correction=0), intrinsic_dimension(0.9)), _dimension(0.9), data=False, left_out=left_out.by_rows),
+    Case(Premap(CrossCovariance(), halves), _cross_covariance, (5,), data=False, left_out=left_out.by_rows),
+    Case(Premap(CKA(), halves), _cka(unbiased=False), (5,), data=False, left_out=left_out.by_rows),
+    Case(Premap(CKA(unbiased=True), halves), _cka(unbiased=True), (5,), data=False, left_out=left_out.by_rows),
+    Case(Premap(MinibatchCKA(), halves), _minibatch_cka, (5,), splittable=False, data=False, left_out=left_out.by_rows),
+    Case(Histogram(bins=8, low=-2.0, high=2.0), histogram(np.linspace(-2, 2, 9)), left_out=left_out.nan),
+    Case(Histogram("b c -> c", edges=(-1.0, 0.0, 0.5, 50.0)), histogram([-1.0, 0.0, 0.5, 50.0], (1,)), left_out=left_out.nan),
     Case(Quantile(), quantiles((0.25, 0.5, 0.75), 5)),
     Case(
         Quantile("b c h -> h c", q=(0.1, 1.0), bits=3, low=0.2, high=40.0),
@@ -442,31 +465,45 @@ CASES = (
         trailing=(3, 2),
     ),
     Case(Quantile("b c -> c", q=0.5, low=1e-60), quantiles(0.5, 5, (1,), -200)),
-    Case(CountByValue(values=50), per_unit(count_by_value(50), ()), dtypes=INTEGERS),
-    Case(CountByValue("b c -> c", values=4), per_unit(count_by_value(4), (1,)), dtypes=INTEGERS),
-    Case(DistinctCount(), units(lambda x: hyperloglog(x, 12)), dtypes=INTEGERS),
-    Case(DistinctCount("b c -> c", bits=4), units(lambda x: hyperloglog(x, 4), (1,)), dtypes=INTEGERS),
-    Case(HeavyHitters(k=4), per_unit(frequent(4), ()), dtypes=INTEGERS),
-    Case(HeavyHitters("b c -> c", k=3, bits=8), per_unit(frequent(3), (1,)), dtypes=INTEGERS),
+    Case(CountByValue(values=50), per_unit(count_by_value(50), ()), dtypes=INTEGERS, left_out=INTEGERS_ONLY),
+    Case(CountByValue("b c -> c", values=4), per_unit(count_by_value(4), (1,)), dtypes=INTEGERS, left_out=INTEGERS_ONLY),
+    Case(DistinctCount(), units(lambda x: hyperloglog(x, 12)), dtypes=INTEGERS, left_out=INTEGERS_ONLY),
+    Case(DistinctCount("b c -> c", bits=4), units(lambda x: hyperloglog(x, 4), (1,)), dtypes=INTEGERS, left_out=INTEGERS_ONLY),
+    Case(HeavyHitters(k=4), per_unit(frequent(4), ()), dtypes=INTEGERS, left_out=INTEGERS_ONLY),
+    Case(HeavyHitters("b c -> c", k=3, bits=8), per_unit(frequent(3), (1,)), dtypes=INTEGERS, left_out=INTEGERS_ONLY),
     Case(TopK(k=2), extreme(2, True), splittable=False),
     Case(TopK("b c h -> h c", k=5), extreme(5, True, (2, 1)), trailing=(3, 2), dtypes=FLOATS, splittable=False),
     Case(BottomK("b c -> c", k=3), extreme(3, False, (1,)), dtypes=FLOATS, splittable=False),
-    Case(Reservoir(k=4, seed=7), reservoir(4, 7), dtypes=(torch.float64,), splittable=False),
-    Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False),
-    Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False),
-    Case(Fold(larger_and_stacked), np.concatenate, data=False),
-    Case(Fold(torch.maximum), lambda xs: np.maximum.reduce(xs), splittable=False, same_shape=True, data=False),
-    Case(Collect(), np.concatenate, dtypes=REAL + COMPLEX, graphs=8),
-    Case(Whole(), lambda xs: {str(i): x for i, x in enumerate(x for x in xs if x.size)}, splittable=False, grows=True),
+    Case(Reservoir(k=4, seed=7), reservoir(4, 7), dtypes=(torch.float64,), splittable=False, left_out=SHOWN),
+    Case(First(), lambda xs: xs[0], dtypes=REAL + COMPLEX, splittable=False, left_out=SHOWN),
+    Case(Last(), lambda xs: xs[-1], dtypes=REAL + COMPLEX, splittable=False, left_out=SHOWN),
+    Case(Fold(larger_and_stacked), np.concatenate, data=False, left_out=SHOWN),
+    Case(Fold(torch.maximum), lambda xs: np.maximum.reduce(xs), splittable=False, same_shape=True, data=False, left_out=SHOWN),
+    Case(Collect(), np.concatenate, dtypes=REAL + COMPLEX, graphs=8, left_out=SHOWN),
+    Case(
+        Whole(), lambda xs: {str(i): x for i, x in enumerate(x for x in xs if x.size)}, splittable=False, grows=True, left_out=SHOWN
+    ),
     Case(
         Whole(last=2),
         lambda xs: {str(i): x for i, x in list(enumerate(x for x in xs if x.size))[-2:]},
         splittable=False,
         grows=True,
+        left_out=SHOWN,
     ),
-    Case(Geometry(), _geometry(_summary), splittable=False),
-    Case(Geometry(Collect(), normalize=True), _geometry(lambda xs: xs[0], normalize=True), splittable=False, graphs=12),
-    Case(Geometry(Mean(), correlation=False), lambda xs: {"norm": _geometry(units(_mean))(xs)["norm"]}, splittable=False),
+    Case(Geometry(), _geometry(_summary), splittable=False, left_out=left_out.norms),
+    Case(
+        Geometry(Collect(), normalize=True),
+        _geometry(lambda xs: xs[0], normalize=True),
+        splittable=False,
+        graphs=12,
+        left_out=SHOWN,
+    ),
+    Case(
+        Geometry(Mean(), correlation=False),
+        lambda xs: {"norm": _geometry(units(_mean))(xs)["norm"]},
+        splittable=False,
+        left_out=left_out.norms,
+    ),
     Case(
         Product(mean=Mean("b c -> c"), deep=Product(all=Collect(), top=Max())),
         lambda xs: {
@@ -488,24 +525,28 @@ CASES = (
         trace(lambda h: 1.5 if abs(h) <= 0.5 else None, 2.0, nearest=True),
         splittable=False,
         same_shape=True,
+        left_out=SHOWN,
     ),
     Case(
         NearestTrace(time_constant=torch.tensor([[0.5, 2.0, 3.0]]), amplitude=1.0 + 2.0j, target=0.0, tolerance=0.5),
         trace(lambda h: 1 + 2j if abs(h) <= 0.5 else None, np.array([0.5, 2.0, 3.0]), nearest=True),
         splittable=False,
         same_shape=True,
+        left_out=SHOWN,
     ),
     Case(
         CumulativeTrace(time_constant=(2.0, 1.0, 4.0), target=0.0, amplitude=1j),
         trace(lambda h: 1j if h == 0 else None, np.array([2.0, 1.0, 4.0]), nearest=False),
         splittable=False,
         same_shape=True,
+        left_out=SHOWN,
     ),
     Case(
         CumulativeTrace(time_constant=2.0, target=0.0),
         trace(lambda h: 1.0 if h == 0 else None, 2.0, nearest=False),
         splittable=False,
         same_shape=True,
+        left_out=SHOWN,
     ),
     Case(
         ScaledNearestTrace(time_constant=3.0, criterion=positive, scale=2.0),
@@ -513,6 +554,7 @@ CASES = (
         splittable=False,
         same_shape=True,
         data=False,
+        left_out=left_out.some(lambda x: x[x > 0]),
     ),
     Case(
         ScaledCumulativeTrace(time_constant=3.0, criterion=positive, scale=-1.0, amplitude=0.5),
@@ -520,6 +562,7 @@ CASES = (
         splittable=False,
         same_shape=True,
         data=False,
+        left_out=left_out.some(lambda x: x[x > 0]),
     ),
     Case(
         Premap(ConditionalNearestTrace(time_constant=3.0, amplitude=0.0), with_condition),
@@ -527,6 +570,7 @@ CASES = (
         splittable=False,
         same_shape=True,
         data=False,
+        left_out=left_out.some(lambda x: x[x > 0]),
     ),
     Case(
         Premap(ConditionalCumulativeTrace(time_constant=3.0), with_condition),
@@ -534,20 +578,33 @@ CASES = (
         splittable=False,
         same_shape=True,
         data=False,
+        left_out=left_out.some(lambda x: x[x > 0]),
     ),
     *(
-        Case(TimeSince(positive, 0.1, name), time_since(start, 0.1), splittable=False, same_shape=True, data=False)
+        Case(TimeSince(positive, 0.1, name), time_since(start, 0.1), splittable=False, same_shape=True, data=False, left_out=SHOWN)
         for name, start in (("inf", np.inf), ("zero", 0.0), ("nan", np.nan))
     ),
-    Case(Difference(Summary()), differences(_summary), splittable=False, graphs=8),
-    Case(Difference(Mean("b c -> c")), differences(units(_mean, (1,))), splittable=False, same_shape=True),
-    Case(Scan(leaky, 0.25), recurrence(0.25), splittable=False, data=False, merges=False),
-    Case(FirstNonfinite("b c -> c"), first_nonfinite, splittable=False),
+    Case(Difference(Summary()), differences(_summary), splittable=False, graphs=8, left_out=left_out.changes),
+    Case(
+        Difference(Mean("b c -> c")), differences(units(_mean, (1,))), splittable=False, same_shape=True, left_out=left_out.changes
+    ),
+    Case(Scan(leaky, 0.25), recurrence(0.25), splittable=False, data=False, merges=False, left_out=SHOWN),
+    Case(FirstNonfinite("b c -> c"), first_nonfinite, splittable=False, left_out=SHOWN),
     Case(Idle("b c -> c"), idle, splittable=False),
     Case(History(Mean("b c -> c"), 0.5, 1.0, True), units(_mean, (1,)), splittable=False),
     Case(History(EMA(alpha=0.5), duration=2.0), ema(0.5), splittable=False, same_shape=True),
-    Case(Window(Summary("b c -> c"), 3), lambda xs: _summary(xs[-3:], (1,)), splittable=False),
-    Case(Window(EMA("b c -> c", alpha=0.5), 2), lambda xs: ema(0.5, batch_mean=True)(xs[-2:]), splittable=False),
+    Case(
+        Window(Summary("b c -> c"), 3),
+        lambda xs: _summary(xs[-3:], (1,)),
+        splittable=False,
+        left_out=left_out.some(slice(-3, None)),
+    ),
+    Case(
+        Window(EMA("b c -> c", alpha=0.5), 2),
+        lambda xs: ema(0.5, batch_mean=True)(xs[-2:]),
+        splittable=False,
+        left_out=left_out.some(slice(-2, None)),
+    ),
     Case(
         PerObservation(Mean(), Collect()),
         lambda xs: np.array([units(_mean)([x]) for x in xs if x.size]),
@@ -561,29 +618,74 @@ CASES = (
         },
         splittable=False,
     ),
-    Case(EveryNth(Moments(), 2), lambda xs: units(_moments)(xs[::2]), splittable=False),
-    Case(EveryNth(Product(last=Last(), top=Max()), 3), _third, splittable=False, same_shape=True),
-    Case(Premap(Masked(Summary("b c -> c")), with_mask), masked(lambda xs: _summary(xs, (1,))), (4,), data=False),
-    Case(Premap(Masked(Product(n=Count())), with_mask), masked(lambda xs: {"n": units(len)(xs)}), (4,), data=False),
+    Case(
+        EveryNth(Moments(), 2), lambda xs: units(_moments)(xs[::2]), splittable=False, left_out=left_out.some(slice(None, None, 2))
+    ),
+    Case(
+        EveryNth(Product(last=Last(), top=Max()), 3),
+        _third,
+        splittable=False,
+        same_shape=True,
+        left_out=left_out.some(slice(None, None, 3)),
+    ),
+    Case(
+        Premap(Masked(Summary("b c -> c")), with_mask),
+        masked(lambda xs: _summary(xs, (1,))),
+        (4,),
+        data=False,
+        left_out=left_out.masked(),
+    ),
+    Case(
+        Premap(Masked(Product(n=Count())), with_mask),
+        masked(lambda xs: {"n": units(len)(xs)}),
+        (4,),
+        data=False,
+        left_out=left_out.masked(),
+    ),
     Case(
         Premap(Masked(Histogram("b c -> c", edges=(-1.0, 0.0, 0.5, 50.0))), with_mask),
         masked(histogram((-1.0, 0.0, 0.5, 50.0), (1,))),
         (4,),
         data=False,
+        left_out=left_out.masked(left_out.nan),
     ),
-    Case(Premap(Masked(Covariance()), with_mask), masked(_covariance()), (4,), data=False),
+    Case(
+        Premap(Masked(Covariance()), with_mask), masked(_covariance()), (4,), data=False, left_out=left_out.masked(left_out.by_rows)
+    ),
     Case(
         Premap(Masked(CountByValue("b c -> c", values=4)), with_mask),
         masked(per_unit(count_by_value(4), (1,))),
         (4,),
         INTEGERS,
         data=False,
+        left_out=INTEGERS_ONLY,
     ),
-    Case(Prefilter(Mean("b c -> c"), positive), units(lambda x: _mean(x[x > 0]), (1,)), data=False),
-    Case(Premap(WeightedMean("b c -> c"), with_weights), weighted(None), (4,), data=False),
-    Case(Premap(WeightedMoments("b c -> c"), with_weights), weighted(1), (4,), data=False),
-    Case(Premap(WeightedMoments("b c -> c", correction=0), with_weights), weighted(0), (4,), data=False),
-    Case(Premap(GroupBy(Moments("b c -> c"), 3), with_labels), grouped(units(_moments, (1,))), (4,), data=False),
-    Case(Premap(GroupBy(Count("b c -> c"), 3), with_labels), grouped(units(len, (1,))), (4,), data=False),
-    Case(Premap(GroupBy(Product(s=Summary()), 3), with_labels), grouped(lambda xs: {"s": _summary(xs)}), (4,), data=False),
+    Case(
+        Prefilter(Mean("b c -> c"), positive),
+        units(lambda x: _mean(x[x > 0]), (1,)),
+        data=False,
+        left_out=left_out.some(lambda x: x[x > 0]),
+    ),
+    Case(Premap(WeightedMean("b c -> c"), with_weights), weighted(None), (4,), data=False, left_out=left_out.weighted),
+    Case(Premap(WeightedMoments("b c -> c"), with_weights), weighted(1), (4,), data=False, left_out=left_out.weighted),
+    Case(
+        Premap(WeightedMoments("b c -> c", correction=0), with_weights), weighted(0), (4,), data=False, left_out=left_out.weighted
+    ),
+    Case(
+        Premap(GroupBy(Moments("b c -> c"), 3), with_labels),
+        grouped(units(_moments, (1,))),
+        (4,),
+        data=False,
+        left_out=left_out.grouped,
+    ),
+    Case(
+        Premap(GroupBy(Count("b c -> c"), 3), with_labels), grouped(units(len, (1,))), (4,), data=False, left_out=left_out.grouped
+    ),
+    Case(
+        Premap(GroupBy(Product(s=Summary()), 3), with_labels),
+        grouped(lambda xs: {"s": _summary(xs)}),
+        (4,),
+        data=False,
+        left_out=left_out.grouped,
+    ),
 )

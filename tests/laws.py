@@ -114,6 +114,20 @@ def together(reducer: Reducer, xs: Stream) -> None:
         agree(reducer, merged, reduce(reducer.merge, parts, before))
 
 
+def counted(reducer: Reducer, states: Sequence[State], wanted: int | None) -> None:
+    """Each state says how many elements were left out of it; None if none ever are."""
+    for state in states:
+        found = reducer.nonfinite(state)
+        if wanted is None:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.number.dtype == torch.int64
+        assert found.number.shape == ()
+        assert int(found.number) == wanted
+        assert found.of is None or int(found.of) >= wanted
+
+
 def commutative(reducer: Reducer, xs: Stream, order: Sequence[int]) -> None:
     """merge(a, b) == merge(b, a), and observations may come in any order."""
     parts = lifts(reducer, xs)

@@ -14,7 +14,7 @@ from reducers.core.reducer import Reducer, Reduction, check_reducer, check_size
 from reducers.core.states import check_states, require_state, to_device, tree_map
 from reducers.errors import ReducerTypeError
 from reducers.kernels.merging import stack
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["GroupBy"]
 
@@ -96,6 +96,12 @@ class GroupBy(Reducer):
         first = _group_state(state, 0)
         self.reducer.check(first)
         check_cost(self.reducer, first, times=groups)
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        found = [self.reducer.nonfinite(_group_state(state, group)) for group in range(_group_count(state))]
+        numbers = [one.number for one in found if one is not None]
+        totals = [one.of for one in found if one is not None and one.of is not None]
+        return Nonfinite(torch.stack(numbers).sum(), torch.stack(totals).sum() if totals else None) if numbers else None
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reducers.combinators.mapped import Postmap
+from reducers.core.checks import check_shape
 from reducers.core.reducer import Reducer, check_reducer
-from reducers.core.states import require_state
+from reducers.core.states import most_nonfinite, require_state
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import StateError
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["PerObservation"]
 
 _OF = "//"  # between the name of a result and a key of the state of what reduces it; no name of a result has it
+_COUNTS = ("nonfinite", "elements")  # of all observations: what `reducer` left out, and of how many, if it says so
 
 
 @dataclass(frozen=True)
@@ -80,35 +83,46 @@ class PerObservation(Reducer):
             return state
         parts = _by_name(state)
         results = _flat(self.reducer.compute(lifted))
-        return _joined({**parts, **{name: self.over.update(parts.get(name, {}), x[None]) for name, x in results.items()}})
+        updated = _joined({**parts, **{name: self.over.update(parts.get(name, {}), x[None]) for name, x in results.items()}})
+        return {**updated, **_added(state, _counts(self.reducer, lifted))}
 
     def update_all(self, state: State, xs: Tensor) -> State:
-        results = self._each(xs) if xs.numel() and len(xs) > 1 else None
-        if results is None:
+        each = self._each(xs) if xs.numel() and len(xs) > 1 else None
+        if each is None:
             return super().update_all(state, xs)
+        results, counts = each
         parts = _by_name(state)
         updated = {name: self.over.update_all(parts.get(name, {}), x[:, None]) for name, x in results.items()}
-        return _joined({**parts, **updated})
+        return {**_joined({**parts, **updated}), **_added(state, counts)}
 
-    def _each(self, xs: Tensor) -> dict[str, Tensor] | None:
-        """The results of several observations by name, along a new first axis; None if their names or shapes differ."""
+    def _each(self, xs: Tensor) -> tuple[dict[str, Tensor], State] | None:
+        """The results of several observations by name, along a new first axis, and counts; None if names or shapes differ."""
         inner = self.reducer
         while isinstance(inner, Postmap) and inner.looks_inside:
             inner = inner.reducer
         if isinstance(inner, Statistic) and inner.batchable and inner.lifts_together:
             lifted = lift_each(inner, xs)
             with suppress(Exception):  # of results that vmap cannot compute, such as those that depend on values
-                return dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))
-        each = [_flat(self.reducer.compute(state)) for state in (self.reducer.update({}, x) for x in xs.unbind())]
+                results = dict(torch.vmap(lambda state: _flat(self.reducer.compute(state)))(lifted))
+                return results, _counts(self.reducer, lifted)
+        states = [self.reducer.update({}, x) for x in xs.unbind()]
+        each = [_flat(self.reducer.compute(state)) for state in states]
         shapes = {tuple((name, x.shape, x.dtype) for name, x in results.items()) for results in each}
-        return {name: torch.stack([results[name] for results in each]) for name in each[0]} if len(shapes) == 1 else None
+        if len(shapes) > 1:
+            return None
+        counts = reduce(_added, (_counts(self.reducer, state) for state in states))
+        return {name: torch.stack([results[name] for results in each]) for name in each[0]}, counts
 
     def merge(self, a: State, b: State) -> State:
         first, second = _by_name(a), _by_name(b)
-        return _joined({name: self.over.merge(first.get(name, {}), second.get(name, {})) for name in {**first, **second}})
+        merged = _joined({name: self.over.merge(first.get(name, {}), second.get(name, {})) for name in {**first, **second}})
+        return {**merged, **_added(a, b)}
 
     def _check(self, state: State) -> None:
         parts = _by_name(state)
+        for key in _COUNTS:
+            if key in state:
+                check_shape(self, state, key, (), torch.int64)
         for name, part in parts.items():
             self.over.check(part)
             inside = [other for other in parts if other.startswith(f"{name}/")] if name else []
@@ -126,6 +140,12 @@ class PerObservation(Reducer):
             inside[last] = self.over.compute(part)
         return results[""] if set(results) == {""} else results
 
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many elements `reducer` left out; if it leaves out none, how many of its results `over` left out."""
+        if "nonfinite" in state:
+            return Nonfinite(state["nonfinite"], state.get("elements"))
+        return most_nonfinite([self.over.nonfinite(part) for part in _by_name(state).values()])
+
 
 def _flat(result: Result, prefix: str = "") -> dict[str, Tensor]:
     """The tensors of a result by name; names of nested mappings are joined by `/`."""
@@ -138,9 +158,23 @@ def _by_name(state: State) -> dict[str, State]:
     """The states of `over` by the name of the result that they reduce."""
     parts: dict[str, State] = {}
     for key, value in state.items():
-        name, _, rest = key.partition(_OF)
+        name, of, rest = key.partition(_OF)
+        if not of:  # a count
+            continue
         parts.setdefault(name, {})[rest] = value
     return parts
+
+
+def _counts(reducer: Reducer, state: State) -> State:
+    """How many elements of one observation, or of several whose states are stacked, were left out."""
+    found = reducer.nonfinite(state)
+    return {} if found is None else {key: value for key, value in zip(_COUNTS, found, strict=True) if value is not None}
+
+
+def _added(a: State, b: State) -> State:
+    """The counts of two states added."""
+    counts = {key: [state[key] for state in (a, b) if key in state] for key in _COUNTS}
+    return {key: both[0] + both[1].to(both[0].device) if len(both) > 1 else both[0] for key, both in counts.items() if both}
 
 
 def _joined(parts: Mapping[str, State]) -> State:

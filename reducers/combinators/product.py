@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from reducers.core.reducer import Reducer, Reduction, check_reducer
-from reducers.core.states import require_state
+from reducers.core.states import most_nonfinite, require_state
 from reducers.errors import ReducerTypeError, StateMismatchError
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["Product"]
 
@@ -117,3 +117,7 @@ class Product(Reducer):
         require_state(self, state)
         split = self._split(state)
         return {name: part.compute(split[name]) for name, part in self.parts if split[name]}
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        split = self._split(state)
+        return most_nonfinite([part.nonfinite(split[name]) for name, part in self.parts if split[name]])

@@ -96,7 +96,7 @@ def _lift_rows(reducer: Reducer, rows: Tensor) -> State:
     if isinstance(reducer, Postmap):
         return _lift_rows(reducer.reducer, rows)
     assert isinstance(reducer, Statistic)
-    stacked = reducer.lift(rows, (1,))
+    stacked = reducer.lifted(rows, (1,))
     if any(value.shape[:1] != rows.shape[:1] for value in stacked.values()):
         raise StateMismatchError(f"{reducer!r} does not lift each row of a matrix separately, so its states cannot be stacked")
     return stacked

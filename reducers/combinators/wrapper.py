@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from reducers.core.reducer import Reducer, Reduction, check_reducer
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["InputWrapper", "Wrapper"]
 
@@ -60,6 +60,9 @@ class Wrapper(Reducer):
 
     def compute(self, state: State) -> Result:
         return self.reducer.compute(state)
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        return self.reducer.nonfinite(state)
 
 
 @dataclass(frozen=True)

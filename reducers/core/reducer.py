@@ -13,7 +13,7 @@ from torch import Tensor
 from reducers.core.checks import check_cost, check_layout
 from reducers.core.overrides import Shortcut, switch_off
 from reducers.errors import ArgumentError, ReducerTypeError, StateError
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["MAX_SIZE", "Reducer", "Reduction", "check_reducer", "check_size", "register_combinator", "registry"]
 
@@ -109,6 +109,17 @@ class Reducer(ABC):
         Raises:
             EmptyStateError: `state` is empty.
         """
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many elements were left out of `state` because they were NaN or infinite, without reading a value.
+
+        Elements that a mask excludes do not count. A `Product` says it of the part that left out most.
+
+        Returns:
+            None if this reducer leaves none out: it takes integers only, or its result shows what is not finite, as those of
+            `Collect` and `Last` do.
+        """
+        return None
 
     def check(self, state: State) -> None:
         """Check the layout of a state from an untrusted source, at a cost that does not depend on its size; numbers are not read.

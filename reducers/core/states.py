@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from reducers.errors import EmptyStateError, StateMismatchError
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = [
     "check_states",
     "concatenated",
     "copy_aliased",
+    "most_nonfinite",
     "prefixed",
     "require_state",
     "substate",
@@ -62,6 +63,18 @@ def copy_aliased(result: Result, state: State) -> Result:
                 return result.clone()
         return result
     return {key: copy_aliased(value, state) for key, value in result.items()}
+
+
+def most_nonfinite(counts: Sequence[Nonfinite | None]) -> Nonfinite | None:
+    """Return the count of what was left out that is highest, preferably one that says of how many; None if there is none."""
+    found = [one for one in counts if one is not None]
+    told = [one for one in found if one.of is not None] or found
+    if len(told) < 2:
+        return told[0] if told else None
+    numbers = torch.stack([one.number for one in told])
+    best = numbers.argmax()
+    totals = [one.of for one in told if one.of is not None]
+    return Nonfinite(numbers[best], torch.stack(totals)[best] if totals else None)
 
 
 def tree_map(function: Callable[..., Tensor], *results: Result) -> Result:

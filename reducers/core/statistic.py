@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_specimen
+from reducers.core.counted import NONFINITE, Counted, uncounted
 from reducers.core.inputs import observation
 from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothing, sides, validate
@@ -23,7 +24,7 @@ from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
 from reducers.kernels.dispatch import device_sweep, loop_sweep, masked_moments
 from reducers.kernels.masks import can_compact, compact, has_rows
 from reducers.kernels.merging import join_stacked, same_layout, stack
-from reducers.kernels.precision import count_along, nan_capable
+from reducers.kernels.precision import count_along, count_nonfinite, nan_capable
 from reducers.kernels.waiting import Slots, device_slots, joinable
 from reducers.state import Result, State
 
@@ -35,8 +36,11 @@ _TOGETHER = frozenset({"columns", "batchable", "divisible"})  # a class that dec
 
 
 @dataclass(frozen=True)
-class Statistic(Reducer):
+class Statistic(Counted):
     """Base class of reducers over the axes of one tensor. Subclasses implement only `lift`, `join` and `read`.
+
+    The number of elements that are NaN or infinite is counted beside what `lift` returns, as `nonfinite` of the state; `join` and
+    `read` need not know of it, and do not see it. See `Reducer.nonfinite`.
 
     Args:
         pattern: einops pattern. Axes on the right are kept, all others are reduced: `"... ->"` reduces everything,
@@ -91,6 +95,7 @@ class Statistic(Reducer):
         """Which statistic of a kernel each entry of the state is, by its key; empty if the kernel lacks one of them.
 
         They stand for `lift` and `join`: kernels call neither. A subclass that overrides one of these declares its own.
+        `nonfinite` is one of the entries, unless the state lacks it.
         """
         return {}
 
@@ -101,7 +106,10 @@ class Statistic(Reducer):
 
     @abstractmethod
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        """Return the state of one observation: reduce `axes` (at least one axis and one element) and keep the others."""
+        """Return the state of one observation: reduce `axes` (at least one axis and one element) and keep the others.
+
+        It may have `nonfinite`, if that costs less here. If not, the number is counted afterwards.
+        """
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of the elements where `mask`, of the shape of `x`, is True.
@@ -124,7 +132,7 @@ class Statistic(Reducer):
             return state
         state = to_device(state, x.device)
         swept = self.swept(x, axes, state)
-        return self.merge(state, self.observe(x, axes)) if swept is None else swept
+        return self.merge(state, self.counted(self.observe(x, axes), x, axes)) if swept is None else swept
 
     def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
         """Return the state joined with that of an observation, by a kernel that reads it once; None if there is none."""
@@ -148,7 +156,8 @@ class Statistic(Reducer):
         if swept is not None:
             return swept
         small = xs[0].numel() < BIG  # stay in float64, as a single small update does, so that grouping changes at most rounding
-        return self.merge(to_device(state, x.device), Statistic.observe(self, x, axes) if small else self.observe(x, axes))
+        observed = Statistic.observe(self, x, axes) if small else self.counted(self.observe(x, axes), x, axes)
+        return self.merge(to_device(state, x.device), observed)
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
@@ -156,7 +165,7 @@ class Statistic(Reducer):
         if swept is not None:
             return swept
         parts = pieces(x, axes) if self.divisible else (x,)
-        lifted = (_contiguous(self.lift(part, axes), part) for part in parts)
+        lifted = (_contiguous(self.lifted(part, axes), part) for part in parts)
         if len(parts) < _MIN_STACK or not self.stackable_join or len(parts) * x.numel() > CHUNK * count_along(x, axes):
             return reduce(self.merge, lifted, {})  # does not hold the states of all parts at once, which may be big
         return self.merge_all(list(lifted))
@@ -167,7 +176,7 @@ class Statistic(Reducer):
         (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
         state = to_device(state, x.device)
         if not self.masks_by_lift:
-            return self.merge(state, {key: value.contiguous() for key, value in self.lift_masked(x, mask, axes).items()})
+            return self.merge(state, {key: value.contiguous() for key, value in self.lifted_masked(x, mask, axes).items()})
         joined = self._by_kernel(x, axes, state, mask)
         if joined is not None:
             return joined
@@ -176,11 +185,12 @@ class Statistic(Reducer):
         if swept is not None:
             return self.merge(state, swept)
         if compacts:
-            selected = [self.observe(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
+            chosen = [(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
+            selected = [self.counted(self.observe(part, rest), part, rest) for part, rest in chosen]
             if selected:
                 return self.merge_all([state, *selected])
         parts = paired_pieces(x, mask, axes) if self.divisible else ((x, mask),)
-        lifted = [self.lift_masked(*part, axes) for part in parts]
+        lifted = [self.lifted_masked(*part, axes) for part in parts]
         return self.merge_all([state, *({key: value.contiguous() for key, value in one.items()} for one in lifted)])
 
     def _update_masked_by_update(self, state: State, x: Tensor, mask: Tensor) -> State:
@@ -191,28 +201,33 @@ class Statistic(Reducer):
         """
         if type(self).lift_masked is not Statistic.lift_masked:
             return super().update_masked(state, x, mask)
-        return self.update(state, torch.where(mask, nan_capable(x), torch.nan))
+        updated = self.update(state, torch.where(mask, nan_capable(x), torch.nan))
+        if NONFINITE not in updated or updated is state:
+            return updated
+        (x, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
+        number = count_nonfinite(x, axes, mask)  # not of what the mask excludes
+        return {**updated, NONFINITE: state[NONFINITE].to(x.device) + number if state else number}
 
     def merge(self, a: State, b: State) -> State:
         if not a or not b:
             return a or b
         check_states(self, a, b, self.fixed_shape)
-        return self.join(a, to_device(b, next(iter(a.values())).device))
+        return self.joined(a, to_device(b, next(iter(a.values())).device))
 
     def merge_all(self, states: Sequence[State]) -> State:
         nonempty = [state for state in states if state]
         if not self.stackable_join or len(nonempty) < _MIN_STACK or not same_layout(nonempty):
             return super().merge_all(nonempty)
-        return join_stacked(self.join, stack(nonempty))
+        return join_stacked(self.joined, stack(nonempty))
 
     def merge_stacked(self, state: State, stacked: State) -> State:
         if not self.stackable_join or not stacked:
             return super().merge_stacked(state, stacked)
-        return self.merge(state, join_stacked(self.join, stacked))
+        return self.merge(state, join_stacked(self.joined, stacked))
 
     def specimen(self, kept: tuple[int, ...], dtype: torch.dtype, device: str) -> State:
         """Return the state of an observation of zeros whose kept axes have these sizes."""
-        return self.lift(torch.zeros((2, *kept), dtype=dtype, device=device), (0,))
+        return self.lifted(torch.zeros((2, *kept), dtype=dtype, device=device), (0,))
 
     def _check(self, state: State) -> None:
         if type(self).update is not Statistic.update:  # then states need not be lifts
@@ -221,7 +236,7 @@ class Statistic(Reducer):
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        return copy_aliased(self.read(state), state)
+        return copy_aliased(self.read(uncounted(state) if self.counts_nonfinite else state), state)
 
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
         *(shortcut for shortcut in Reducer.shortcuts if shortcut.name != "update_masked"),
@@ -272,7 +287,7 @@ def lift_each(statistic: Statistic, xs: Tensor) -> State:
     each = replace(statistic, pattern=f"{axis} {left} -> {axis} {right}")
     x, axes = arrange(xs.detach(), each.pattern)
     # In float64 if they are small, as in `update_all`.
-    return Statistic.observe(each, x, axes) if xs[0].numel() < BIG else each.observe(x, axes)
+    return Statistic.observe(each, x, axes) if xs[0].numel() < BIG else each.counted(each.observe(x, axes), x, axes)
 
 
 def _contiguous(state: State, source: Tensor) -> State:

@@ -45,6 +45,8 @@ class CountByValue(Statistic):
 
     reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum"}
 
+    counts_nonfinite: ClassVar[bool] = False  # integers are finite
+
     values: int = 2
 
     def __post_init__(self) -> None:
@@ -102,6 +104,8 @@ class DistinctCount(Statistic):
     """
 
     reductions: ClassVar[Mapping[str, Reduction]] = {"ranks": "max"}
+
+    counts_nonfinite: ClassVar[bool] = False
 
     bits: int = 12
 
@@ -183,6 +187,8 @@ class HeavyHitters(Statistic):
     """
 
     reductions: ClassVar[Mapping[str, Reduction]] = {"cells": "sum", "outside": "sum"}
+
+    counts_nonfinite: ClassVar[bool] = False
 
     k: int = 16
     width: int = 1024

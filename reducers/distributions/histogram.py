@@ -18,7 +18,7 @@ from reducers.errors import ArgumentError
 from reducers.kernels.binning import bin_counts
 from reducers.kernels.counting import device_edges, has_device_bins
 from reducers.kernels.precision import comparable, finite, real
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["Histogram"]
 
@@ -54,6 +54,8 @@ class Histogram(Statistic):
     """
 
     reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum"}
+
+    counts_nonfinite: ClassVar[bool] = False  # `counts` has them: NaN in the last bin, infinite ones below and above the edges
 
     edges: tuple[float, ...] | None = None
     bins: int | None = None
@@ -148,6 +150,10 @@ class Histogram(Statistic):
 
     def join(self, a: State, b: State) -> State:
         return {"counts": a["counts"] + b["counts"]}
+
+    def nonfinite(self, state: State) -> Nonfinite:
+        """Return how many elements were NaN, the last of `counts`; infinite ones are below the first edge or above the last."""
+        return Nonfinite(state["counts"][..., -1].sum(), state["counts"].sum())
 
     def read(self, state: State) -> Result:
         counts = state["counts"]

@@ -18,8 +18,8 @@ from reducers.kernels.binning import bin_counts, pattern_counts
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.counting import device_bits
 from reducers.kernels.cpu import is_sweepable, min_max
-from reducers.kernels.precision import comparable, count_of, extremes, finite, infinite_to_nan, real
-from reducers.state import State
+from reducers.kernels.precision import comparable, counts_of, extremes, finite, infinite_to_nan, real
+from reducers.state import Nonfinite, State
 
 __all__ = ["Quantile"]
 
@@ -70,7 +70,7 @@ class Quantile(Statistic):
     494
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum", "min": "min", "max": "max"}
+    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum", "min": "min", "max": "max", "nonfinite": "sum"}
 
     q: float | tuple[float, ...] = (0.25, 0.5, 0.75)
     bits: int = 5
@@ -113,9 +113,10 @@ class Quantile(Statistic):
         filled, mask = finite(x)
         low, high = extremes(x, axes, mask)
         counts = bin_counts(filled, axes, 2 * self._buckets_per_sign + 3, self._bucket)
+        nonfinite = counts_of(x, mask, axes)["nonfinite"]
         if mask is not None:  # non-finite elements are zero in `filled`
-            counts[..., self._buckets_per_sign + 1] -= count_of(x, None, axes) - mask.sum(dim=axes)
-        return {"counts": counts, "min": low, "max": high}
+            counts[..., self._buckets_per_sign + 1] -= nonfinite
+        return {"counts": counts, "min": low, "max": high, "nonfinite": nonfinite}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return self.swept(x, axes, {}) or self._observe_patterns(x, axes) or super().observe(x, axes)
@@ -131,7 +132,8 @@ class Quantile(Statistic):
             return None
         floats, counts = pattern_counts(x, axes, self.bits)
         buckets = torch.zeros(2 * self._buckets_per_sign + 3, dtype=torch.int64, device="cpu")
-        return {"counts": buckets.index_add_(0, self._bucket(floats).long(), counts), **ends}
+        counts = buckets.index_add_(0, self._bucket(floats).long(), counts)
+        return {"counts": counts, **ends, "nonfinite": torch.zeros((), dtype=torch.int64, device="cpu")}
 
     def join(self, a: State, b: State) -> State:
         return {
@@ -139,6 +141,10 @@ class Quantile(Statistic):
             "min": torch.minimum(a["min"], b["min"]),
             "max": torch.maximum(a["max"], b["max"]),
         }
+
+    def nonfinite(self, state: State) -> Nonfinite:
+        number = state["nonfinite"].sum()
+        return Nonfinite(number, state["counts"].sum() + number)
 
     def read(self, state: State) -> Tensor:
         return self._quantiles(state, self.q)

@@ -9,16 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.checks import check_shape
 from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, validate
 from reducers.core.reducer import Reducer, check_size
-from reducers.core.states import require_state, to_device
+from reducers.core.states import check_states, require_state, to_device
 from reducers.exemplars.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.counting import device_best
-from reducers.kernels.precision import comparable, infinite_to_nan, nan_capable
-from reducers.state import Result, State
+from reducers.kernels.precision import comparable, count_nonfinite, counts_of, infinite_to_nan, nan_capable
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["BottomK", "TopK"]
 
@@ -54,17 +55,31 @@ class _ExtremeElements(Reducer):
         return self.merge(to_device(state, x.device), self._lift(x, rows, to_positions, ids, payload))
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
-        return self.update(state, torch.where(mask, nan_capable(x), torch.nan))
+        updated = self.update(state, torch.where(mask, nan_capable(x), torch.nan))
+        if updated is state:
+            return state
+        (arranged, axes), (mask, _) = arrange(x, self.pattern), arrange(mask, self.pattern)
+        nonfinite = count_nonfinite(arranged, axes, mask)  # what the mask excludes does not count
+        return {**updated, "nonfinite": state["nonfinite"].to(x.device) + nonfinite if state else nonfinite}
 
     def merge(self, a: State, b: State) -> State:
-        return merge_slots(self, a, b, by="value", descending=self.largest, k=self.k)
+        if not a or not b:
+            return a or b
+        check_states(self, a, b)
+        slots, later = ({key: value for key, value in one.items() if key != "nonfinite"} for one in (a, b))
+        merged = merge_slots(self, slots, later, by="value", descending=self.largest, k=self.k)
+        return {**merged, "nonfinite": a["nonfinite"] + b["nonfinite"].to(a["nonfinite"].device)}
 
     def _check(self, state: State) -> None:
-        check_slots(self, state, "value", self.k)
+        check_slots(self, {key: value for key, value in state.items() if key != "nonfinite"}, "value", self.k)
+        check_shape(self, state, "nonfinite", state["step"].shape[:-1], torch.int64)
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        return Nonfinite(state["nonfinite"].sum(), None) if state else None
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
-        slots = {key: value.clone() for key, value in state.items() if key != "observations"}
+        slots = {key: value.clone() for key, value in state.items() if key not in ("observations", "nonfinite")}
         return {**slots, "value": infinite_to_nan(slots["value"])}
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -101,7 +116,9 @@ class _ExtremeElements(Reducer):
     ) -> State:
         rows = comparable(rows, type(self).__name__)
         rows = rows.to(torch.uint8) if rows.dtype is torch.bool else rows
-        chosen = _best_indices(self._exclude_nonfinite(rows), self.k, self.largest)
+        good = _finite_mask(rows)
+        usable = rows if good is None else torch.where(good, rows, self._worst(rows.dtype))  # these are chosen last
+        chosen = _best_indices(usable, self.k, self.largest)
         value = rows.gather(-1, chosen)
         is_finite = torch.isfinite(value)
         position = torch.where(is_finite, to_positions(chosen), -1)
@@ -117,15 +134,8 @@ class _ExtremeElements(Reducer):
             slots["payload"] = apply_indexing(payload, lambda part: torch.where(mask, part[sample], part.new_zeros(())))
         slots = pad_slots(slots, self.k, {"value": self._worst(value.dtype), "payload": 0})
         slots = {key: value.contiguous() for key, value in slots.items()}
-        return {**slots, "observations": torch.ones((), dtype=torch.int64, device=x.device)}
-
-    def _exclude_nonfinite(self, rows: Tensor) -> Tensor:
-        """Return `rows` with non-finite elements replaced by the worst value, so that they are chosen last."""
-        if not rows.is_floating_point():
-            return rows
-        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isfinite(rows.sum(dtype=torch.float64)).item():
-            return rows
-        return torch.where(torch.isfinite(rows), rows, self._worst(rows.dtype))
+        nonfinite = counts_of(rows, good, (rows.ndim - 1,))["nonfinite"].contiguous()
+        return {**slots, "observations": torch.ones((), dtype=torch.int64, device=x.device), "nonfinite": nonfinite}
 
     def _worst(self, dtype: torch.dtype) -> float:
         if dtype.is_floating_point:
@@ -185,6 +195,15 @@ class BottomK(_ExtremeElements):
     """
 
     largest: ClassVar[bool] = False
+
+
+def _finite_mask(rows: Tensor) -> Tensor | None:
+    """Return which elements are finite; None if all are."""
+    if not rows.is_floating_point():
+        return None
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isfinite(rows.sum(dtype=torch.float64)).item():
+        return None
+    return torch.isfinite(rows)
 
 
 def _best_indices(rows: Tensor, k: int, largest: bool) -> Tensor:

@@ -59,14 +59,14 @@ def device_edges(
 def device_bits(
     x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[int, int], state: State | None = None
 ) -> State | None:
-    """Return the `counts` of the elements of `x` by their leading bits, and `min` and `max`, joined with those of a state.
+    """Return the `counts` of the elements of `x` by their leading bits, `min`, `max` and `nonfinite`, joined with those of a state.
 
     Returns:
         what `reducers.kernels.triton.binned.binned_by_bits` returns; None in the same cases as `device_sweep`.
     """
     kernels = found(BINS, x.device)
     bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
-    if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, bins, state, "min", "max"):
+    if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, bins, state, "min", "max", "nonfinite"):
         return None
     if kernels is None:
         return looped_bits(x, axes, bits, exponents, state or {})
@@ -121,17 +121,18 @@ def device_best(
     return tried(BEST, x.device, kernel, x, view, axes, k, largest, ids, state)
 
 
-def _counts_fit(x: Tensor, axes: tuple[int, ...], bins: int, state: State | None, *extremes: str) -> bool:
+def _counts_fit(x: Tensor, axes: tuple[int, ...], bins: int, state: State | None, *others: str) -> bool:
     """Return whether the state has so many bins at the kept positions of `x`, and extremes of its dtype."""
     if not state:
         return True
-    if state.keys() != {"counts", *extremes}:
+    if state.keys() != {"counts", *others}:
         return False
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     counts = state["counts"]
     return (
         [*kept, bins] == list(counts.shape)
         and counts.dtype is torch.int64
-        and all(list(state[key].shape) == kept and state[key].dtype is x.dtype for key in extremes)
+        and all(list(state[key].shape) == kept for key in others)
+        and all(state[key].dtype is (torch.int64 if key == "nonfinite" else x.dtype) for key in others)
         and all(value.is_contiguous() for value in state.values())
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import BIG, CHUNK, PIECE, pieces
-from reducers.kernels.precision import NARROW, count_along, count_of, extremes, float32_threshold, is_finite
+from reducers.kernels.precision import NARROW, count_along, count_of, counts_of, extremes, float32_threshold, is_finite
 from reducers.kernels.rows import flat, row_moments, row_squares, row_sum
 
 __all__ = ["all_finite", "count_above", "fast_sum", "min_max", "sum_squares", "sweep"]
@@ -38,18 +38,22 @@ def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> d
     The relative error of the sum of squares is below 1e-6 for any mean; the error of the mean is below 1e-6 standard deviations.
 
     Args:
-        with_extremes: also return minimum, maximum, and the numbers of zero, NaN and infinite elements.
+        with_extremes: in place of `nonfinite` return minimum, maximum, and the numbers of zero, NaN and infinite elements.
 
     Returns:
-        `count`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the shape of
-        the kept axes; None if float64 is needed throughout, because elements are not finite, or too small or too nearly equal.
+        `count`, `nonfinite`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the
+        shape of the kept axes; None if float64 is needed throughout, because elements are not finite, or too small or too nearly
+        equal.
     """
     if not is_sweepable(x):
         return None
     whole = flat(x, axes)
     if whole is not None and (found := row_moments(whole)) is not None:
         mean, m2 = (torch.tensor(value, dtype=torch.float64, device="cpu") for value in found)
-        return {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **(_whole_extremes(whole) if with_extremes else {})}
+        moments = {"mean": mean, "m2": m2}
+        if not with_extremes:
+            return {**counts_of(x, None, axes), **moments}
+        return {"count": count_of(x, None, axes), **moments, **_whole_extremes(whole)}
     parts, runs = pieces(x, axes, PIECE), strided_runs(x, axes)
     count = count_along(x, axes)
     centre = parts[0].float().mean(dim=axes, keepdim=True)
@@ -66,9 +70,12 @@ def sweep(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = False) -> d
             mean, m2 = (torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (middle + shift, m2))
             dtypes = {"min": x.dtype, "max": x.dtype, "zeros": torch.int64}
             extremes_too = {name: value.to(dtypes[name]) for name, value in extra.items()}
-            state = {"count": count_of(x, None, axes), "mean": mean, "m2": m2, **extremes_too}
-            nonfinite = {name: torch.zeros_like(state["count"]) for name in ("nan", "inf")} if with_extremes else {}
-            return {**state, **nonfinite}
+            moments = {"mean": mean, "m2": m2}
+            if not with_extremes:
+                return {**counts_of(x, None, axes), **moments}
+            count_there = count_of(x, None, axes)
+            none = {name: torch.zeros_like(count_there) for name in ("nan", "inf")}
+            return {"count": count_there, **moments, **extremes_too, **none}
         centre = _next_centre(centre, inexact, shift, parts[0], axes)
     return None
 

@@ -63,7 +63,7 @@ def masked_moments(x: Tensor, mask: Tensor, axes: tuple[int, ...], columns: Mapp
     return None if swept is None else {key: swept[column] for key, column in columns.items()}
 
 
-_MASKED = frozenset(("count", "mean", "m2", "sum", "squares", "peak", "min", "max", "zeros", "nan", "inf"))
+_MASKED = frozenset(("count", "mean", "m2", "sum", "squares", "peak", "min", "max", "zeros", "nan", "inf", "nonfinite"))
 
 
 @lru_cache(maxsize=1)
@@ -144,7 +144,7 @@ def loop_weighted(
     """The same of weighted statistics; the arguments are those of `device_weighted`. None inside graphs."""
     if x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    if not fits(x, axes, dict.fromkeys(columns, "sum"), state, torch.float64):
+    if not fits(x, axes, _weighted_columns(columns), state, torch.float64):
         return None
     return looped_weights(x, weights, axes, columns, state)
 
@@ -200,7 +200,7 @@ def device_weighted(
         None in the same cases as `device_sweep`.
     """
     kernel = found(WEIGHTED, x.device)
-    if kernel is None or not fits(x, axes, dict.fromkeys(columns, "sum"), state, torch.float64):
+    if kernel is None or not fits(x, axes, _weighted_columns(columns), state, torch.float64):
         return None
     return tried(WEIGHTED, x.device, kernel, x.resolve_neg(), weights.resolve_neg(), axes, columns, state)
 
@@ -230,6 +230,11 @@ def row_dtypes(x: Tensor, columns: Mapping[str, str]) -> dict[str, torch.dtype] 
     return dtypes
 
 
+def _weighted_columns(columns: tuple[str, ...]) -> dict[str, str]:
+    """Return the columns of weighted sums as those that have the same dtypes."""
+    return {name: "count" if name == "nonfinite" else "sum" for name in columns}
+
+
 def fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None, dtype: torch.dtype) -> bool:
     """Return whether the state is one of this reducer, for observations of this shape and of the dtype they are reduced in."""
     if not state:
@@ -246,6 +251,6 @@ def fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: St
 @lru_cache(maxsize=256)
 def _wanted(columns: tuple[str, ...], dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """Return the dtypes of these columns in a state."""
-    counts = {"count", "zeros", "nan", "inf", "active"} | (set() if dtype.is_floating_point else {"sum", "exact"})
+    counts = {"count", "zeros", "nan", "inf", "nonfinite", "active"} | (set() if dtype.is_floating_point else {"sum", "exact"})
     own = ("min", "max")
     return tuple(dtype if name in own else torch.int64 if name in counts else torch.float64 for name in columns)

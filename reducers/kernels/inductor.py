@@ -20,11 +20,11 @@ def fused_moments(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = Fal
     standard deviations from the mean, moving the centre costs a relative error of about `1e-16 k^2`.
 
     Args:
-        with_extremes: also return minimum, maximum, and the numbers of zero, NaN and infinite elements.
+        with_extremes: in place of `nonfinite` return minimum, maximum, and the numbers of zero, NaN and infinite elements.
 
     Returns:
-        `count`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the shape of the
-        kept axes; None if the dtype, the device or the row length is not supported.
+        `count`, `nonfinite`, `zeros`, `nan` and `inf` int64, `mean` and `m2` float64, `min` and `max` in the dtype of `x`, in the
+        shape of the kept axes; None if the dtype, the device or the row length is not supported.
     """
     inner = _row_axes(x, axes)
     if inner is None or x.dtype not in NARROW or x.device.type == "mps":
@@ -36,7 +36,10 @@ def fused_moments(x: Tensor, axes: tuple[int, ...], *, with_extremes: bool = Fal
     distance = torch.where(finite, wide.double() - centre, 0.0)
     count, first, second = (_two_stage_sum(part, inner, outer) for part in (finite.float(), distance, distance * distance))
     shift = first / count.clamp(min=1)
-    state = {"count": count.long(), "mean": centre + shift, "m2": (second - first * shift).clamp(min=0)}
+    counts = (
+        {"count": count.long()} if with_extremes else {"count": count.long(), "nonfinite": (count_along(x, axes) - count).long()}
+    )
+    state = {**counts, "mean": centre + shift, "m2": (second - first * shift).clamp(min=0)}
     if with_extremes:
         zeros, infinite = (_two_stage_sum(part.float(), inner, outer) for part in (wide == 0, wide.abs() == torch.inf))
         state["zeros"], state["nan"] = zeros.long(), (count_along(x, axes) - count - infinite).long()

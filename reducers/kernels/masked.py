@@ -69,7 +69,7 @@ def masked_sweep(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> dict[str, Te
     zeros = extra["zeros"].long() - torch.where(middle == 0, x.numel() // count.numel() - count, 0)
     moments = {"count": count, "mean": mean, "m2": m2, "sum": mean * count, "squares": m2 + mean * mean * count}
     peak = torch.maximum(-low, high).double()
-    nonfinite = {name: torch.zeros_like(count) for name in ("nan", "inf")}
+    nonfinite = {name: torch.zeros_like(count) for name in ("nan", "inf", "nonfinite")}
     return {**moments, "peak": peak, "min": low.to(x.dtype), "max": high.to(x.dtype), "zeros": zeros, **nonfinite}
 
 

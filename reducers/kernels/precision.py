@@ -15,7 +15,9 @@ __all__ = [
     "abs_squared",
     "comparable",
     "count_along",
+    "count_nonfinite",
     "count_of",
+    "counts_of",
     "extremes",
     "finite",
     "float32_threshold",
@@ -200,6 +202,29 @@ def count_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> Tensor:
         return mask.sum(dim=axes)
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     return torch.full(kept, count_along(x, axes), dtype=torch.int64, device=x.device)
+
+
+def counts_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> dict[str, Tensor]:
+    """Return the numbers of finite and other elements, `count` and `nonfinite`.
+
+    Args:
+        mask: of the finite ones; None if all are.
+    """
+    count = count_of(x, mask, axes)
+    return {"count": count, "nonfinite": torch.zeros_like(count) if mask is None else count_along(x, axes) - count}
+
+
+def count_nonfinite(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None) -> Tensor:
+    """Return the number of NaN and infinite elements, of those that `mask` selects if there is one: int64, in the kept shape.
+
+    On the CPU a sum tells first whether there are any.
+    """
+    floats = x.is_floating_point() or x.is_complex()
+    x = _upcast_float8(x)
+    if not floats or (_can_read_values(x) and is_finite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum())):
+        return torch.zeros_like(count_of(x, None, axes))
+    other = ~_is_finite(x)
+    return (other if mask is None else other & mask).sum(dim=axes)
 
 
 def count_along(x: Tensor, axes: tuple[int, ...]) -> int:

@@ -17,13 +17,13 @@ _MIN_MEAN_WEIGHT = 1e-12  # below it, float32 weights times squares underflow
 
 
 def weighted_sum(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> dict[str, Tensor] | None:
-    """Return `weight`, the sum of the weights, and `sum`, that of weights times elements; see `weighted_sweep`."""
+    """Return `weight`, the sum of the weights, `sum`, that of weights times elements, and `nonfinite`; see `weighted_sweep`."""
 
     def sums(piece: Tensor, weight: Tensor, buffer: Tensor) -> Iterable[Tensor]:
         return [weight, torch.mul(piece, weight, out=buffer)]
 
     found = _summed(x, weights, axes, sums) if _is_supported(x, weights) else None
-    return None if found is None else dict(zip(("weight", "sum"), found, strict=True))
+    return None if found is None else {**dict(zip(("weight", "sum"), found, strict=True)), "nonfinite": _none(found[0])}
 
 
 def weighted_sweep(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> dict[str, Tensor] | None:
@@ -36,8 +36,9 @@ def weighted_sweep(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> dict[st
         weights: float32 or narrower, or bool; in the shape of `x`.
 
     Returns:
-        `weight`, `squares`, `mean` and `m2` float64, in the shape of the kept axes; None if float64 is needed throughout, because
-        elements or weights are not finite, or too small, or elements too nearly equal; or if `x` is small.
+        `weight`, `squares`, `mean` and `m2` float64, and `nonfinite` int64, all zeros, in the shape of the kept axes; None if
+        float64 is needed throughout, because elements or weights are not finite, or too small, or elements too nearly equal; or if
+        `x` is small.
     """
     if not _is_supported(x, weights):
         return None
@@ -67,7 +68,11 @@ def weighted_sweep(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> dict[st
         middle = middle + shift.float()
     if bool(is_inexact(m2, first, second, middle.double(), weight).any()):
         return None
-    return {"weight": weight, "squares": squares, "mean": middle.double() + shift, "m2": m2}
+    return {"nonfinite": _none(weight), "weight": weight, "squares": squares, "mean": middle.double() + shift, "m2": m2}
+
+
+def _none(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, dtype=torch.int64)  # a sum that is finite proves that all its elements are
 
 
 def _is_supported(x: Tensor, weights: Tensor) -> bool:

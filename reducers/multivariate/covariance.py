@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from reducers.core.statistic import Statistic
 from reducers.errors import DTypeError, PatternError, ReducerTypeError
 from reducers.kernels import chunks
 from reducers.kernels.precision import finite, real, wide_dtype
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
 
 __all__ = ["Covariance", "CrossCovariance", "PairStatistic", "centred", "finite_rows"]
@@ -47,6 +48,12 @@ def finite_rows(xs: Sequence[Tensor], caller: str) -> tuple[list[Tensor], Tensor
     count = keep.sum()
     filled = [torch.where(keep.unsqueeze(1), x, 0) for x, _ in checked]
     return filled, keep, {"count": count, "nonfinite": length - count}
+
+
+def nonfinite_rows(state: State) -> Nonfinite | None:
+    """Return how many rows were left out, of all; None if the state does not say."""
+    number = state.get("nonfinite")
+    return None if number is None else Nonfinite(number, state["count"] + number if "count" in state else None)
 
 
 def centred(x: Tensor, mean: Tensor, keep: Tensor | None) -> Tensor:
@@ -121,6 +128,8 @@ class Covariance(Statistic):
     pattern: str = "b ... d -> d"
     correction: float = 1
 
+    counts_nonfinite: ClassVar[bool] = False  # whole rows are
+
     def __post_init__(self) -> None:
         validate_features(self.pattern)
         check_correction(self.correction, "Covariance")
@@ -147,6 +156,9 @@ class Covariance(Statistic):
             "m2": torch.addr(a["m2"] + b["m2"], delta, delta * (share * a["count"])),
             "mean": join_means(a["mean"], b["mean"], share),
         }
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        return nonfinite_rows(state)
 
     def read(self, state: State) -> Result:
         count = state["count"]
@@ -217,6 +229,9 @@ class PairStatistic(Reducer):
 
     def _check(self, state: State) -> None:
         check_specimen(self, state, 2)
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        return nonfinite_rows(state)
 
     def compute(self, state: State) -> Result:
         require_state(self, state)

@@ -16,12 +16,12 @@ from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
 from reducers.kernels.cpu import count_above
 from reducers.kernels.dispatch import device_sweep, loop_sweep
-from reducers.kernels.precision import count_along, count_of, finite, real
+from reducers.kernels.precision import count_along, counts_of, finite, real
 from reducers.state import Result, State
 
 __all__ = ["Activity", "Idle", "Sparsity"]
 
-_COLUMNS = {"count": "count", "active": "active"}
+_COLUMNS = {"count": "count", "nonfinite": "nonfinite", "active": "active"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Activity(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "active", "deaths", "observations"), "sum")
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "active", "deaths", "observations"), "sum")
 
     pattern: str = "b c ... -> c"
     eps: float = 1e-8
@@ -124,7 +125,8 @@ class Sparsity(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "active": "sum"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "active"), "sum")
 
     eps: float = 0.0
 
@@ -198,10 +200,12 @@ class Idle(Statistic):
     def update_all(self, state: State, xs: Tensor) -> State:
         if xs.numel() == 0:
             return state
-        idle = lift_each(self, xs)["idle"]
+        each = lift_each(self, xs)
+        idle = each["idle"]
         trailing = idle.flip(0).cumprod(dim=0).sum(dim=0)
         count = trailing.new_full((), len(xs))
-        lifted = {"observations": count, "elements": torch.full_like(count, xs.numel() // trailing.numel()), "idle": trailing}
+        elements = torch.full_like(count, xs.numel() // trailing.numel())
+        lifted = {"observations": count, "elements": elements, "idle": trailing, "nonfinite": each["nonfinite"].sum(dim=0)}
         return self.merge(to_device(state, xs.device), lifted)
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
@@ -213,7 +217,8 @@ class Idle(Statistic):
     def _of(self, counts: State, x: Tensor, axes: tuple[int, ...]) -> State:
         idle = (counts["count"] > 0) & (counts["active"] == 0)
         one = torch.ones((), dtype=torch.int64, device=x.device)
-        return {"observations": one, "elements": one * count_along(x, axes), "idle": idle.to(torch.int64)}
+        elements = one * count_along(x, axes)
+        return {"observations": one, "elements": elements, "idle": idle.to(torch.int64), "nonfinite": counts["nonfinite"]}
 
     def join(self, a: State, b: State) -> State:
         idle = torch.where(b["idle"] == b["observations"], a["idle"] + b["idle"], b["idle"])
@@ -236,7 +241,7 @@ def _observe_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
         return swept
     active = count_above(x, axes, eps)
     if active is not None:
-        return {"count": count_of(x, None, axes), "active": active}
+        return {**counts_of(x, None, axes), "active": active}
     first, *others = (_lift_counts(part, axes, eps) for part in pieces(x, axes))
     for other in others:
         first = {key: value.add_(other[key]) for key, value in first.items()}
@@ -246,4 +251,4 @@ def _observe_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
 def _lift_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
     exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # the magnitude of int8 -128 overflows
     x, mask = finite(x if exact else real(x))
-    return {"count": count_of(x, mask, axes), "active": (x.abs() > eps).sum(dim=axes)}
+    return {**counts_of(x, mask, axes), "active": (x.abs() > eps).sum(dim=axes)}

@@ -9,18 +9,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.counted import nothing_to_nan
 from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.kernels.cpu import all_finite, fast_sum, min_max
 from reducers.kernels.precision import (
     comparable,
-    count_of,
+    counts_of,
     extremes,
     finite,
     infinite_to_nan,
     positive_zero,
     real,
-    reduce_finite,
     total,
 )
 from reducers.state import Result, State
@@ -42,17 +42,18 @@ class Count(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum"}
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {"count": "count"}
+        return {"count": "count", "nonfinite": "nonfinite"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"count": count_of(x, None, axes)} if all_finite(x) else super().observe(x, axes)
+        return counts_of(x, None, axes) if all_finite(x) else super().observe(x, axes)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"count": count_of(x, finite(x)[1], axes)}
+        return counts_of(x, finite(x)[1], axes)
 
     def join(self, a: State, b: State) -> State:
         return {"count": a["count"] + b["count"]}
@@ -77,24 +78,29 @@ class Sum(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"sum": "sum"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "sum"), "sum")
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {"sum": "exact"}
+        return {"count": "count", "nonfinite": "nonfinite", "sum": "exact"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         added = fast_sum(x, axes, exact=True)
-        return super().observe(x, axes) if added is None else {"sum": added}
+        return super().observe(x, axes) if added is None else {**counts_of(x, None, axes), "sum": added}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"sum": total(x, axes, "Sum", wraps=True)[2].squeeze(axes)}
+        _, mask, added = total(x, axes, "Sum", wraps=True)
+        return {**counts_of(x, mask, axes), "sum": added.squeeze(axes)}
 
     def join(self, a: State, b: State) -> State:
-        return {"sum": a["sum"] + b["sum"]}
+        return {"count": a["count"] + b["count"], "sum": a["sum"] + b["sum"]}
 
     def read(self, state: State) -> Tensor:
         return positive_zero(state["sum"])
+
+    def compute(self, state: State) -> Result:
+        return nothing_to_nan(super().compute(state), state)
 
 
 @dataclass(frozen=True)
@@ -117,20 +123,21 @@ class Mean(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "sum": "sum"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "sum"), "sum")
     interpolation: ClassVar[str] = "linear"
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {"count": "count", "sum": "sum"}
+        return {"count": "count", "nonfinite": "nonfinite", "sum": "sum"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         added = fast_sum(x, axes)
-        return super().observe(x, axes) if added is None else {"count": count_of(x, None, axes), "sum": added}
+        return super().observe(x, axes) if added is None else {**counts_of(x, None, axes), "sum": added}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         _, mask, added = total(x, axes, "Mean")
-        return {"count": count_of(x, mask, axes), "sum": added.squeeze(axes)}
+        return {**counts_of(x, mask, axes), "sum": added.squeeze(axes)}
 
     def join(self, a: State, b: State) -> State:
         return {"count": a["count"] + b["count"], "sum": a["sum"] + b["sum"]}
@@ -159,20 +166,24 @@ class Min(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"min": "min"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum", "min": "min"}
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {"min": "min"}
+        return {"count": "count", "nonfinite": "nonfinite", "min": "min"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return min_max(x, axes, "min") or super().observe(x, axes)
+        found = min_max(x, axes, "min", "max")  # both, because an infinite element may be neither the one nor the other
+        return super().observe(x, axes) if found is None else {**counts_of(x, None, axes), "min": found["min"]}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"min": reduce_finite(comparable(x, "Min"), lambda part: part.amin(dim=axes), torch.inf)[2]}
+        x, mask = finite(comparable(x, "Min"))
+        usable = x if mask is None else torch.where(mask, x, torch.inf)
+        return {**counts_of(x, mask, axes), "min": usable.amin(dim=axes)}
 
     def join(self, a: State, b: State) -> State:
-        return {"min": torch.minimum(a["min"], b["min"])}
+        return {"count": a["count"] + b["count"], "min": torch.minimum(a["min"], b["min"])}
 
     def read(self, state: State) -> Tensor:
         return infinite_to_nan(state["min"])
@@ -198,20 +209,24 @@ class Max(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"max": "max"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum", "max": "max"}
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {"max": "max"}
+        return {"count": "count", "nonfinite": "nonfinite", "max": "max"}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return min_max(x, axes, "max") or super().observe(x, axes)
+        found = min_max(x, axes, "min", "max")  # both, because an infinite element may be neither the one nor the other
+        return super().observe(x, axes) if found is None else {**counts_of(x, None, axes), "max": found["max"]}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {"max": reduce_finite(comparable(x, "Max"), lambda part: part.amax(dim=axes), -torch.inf)[2]}
+        x, mask = finite(comparable(x, "Max"))
+        usable = x if mask is None else torch.where(mask, x, -torch.inf)
+        return {**counts_of(x, mask, axes), "max": usable.amax(dim=axes)}
 
     def join(self, a: State, b: State) -> State:
-        return {"max": torch.maximum(a["max"], b["max"])}
+        return {"count": a["count"] + b["count"], "max": torch.maximum(a["max"], b["max"])}
 
     def read(self, state: State) -> Tensor:
         return infinite_to_nan(state["max"])
@@ -238,22 +253,25 @@ class Extremes(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"min": "min", "max": "max"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum", "min": "min", "max": "max"}
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {"min": "min", "max": "max"}
+        return {name: name for name in ("count", "nonfinite", "min", "max")}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return min_max(x, axes, "min", "max") or super().observe(x, axes)
+        found = min_max(x, axes, "min", "max")
+        return super().observe(x, axes) if found is None else {**counts_of(x, None, axes), **found}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x, mask = finite(comparable(x, "Extremes"))
         low, high = extremes(x, axes, mask)
-        return {"min": low, "max": high}
+        return {**counts_of(x, mask, axes), "min": low, "max": high}
 
     def join(self, a: State, b: State) -> State:
-        return {"min": torch.minimum(a["min"], b["min"]), "max": torch.maximum(a["max"], b["max"])}
+        extremes = {"min": torch.minimum(a["min"], b["min"]), "max": torch.maximum(a["max"], b["max"])}
+        return {"count": a["count"] + b["count"], **extremes}
 
     def read(self, state: State) -> Result:
         return {name: infinite_to_nan(state[name]) for name in ("min", "max")}

@@ -17,7 +17,7 @@ from reducers.kernels.precision import (
     abs_squared,
     comparable,
     count_along,
-    count_of,
+    counts_of,
     extremes,
     infinite_to_nan,
     is_rounding_error,
@@ -27,7 +27,7 @@ from reducers.kernels.precision import (
     total,
     wide_float,
 )
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 
 __all__ = ["Moments", "Summary", "check_correction", "join_moments", "lift_moments", "read_moments"]
 
@@ -39,14 +39,17 @@ def check_correction(correction: float, caller: str) -> None:
 
 
 def lift_moments(x: Tensor, axes: tuple[int, ...], caller: str, order: int = 2) -> tuple[State, Tensor | None]:
-    """Return count, mean and central power sums up to `order` of the finite elements, and their mask (None if all are finite)."""
+    """Return count, mean and central power sums up to `order` of the finite elements, the number of others, `nonfinite`, and the
+    mask of the finite ones (None if all are).
+    """
     filled, mask, added = total(x, axes, caller)
-    count = count_of(x, mask, axes)
+    counts = counts_of(x, mask, axes)
+    count = counts["count"]
     mean = wide_float(added) / count_along(x, axes) if mask is None else added / real(count.clamp(min=1)).reshape(added.shape)
     distance = filled + -mean  # torch does not subtract bool tensors
     if mask is not None:
         distance = torch.where(mask, distance, 0.0)
-    state = {"count": count, "mean": mean.squeeze(axes)}
+    state = {**counts, "mean": mean.squeeze(axes)}
     if order == 2:
         return {**state, "m2": square_sum(distance, axes)}, mask
     square = distance * distance
@@ -153,10 +156,11 @@ class Moments(Statistic):
             raise ArgumentError(f"Moments takes order 2, 3 or 4 and got {self.order!r}")
 
     stackable_join: ClassVar[bool] = True
+    counts_finite: ClassVar[bool] = True
 
     @property
     def columns(self) -> Mapping[str, str]:
-        return {name: name for name in ("count", "mean", "m2", "m3", "m4")[: self.order + 1]}
+        return {name: name for name in ("count", "nonfinite", "mean", "m2", "m3", "m4")[: self.order + 2]}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return (eager_moments(x, axes) if self.order == 2 else None) or super().observe(x, axes)
@@ -204,6 +208,7 @@ class Summary(Statistic):
     correction: float = 1
 
     stackable_join: ClassVar[bool] = True
+    counts_nonfinite: ClassVar[bool] = False  # there are `nan` and `inf`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -222,11 +227,12 @@ class Summary(Statistic):
         x = comparable(x, "Summary")
         state, mask = lift_moments(x, axes, "Summary")
         low, high = extremes(x, axes, mask)
+        nan = state.pop("nonfinite")
         if mask is None:
-            nan, inf = torch.zeros_like(state["count"]), torch.zeros_like(state["count"])
+            inf = torch.zeros_like(nan)
         else:
             inf = (x.abs() == torch.inf).sum(dim=axes)  # inductor vectorises this, but neither isinf nor isnan
-            nan = count_of(x, None, axes) - state["count"] - inf
+            nan = nan - inf
         return {**state, "min": low, "max": high, "zeros": _count_zeros(x, axes), "nan": nan, "inf": inf}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
@@ -240,6 +246,10 @@ class Summary(Statistic):
             "max": torch.maximum(a["max"], b["max"]),
             **{key: a[key] + b[key] for key in ("zeros", "nan", "inf")},
         }
+
+    def nonfinite(self, state: State) -> Nonfinite:
+        number = (state["nan"] + state["inf"]).sum()
+        return Nonfinite(number, state["count"].sum() + number)
 
     def read(self, state: State) -> Result:
         low, high = infinite_to_nan(state["min"]), infinite_to_nan(state["max"])

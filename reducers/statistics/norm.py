@@ -10,12 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.counted import nothing_to_nan
 from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.cpu import fast_sum, min_max, sum_squares
-from reducers.kernels.precision import abs_squared, count_of, finite, positive_zero, real, real_or_complex, reduce_finite, widen
-from reducers.state import State
+from reducers.kernels.precision import abs_squared, counts_of, finite, positive_zero, real, real_or_complex, reduce_finite, widen
+from reducers.state import Result, State
 
 __all__ = ["Norm"]
 
@@ -30,8 +31,8 @@ class Norm(Statistic):
             p=2 gives the root mean square, p=0 the share of non-zero elements; p=inf is unchanged.
 
     Returns:
-        float64, in the shape of the kept axes, as `torch.linalg.vector_norm` of all elements; with `normalize`, NaN if there are
-        no finite elements.
+        float64, in the shape of the kept axes, as `torch.linalg.vector_norm` of all elements; NaN if none of them is finite, and
+        with `normalize` also if there are none.
 
     Raises:
         ArgumentError: `p` is negative or not a number.
@@ -45,7 +46,8 @@ class Norm(Statistic):
     """
 
     stackable_join: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "power": "sum"}
+    counts_finite: ClassVar[bool] = True
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "power"), "sum")
 
     p: float = 2.0
     normalize: bool = False
@@ -58,11 +60,11 @@ class Norm(Statistic):
     @property
     def columns(self) -> Mapping[str, str]:
         power = {1: "magnitudes", 2: "squares", math.inf: "peak"}.get(self.p)
-        return {"count": "count", "power": power} if power else {}
+        return {"count": "count", "nonfinite": "nonfinite", "power": power} if power else {}
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         power = self._fast_power(x, axes)
-        return super().observe(x, axes) if power is None else {"count": count_of(x, None, axes), "power": power}
+        return super().observe(x, axes) if power is None else {**counts_of(x, None, axes), "power": power}
 
     def _fast_power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
         if self.p == 2:
@@ -80,7 +82,7 @@ class Norm(Statistic):
             power = real((wide != 0).sum(dim=axes))
         else:
             _, mask, power = reduce_finite(x, lambda part: self._power(part, axes))
-        return {"count": count_of(x, mask, axes), "power": power}
+        return {**counts_of(x, mask, axes), "power": power}
 
     def _power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
         narrow, x = x, real_or_complex(widen(x, "Norm"))
@@ -103,3 +105,6 @@ class Norm(Statistic):
         if self.normalize:
             power = torch.where(state["count"] > 0, power if self.p == math.inf else power / real(state["count"]), torch.nan)
         return power if self.p in (0, 1, math.inf) else power.pow(1 / self.p)
+
+    def compute(self, state: State) -> Result:
+        return nothing_to_nan(super().compute(state), state)

@@ -21,7 +21,7 @@ from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.dispatch import device_weighted, loop_weighted
 from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
 from reducers.kernels.weighted import weighted_sum, weighted_sweep
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
 
 __all__ = ["WeightedMean", "WeightedMoments"]
@@ -42,15 +42,15 @@ class _Weighted(Reducer):
 
     @abstractmethod
     def lift(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State:
-        """Return the state of one observation; all elements are finite, and excluded ones have weight 0."""
+        """Return the state of one observation, without `nonfinite`; all elements are finite, and excluded ones have weight 0."""
 
     @abstractmethod
     def sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
-        """Return the same by a kernel for big tensors; None if it does not take them."""
+        """Return the same by a kernel for big tensors, with `nonfinite`; None if it does not take them."""
 
     @abstractmethod
     def join(self, a: State, b: State) -> State:
-        """Return the merged state; neither argument is empty."""
+        """Return the merged state, without `nonfinite`; neither argument is empty."""
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, weights = observation_with(self, xs, "weights")
@@ -70,14 +70,13 @@ class _Weighted(Reducer):
         fast = (loop_weighted(swept, given, axes, self.columns) if self.columns else None) or self.sweep(swept, given, axes)
         if fast is not None:
             return self.merge(state, fast)
-        weights = real(weights)
-        weights = torch.where(torch.isfinite(weights), weights, 0.0).expand(x.shape)
-        x, (weights, _) = swept, arrange(weights, self.pattern)
+        x, (weights, _) = swept, arrange(real(weights).expand(x.shape), self.pattern)
         for part, part_weights in paired_pieces(x, weights, axes) if self.divisible else ((x, weights),):
             piece = nan_capable(part)
-            finite = torch.isfinite(piece)
+            finite = torch.isfinite(piece) & torch.isfinite(part_weights)
             wide = wide_float(torch.where(finite, piece, torch.zeros_like(piece)))
             lifted = self.lift(wide, torch.where(finite, part_weights, 0.0), axes)
+            lifted["nonfinite"] = (~finite).sum(dim=axes)
             state = self.merge(state, {key: value.contiguous() for key, value in lifted.items()})
         return state
 
@@ -85,12 +84,18 @@ class _Weighted(Reducer):
         if not a or not b:
             return a or b
         check_states(self, a, b)
-        return self.join(a, to_device(b, a["weight"].device))
+        b = to_device(b, a["weight"].device)
+        return {**self.join(a, b), "nonfinite": a["nonfinite"] + b["nonfinite"]}
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many elements were left out because they, or their weights, were not finite."""
+        return Nonfinite(state["nonfinite"].sum(), None) if state else None
 
     def specimen(self, kept: tuple[int, ...], dtype: torch.dtype, device: str) -> State:
         """Return the state of an observation of zeros whose kept axes have these sizes."""
         x = wide_float(torch.zeros((2, *kept), dtype=dtype, device=device))
-        return self.lift(x, real(x.real), (0,))
+        lifted = self.lift(x, real(x.real), (0,))
+        return {**lifted, "nonfinite": torch.zeros_like(lifted["weight"], dtype=torch.int64)}
 
     def _check(self, state: State) -> None:
         check_specimen(self, state, kept_axes(self.pattern))
@@ -132,8 +137,8 @@ class WeightedMean(_Weighted):
     tensor(2., dtype=torch.float64)
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {"weight": "sum", "sum": "sum"}
-    columns: ClassVar[tuple[str, ...]] = ("weight", "sum")
+    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("nonfinite", "weight", "sum"), "sum")
+    columns: ClassVar[tuple[str, ...]] = ("nonfinite", "weight", "sum")
 
     def sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
         return weighted_sum(x, weights, axes)
@@ -142,7 +147,7 @@ class WeightedMean(_Weighted):
         return {"weight": weights.sum(dim=axes), "sum": (weights * x).sum(dim=axes)}
 
     def join(self, a: State, b: State) -> State:
-        return {key: value + b[key] for key, value in a.items()}
+        return {key: a[key] + b[key] for key in ("weight", "sum")}
 
     def compute(self, state: State) -> Tensor:
         require_state(self, state)
@@ -183,7 +188,7 @@ class WeightedMoments(_Weighted):
     {'weight': 4.0, 'mean': 2.0, 'var': 3.0}
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("weight", "squares", "mean", "m2")
+    columns: ClassVar[tuple[str, ...]] = ("nonfinite", "weight", "squares", "mean", "m2")
 
     correction: float = 1
 

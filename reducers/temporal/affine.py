@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from reducers.core.checks import check_keys, check_shape
+from reducers.core.constants import Constant, constant_tensor
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
-from reducers.state import State
+from reducers.state import Nonfinite, State
 
-__all__ = ["Affine", "apply", "compose"]
+__all__ = ["Affine", "apply", "compose", "decays"]
 
 _REAL = (torch.float64, torch.float32)
 
@@ -29,6 +31,19 @@ def apply(state: State, start: Tensor | float) -> Tensor:
     return torch.where(state["decay"] == 0, state["gain"], state["decay"] * start + state["gain"])
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def decays(tau: tuple[Constant, ...], step_time: float) -> Tensor:
+    """Return what remains of a trace after one step, `exp(-step_time / tau)`, on the CPU."""
+    found: Tensor = _cached_decays(tau, step_time)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _cached_decays(tau: tuple[Constant, ...], step_time: float) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.exp(-step_time / constant_tensor(tau))
+
+
 @dataclass(frozen=True)
 class Affine(Reducer):
     """Base class of reducers that turn each observation into an affine map; the result is their composition applied to `start`.
@@ -38,10 +53,12 @@ class Affine(Reducer):
 
     ordered: ClassVar[bool] = True
     start: ClassVar[float] = 0.0
+    counts_nonfinite: ClassVar[bool] = False
+    """Whether a state has `nonfinite`, int64, 0-d: how many events were left out."""
 
     @abstractmethod
     def step(self, *xs: Tensor) -> State:
-        """Return the map of one observation: `decay` and `gain`."""
+        """Return the map of one observation: `decay` and `gain`, and the number of events left out if that is counted."""
 
     def update(self, state: State, *xs: Tensor) -> State:
         new = self.step(*xs)
@@ -54,10 +71,17 @@ class Affine(Reducer):
         if not a or not b:
             return a or b
         check_states(self, a, b)
-        return compose(a, to_device(b, a["gain"].device))
+        b = to_device(b, a["gain"].device)
+        counts = {"nonfinite": a["nonfinite"] + b["nonfinite"]} if self.counts_nonfinite else {}
+        return {**compose(a, b), **counts}
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        return Nonfinite(state["nonfinite"], None) if state and self.counts_nonfinite else None
 
     def _check(self, state: State) -> None:
-        check_keys(self, state, ("decay", "gain"))
+        check_keys(self, state, ("decay", "gain", "nonfinite")[: 2 + self.counts_nonfinite])
+        if self.counts_nonfinite:
+            check_shape(self, state, "nonfinite", (), torch.int64)
         decay, gain = state["decay"], state["gain"]
         check_shape(self, state, "decay", decay.shape, *_REAL)
         check_shape(self, state, "gain", gain.shape, *_REAL, torch.complex64, torch.complex128)

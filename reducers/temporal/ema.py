@@ -17,8 +17,8 @@ from reducers.core.states import check_states, prefixed, require_state, substate
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.exemplars.collect import keep
-from reducers.kernels.precision import count_of, finite, real, total, wide_float
-from reducers.state import Result, State
+from reducers.kernels.precision import count_of, counts_of, finite, real, total, wide_float
+from reducers.state import Nonfinite, Result, State
 from reducers.temporal.affine import Affine, apply, compose
 
 __all__ = ["EMA", "Difference", "FirstNonfinite", "TimeSince", "check_positive"]
@@ -79,15 +79,18 @@ class EMA(Statistic):
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         _, mask, added = total(x, axes, "EMA")
-        count = count_of(x, mask, axes)
+        counts = counts_of(x, mask, axes)
+        count, nonfinite = counts["count"], counts["nonfinite"]
         value = added.squeeze(axes) / real(count.clamp(min=1))
         if mask is None:
-            return {"first": value, "decay": torch.full_like(value.real, 1 - self.alpha), "gain": self.alpha * value}
+            decay = torch.full_like(value.real, 1 - self.alpha)
+            return {"first": value, "decay": decay, "gain": self.alpha * value, "nonfinite": nonfinite}
         any_finite = count > 0
         return {
             "first": torch.where(any_finite, value, torch.nan),
             "decay": 1 - self.alpha * real(any_finite),
             "gain": torch.where(any_finite, self.alpha * value, 0.0),
+            "nonfinite": nonfinite,
         }
 
     def join(self, a: State, b: State) -> State:
@@ -211,6 +214,11 @@ class Difference(Reducer):
         inner = substate(state, "difference")
         return self.reducer.compute(inner) if inner else {}
 
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many elements of differences were left out."""
+        inner = substate(state, "difference")
+        return self.reducer.nonfinite(inner) if inner else None
+
     def _append(self, a: State, b: State) -> State:
         if not a:
             return b
@@ -239,6 +247,7 @@ class FirstNonfinite(Statistic):
     """
 
     ordered: ClassVar[bool] = True
+    counts_nonfinite: ClassVar[bool] = False  # the result says when
 
     @property
     def divisible(self) -> bool:

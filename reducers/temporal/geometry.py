@@ -16,7 +16,7 @@ from reducers.errors import ArgumentError
 from reducers.exemplars.collect import keep
 from reducers.kernels.chunks import CHUNK, pieces
 from reducers.kernels.precision import real
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import Summary
 
 __all__ = ["Geometry"]
@@ -140,6 +140,11 @@ class Geometry(Reducer):
         require_state(self, state)
         parts = {name: substate(state, name) for name in ("norm", "correlation")}
         return {name: self.reducer.compute(part) for name, part in parts.items() if part}
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many norms, one of each observation, were left out."""
+        inner = substate(state, "norm")
+        return self.reducer.nonfinite(inner) if inner else None
 
     def _correlate(self, inner: State, previous: Tensor, x: Tensor, norm: Tensor) -> State:
         """Return `inner` updated with the correlation, if both have one shape, and are real or complex; `norm` is that of `x`."""

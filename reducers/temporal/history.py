@@ -12,7 +12,7 @@ from torch import Tensor
 from reducers.core.reducer import MAX_SIZE, Reducer, check_reducer
 from reducers.core.states import require_state, to_device, tree_map
 from reducers.errors import ArgumentError, NoHistoryError
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 from reducers.temporal import ring
 from reducers.temporal.interpolation import Extrapolation, Interpolation, checked, extrapolated, gathered, interpolated
 
@@ -109,6 +109,10 @@ class History(Reducer):
     def compute(self, state: State) -> Result:
         require_state(self, state)
         return self._result(state, 0)
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many elements were left out of the newest result, which is that of all observations."""
+        return self.reducer.nonfinite(ring.slot(state, 0)) if state else None
 
     def latest(self, state: State) -> Result:
         """Return the newest result, the one at time 0."""

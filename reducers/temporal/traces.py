@@ -7,7 +7,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from reducers.core.inputs import observation, observation_with
 from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.precision import wide_float
 from reducers.state import State
-from reducers.temporal.affine import Affine
+from reducers.temporal.affine import Affine, decays
 from reducers.temporal.ema import check_positive, matches
 
 __all__ = [
@@ -29,18 +28,6 @@ __all__ = [
     "ScaledCumulativeTrace",
     "ScaledNearestTrace",
 ]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _decays(tau: tuple[Constant, ...], step_time: float) -> Tensor:
-    decays: Tensor = _cached_decays(tau, step_time)
-    return decays
-
-
-@lru_cache(maxsize=64)
-def _cached_decays(tau: tuple[Constant, ...], step_time: float) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.exp(-step_time / constant_tensor(tau))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +61,7 @@ class _Trace(Affine):
         tau, dtype = self.time_constant, like.real.dtype
         if not isinstance(tau, tuple):
             return torch.full((), math.exp(-self.step_time / tau), dtype=dtype, device=like.device)
-        decay: Tensor = _decays(tau, self.step_time).to(like.device, dtype, non_blocking=True, copy=True)
+        decay: Tensor = decays(tau, self.step_time).to(like.device, dtype, non_blocking=True, copy=True)
         try:
             decay.expand(like.shape)
         except RuntimeError:
@@ -84,13 +71,15 @@ class _Trace(Affine):
 
     @abstractmethod
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mask of the events, and their contributions."""
+        """Return the mask of the events, and their contributions; if these may be not finite, such events are left out."""
 
     def step(self, *xs: Tensor) -> State:
         match, value = self.event(*xs)
+        events, match = match, match & torch.isfinite(value) if self.counts_nonfinite else match
+        counts = {"nonfinite": (events ^ match).sum()} if self.counts_nonfinite else {}
         gain = torch.where(match, value, torch.zeros_like(value))
         decay = self._decay(gain)
-        return {"decay": torch.where(match, torch.zeros_like(decay), decay) if self.nearest else decay, "gain": gain}
+        return {"decay": torch.where(match, torch.zeros_like(decay), decay) if self.nearest else decay, "gain": gain, **counts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,34 +102,37 @@ class _MatchTrace(_Trace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ScaledTrace(_Trace):
-    criterion: Callable[[Tensor], Tensor]
+class _EventTrace(_Trace):
     scale: complex = 1.0
+
+    counts_nonfinite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_finite("scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ScaledTrace(_EventTrace):
+    criterion: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not callable(self.criterion):
             raise ReducerTypeError(f"{type(self).__name__} needs a criterion, such as torch.signbit, and got {self.criterion!r}")
 
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
         x = observation(self, xs)
         value = self.scale * wide_float(x) + self.amplitude
-        return matches(self, self.criterion, x) & torch.isfinite(value), value
+        return matches(self, self.criterion, x), value
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ConditionalTrace(_Trace):
-    scale: complex = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_finite("scale")
-
+class _ConditionalTrace(_EventTrace):
     def event(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
         x, condition = observation_with(self, xs, "condition")
         value = self.scale * wide_float(x) + self.amplitude
-        return (condition != 0) & torch.isfinite(value), value
+        return (condition != 0).expand(value.shape), value
 
 
 @dataclass(frozen=True, kw_only=True)

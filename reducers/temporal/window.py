@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import torch
 
 from reducers.core.reducer import Reducer, check_reducer, check_size
 from reducers.core.states import require_state, to_device
-from reducers.state import Result, State
+from reducers.state import Nonfinite, Result, State
 from reducers.temporal import ring
 
 __all__ = ["EveryNth", "Window"]
@@ -32,6 +33,14 @@ class _RingReducer(Reducer):
 
     def _check(self, state: State) -> None:
         ring.check_ring(self, self.reducer, state, self.n)
+
+    @abstractmethod
+    def _counting(self, state: State) -> State:
+        """Return the inner state of the observations that count."""
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        """Return how many elements of the observations that count were left out."""
+        return self.reducer.nonfinite(self._counting(state)) if state else None
 
 
 @dataclass(frozen=True)
@@ -77,11 +86,14 @@ class Window(_RingReducer):
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
+        return self.reducer.compute(self._counting(state))
+
+    def _counting(self, state: State) -> State:
         merged = ring.slot(state, self.n - 1)
         for index in reversed(range(self.n - 1)):
             newer = ring.slot(state, index)
             merged = ring.choose(self, state["observed"] > index + 1, self.reducer.merge(merged, newer), newer)
-        return self.reducer.compute(merged)
+        return merged
 
 
 @dataclass(frozen=True)
@@ -142,5 +154,8 @@ class EveryNth(_RingReducer):
 
     def compute(self, state: State) -> Result:
         require_state(self, state)
+        return self.reducer.compute(self._counting(state))
+
+    def _counting(self, state: State) -> State:
         first = ((state["observed"] - 1) % self.n).reshape(1)
-        return self.reducer.compute(ring.slot(ring.select(state, first), 0))
+        return ring.slot(ring.select(state, first), 0)

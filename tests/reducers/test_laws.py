@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import reducers
 from reducers import Fold, Geometry, Max, Mean, MinibatchCKA, Moments, PerObservation, Premap, Product, Reducer, State, Statistic
+from reducers.kernels.loop import binned, sweeping, weighting
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
@@ -166,6 +168,59 @@ def test_resumable(case: Case, data: st.DataObject) -> None:
 def test_over_ranks(case: Case, data: st.DataObject) -> None:
     xs = data.draw(streams(case))
     laws.over_ranks(case.reducer, xs, data.draw(two_cuts(xs)))
+
+
+HOLES = (float("nan"), float("inf"), -float("inf"))
+
+
+def holed(size: int, case: Case, dtype: torch.dtype, generator: torch.Generator, holes: tuple[float, ...]) -> Tensor:
+    """Numbers among which there are some that are not finite, in each column of the last axis but for the last column."""
+    x = values("normal", (size, *case.trailing), dtype, generator)
+    for row, hole in enumerate(holes):
+        x[row::7, ..., :-1] = hole
+    return x
+
+
+@pytest.fixture(params=[True, False], ids=["loop", "calls"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With and without a C++ compiler."""
+    for module in (sweeping, weighting, binned) if not request.param else ():
+        for name in {"build", "build_rows", "build_weighted", "build_binned"} & vars(module).keys():
+            monkeypatch.setattr(module, name, lambda *_: None)
+    sweeping.call_for.cache_clear()
+    yield
+    sweeping.call_for.cache_clear()
+
+
+@merging
+@pytest.mark.usefixtures("loops")
+def test_what_is_left_out_is_counted(case: Case) -> None:
+    for holes in (HOLES, *((hole,) for hole in HOLES)):
+        counts_what_is_left_out(case, 9, holes, case.dtypes)
+
+
+@merging
+@pytest.mark.slow
+@pytest.mark.usefixtures("loops")
+def test_what_is_left_out_of_big_ones_is_counted(case: Case) -> None:
+    for holes in (HOLES, HOLES[2:]):
+        counts_what_is_left_out(case, 1 << 13, holes, case.dtypes[:1])
+
+
+def counts_what_is_left_out(case: Case, size: int, holes: tuple[float, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+    reducer = case.reducer
+    if isinstance(case.left_out, str):
+        laws.counted(reducer, [reducer.update({}, torch.ones(4, *case.trailing).to(dtypes[0]))], None)
+        return
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex):
+        xs = [holed(size, case, dtype, generator, holes) for _ in range(3)]
+        wanted = case.left_out([x.numpy() if dtype.is_complex else x.double().numpy() for x in xs])
+        assert wanted > 0 or len(holes) == 1
+        lifted = laws.lifts(reducer, xs)
+        stacked = reducer.update_all(lifted[0], torch.stack(xs[1:]))
+        merged = reducer.merge(lifted[0], reducer.merge(lifted[1], lifted[2]))
+        laws.counted(reducer, [laws.run(reducer, xs), stacked, merged, reducer.merge_all(lifted)], wanted)
 
 
 @every
@@ -413,7 +468,7 @@ class Swapped(Product):
 
 
 def test_what_a_base_class_declares_is_of_its_own_join() -> None:
-    assert Mean().reductions_of(laws.run(Mean(), stream(2, 2))) == {"count": "sum", "sum": "sum"}
+    assert Mean().reductions_of(laws.run(Mean(), stream(2, 2))) == dict.fromkeys(("count", "nonfinite", "sum"), "sum")
     for other in (Doubled(), Noted(), Swapped(mean=Mean())):
         assert other.reductions_of(other.update({}, torch.ones(2))) == {}
     mixed = Product(mean=Mean(), moments=Moments(), deep=Product(top=Max()))

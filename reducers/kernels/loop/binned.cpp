@@ -9,7 +9,7 @@
 
 #define ALWAYS __attribute__((always_inline))  // whole vectors are a loop of their own then, without a look at their sizes
 
-enum Result { COUNTS, LOW, HIGH };
+enum Result { COUNTS, LOW, HIGH, NONFINITE };
 
 constexpr int64_t WORTHWHILE = 16;          // elements a bin: fewer are counted into the result at once
 constexpr int64_t MOST = (int64_t(1) << 31) - PART;  // elements after which a table is added to the result: as many more still fit
@@ -127,15 +127,18 @@ ALWAYS static inline void count(const Bins& bins, const typename T::Type* x, int
   }
 }
 
-// Takes back those that are in no bin.
+// Takes back those that are in no bin, and counts them: of each lane if lanes are kept apart.
 template <class B, class T, class C>
-static void take_back(const Bins& bins, const typename T::Type* x, int64_t size, C* counts, int64_t apart) {
+static void take_back(const Bins& bins, const typename T::Type* x, int64_t size, C* counts, int64_t apart, int64_t* others) {
   Seen unused;
   const Floats value = size == LANES ? load<T>(x) : padded<T>(x, size);
   const Ints found = B::find(bins, value, unused);
   const Ints excluded = B::excluded(value);
   for (int lane = 0; lane < size; ++lane)
-    if (excluded[lane]) --counts[lane * apart + found[lane]];
+    if (excluded[lane]) {
+      --counts[lane * apart + found[lane]];
+      ++others[apart ? lane : 0];
+    }
 }
 
 struct Blocks {
@@ -202,7 +205,7 @@ template <class B, class T> static inline bool has_zeros(const Bins& bins, const
 }
 
 template <class B, class T, class C>
-static void count_share(const Binning& all, const Blocks& blocks, int64_t block, int64_t share, C* counts, Seen& seen) {
+static void count_share(const Binning& all, const Blocks& blocks, int64_t block, int64_t share, C* counts, Seen& seen, int64_t* others) {
   typedef const typename T::Type* Place;
   constexpr bool IN_TABLE = sizeof(C) < sizeof(int64_t);
   const int64_t apart = all.task.columns ? all.bins.number : 0;
@@ -211,7 +214,7 @@ static void count_share(const Binning& all, const Blocks& blocks, int64_t block,
   const auto add = [&](Place x, int64_t size) ALWAYS { count<B, T, false>(all.bins, x, size, counts, 0, own); };
   const auto add_zeros = [&](Place x, int64_t size) ALWAYS { count<B, T, true>(all.bins, x, size, counts, 0, own); };
   const auto add_columns = [&](Place x, int64_t size) ALWAYS { count<B, T, false>(all.bins, x, size, counts, apart, own); };
-  const auto take = [&](Place x, int64_t size) { take_back<B, T>(all.bins, x, size, counts, apart); };
+  const auto take = [&](Place x, int64_t size) { take_back<B, T>(all.bins, x, size, counts, apart, others); };
   const auto add_piece = [&](Place x, int64_t length) {
     if (apart) each_vector(x, length, add_columns);
     else if (IN_TABLE && has_zeros<B, T>(all.bins, x, length)) each_vector(x, length, add_zeros);
@@ -224,10 +227,12 @@ static void count_share(const Binning& all, const Blocks& blocks, int64_t block,
   if (excluded) each_piece<T>(all.task, blocks, block, share, [&](Place x, int64_t length) { each_vector(x, length, take); });
 }
 
-// Joins the extremes of a block to the results.
-static void join_extremes(const Task& task, int64_t first, int64_t size, const Seen& seen) {
+// Joins the extremes of a block, and the numbers of those in no bin, to the results.
+static void join_extremes(const Task& task, int64_t first, int64_t size, const Seen& seen, const int64_t* others) {
   float* low = static_cast<float*>(task.results[LOW]) + first;
   float* high = static_cast<float*>(task.results[HIGH]) + first;
+  int64_t* nonfinite = static_cast<int64_t*>(task.results[NONFINITE]) + first;
+  for (int64_t at = 0; at < size; ++at) nonfinite[at] += others[at];
   for (int lane = 0; lane < LANES; ++lane) {
     const int64_t at = task.columns ? lane : 0;
     if (at >= size) break;
@@ -244,6 +249,7 @@ template <class B, class T> struct Counter {
   int64_t block, first, size;  // block: -1 at first
   int64_t held;                // elements of a position that the table holds, at most
   Seen seen;
+  int64_t others[LANES];
 
   void count(int64_t item) {
     const int64_t share = item % blocks.shares;
@@ -252,7 +258,8 @@ template <class B, class T> struct Counter {
       block = item / blocks.shares;
       first = blocks.begin(all.task, block, size);
     }
-    own ? count_share<B, T>(all, blocks, block, share, own, seen) : count_share<B, T>(all, blocks, block, share, results(), seen);
+    own ? count_share<B, T>(all, blocks, block, share, own, seen, others)
+        : count_share<B, T>(all, blocks, block, share, results(), seen, others);
     held += (blocks.pieces / blocks.shares + 1) * blocks.run_a_part;
   }
   void end() {
@@ -263,10 +270,11 @@ template <class B, class T> struct Counter {
     {
       for (int64_t bin = 0; own && bin < number; ++bin) counts[bin] += own[bin];
       for (int lane = 0; own && B::COMMON && lane < LANES; ++lane) counts[all.bins.middle] += own[number + lane];
-      if (B::EXTREMES) join_extremes(all.task, first, size, seen);
+      if (B::EXTREMES) join_extremes(all.task, first, size, seen, others);
     }
     if (own) std::fill(own, own + number + LANES, 0);
     seen = Seen();
+    std::fill(others, others + LANES, 0);
     block = -1;
     held = 0;
   }
@@ -285,7 +293,7 @@ template <class B, class T> static int run_bins(const Binning& all, int64_t most
     uint32_t* own = apart ? new (std::nothrow) uint32_t[blocks.wide * all.bins.number + LANES]() : nullptr;
     const bool ready = own || !apart;
     failed += !ready;
-    Counter<B, T> counter{all, blocks, own, -1, 0, 0, 0, Seen()};
+    Counter<B, T> counter{all, blocks, own, -1, 0, 0, 0, Seen(), {}};
     turns.take([&](int64_t item) {
       if (ready) counter.count(item);
     });

@@ -16,7 +16,7 @@ from reducers.state import State
 
 __all__ = ["looped_bits", "looped_edges"]
 
-_RESULTS = ("counts", "min", "max")  # enum Result
+_RESULTS = ("counts", "min", "max", "nonfinite")  # enum Result
 _PLAIN = {Tensor, nn.Parameter}
 _MOST_BINS = 2**31 - 64  # they are numbered in 32 bits, and so is what follows them in a table
 _MANTISSA, _BIAS = 23, 127  # of float32, which all elements become
@@ -43,7 +43,7 @@ class _Binning(ctypes.Structure):
 
 
 def looped_bits(x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[int, int], state: State) -> State | None:
-    """Return the `counts` of the finite elements of `x` by sign, exponent and leading bits of the mantissa, and `min` and `max`.
+    """Return the `counts` of the finite elements of `x` by sign, exponent and leading bits of the mantissa.
 
     Args:
         exponents: magnitudes from 2**first to below 2**second have bins of their own.
@@ -51,8 +51,8 @@ def looped_bits(x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[in
 
     Returns:
         `counts` int64 [*kept axes, bins], as `reducers.kernels.triton.binned.binned_by_bits` returns them; `min` and `max` in the
-        dtype of `x`. None if there is no compiler, the first exponent is below -126, or the dtype or the strides of `x` are not
-        supported.
+        dtype of `x`; `nonfinite` int64, how many are left out. None if there is no compiler, the first exponent is below -126, or
+        the dtype or the strides of `x` are not supported.
     """
     first, end = exponents
     middle = (end - first << bits) + 1
@@ -106,18 +106,20 @@ def _counted(x: Tensor, axes: tuple[int, ...], way: str, bins: _Bins, state: Sta
     size = work * x.nbytes + found["counts"].nbytes
     if not binning.task.x or in_threads(function, ctypes.byref(binning), 1, torch.get_num_threads(), size):
         return None
-    return {key: value if key == "counts" else value.to(x.dtype) for key, value in found.items()}
+    return {key: value.to(x.dtype) if key in ("min", "max") else value for key, value in found.items()}
 
 
 def _begun(kept: list[int], number: int, state: State, extremes: bool) -> State:
     """Return memory for results that holds what was observed before."""
     if state:
-        return {key: value.clone() if key == "counts" else value.to(torch.float32, copy=True) for key, value in state.items()}
+        floats = ("min", "max")
+        return {key: value.to(torch.float32, copy=True) if key in floats else value.clone() for key, value in state.items()}
     counts = {"counts": torch.zeros((*kept, number), dtype=torch.int64, device="cpu")}
     if not extremes:
         return counts
     ends = (("min", math.inf), ("max", -math.inf))
-    return {**counts, **{key: torch.full(kept, end, dtype=torch.float32, device="cpu") for key, end in ends}}
+    none = torch.zeros(kept, dtype=torch.int64, device="cpu")
+    return {**counts, **{key: torch.full(kept, end, dtype=torch.float32, device="cpu") for key, end in ends}, "nonfinite": none}
 
 
 @lru_cache(maxsize=1024)

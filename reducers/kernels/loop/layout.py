@@ -9,7 +9,7 @@ from reducers.kernels.axes import Axis, merged
 
 __all__ = ["LEAST_RUN", "MOST_AXES", "RESULTS", "Axes", "Task", "axes_of", "task_of"]
 
-RESULTS = ("count", "nan", "inf", "zeros", "mean", "m2", "sum", "squares", "min", "max", "peak", "total", "m3", "m4")
+RESULTS = ("count", "nan", "inf", "zeros", "mean", "m2", "sum", "squares", "min", "max", "peak", "total", "m3", "m4", "nonfinite")
 """What the loop returns, in the order of `enum Result` in the source."""
 
 MOST_AXES = 8

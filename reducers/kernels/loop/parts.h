@@ -41,9 +41,9 @@ struct Task {
   int64_t mask_stride;  // along the run: 0 or 1
   Axes kept, reduced;   // the other axes
   double threshold;
-  void* results[14];    // of each result a number for each kept position; null if it is not asked for
-  int64_t kinds[14];    // 0 double, 1 int64, 2 float
-  const void* before[14];  // what was observed before, as the results; null if nothing was
+  void* results[15];    // of each result a number for each kept position; null if it is not asked for
+  int64_t kinds[15];    // 0 double, 1 int64, 2 float
+  const void* before[15];  // what was observed before, as the results; null if nothing was
 };
 
 static int64_t product(const Axes& axes) {

@@ -26,6 +26,7 @@ def plain_table(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], thresh
         "count": lambda: count.squeeze(axes),
         "nan": lambda: (there & wide.isnan()).sum(axes),
         "inf": lambda: (there & wide.isinf()).sum(axes),
+        "nonfinite": lambda: (there & ~good).sum(axes),
         "zeros": lambda: (good & (wide == 0)).sum(axes),
         "mean": lambda: mean.squeeze(axes),
         "m2": lambda: torch.where(good, wide - mean, 0.0).square().sum(axes),

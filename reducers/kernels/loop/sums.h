@@ -14,7 +14,7 @@ enum What { SUM_OF = 1, SQUARES_OF = 2, EXTREMES = 4, ZEROS = 8, MAGNITUDES = 16
 
 constexpr bool HIGHER = STATISTICS & POWERS;  // the third and the fourth power, beside both sums: without them there is no memory for them
 
-enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, M3, M4, RESULTS };
+enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, M3, M4, NONFINITE, RESULTS };
 
 struct Partial {
   double count, nan, inf, zeros, centre, first, second, low, high, total;

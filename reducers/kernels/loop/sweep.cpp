@@ -55,6 +55,7 @@ template <int W, class T> struct Statistics {
         part.total,
         about.third,
         std::max(0.0, about.fourth),
+        part.nan + part.inf,
     };
     const Before old(task, position);
     if (old.any) join_results(found, old.numbers, old.asked);

@@ -37,6 +37,7 @@ _COLUMNS = {
     "count": (0, "count"),
     "nan": (0, "nan"),
     "inf": (0, "inf"),
+    "nonfinite": (0, "nonfinite"),
     "zeros": (_ZEROS, "zeros"),
     "sum": (_SUM, "sum"),
     "exact": (_SUM, "sum"),
@@ -55,7 +56,7 @@ _COLUMNS = {
 
 _PLAIN = {Tensor, nn.Parameter, type(None)}
 _KINDS = {torch.float64: 0, torch.int64: 1, torch.float32: 2}
-_COUNTS = frozenset(("count", "nan", "inf", "zeros", "active"))
+_COUNTS = frozenset(("count", "nan", "inf", "nonfinite", "zeros", "active"))
 
 
 def looped(

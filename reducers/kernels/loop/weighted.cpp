@@ -10,10 +10,10 @@
 
 constexpr double FAR = 1e-6;  // share of the squares about the centre that is left about the mean: below, digits were lost
 
-enum Result { WEIGHT, SQUARES, MEAN, M2, SUM, RESULTS };
+enum Result { WEIGHT, SQUARES, MEAN, M2, SUM, NONFINITE, RESULTS };
 
 struct Partial {
-  double weight, squares, centre, first, second;
+  double weight, squares, centre, first, second, nonfinite;
 };
 
 struct Float64 { typedef double Type; static double value(double x) { return x; } };
@@ -31,7 +31,7 @@ template <> struct Wide<Byte> {
 
 // What is added up, lane by lane.
 struct Sums {
-  Doubles weight[2], squares[2], first[2], second[2];
+  Doubles weight[2], squares[2], first[2], second[2], nonfinite[2];
 };
 
 // Adds elements; a `CHECKED` one only if it is finite, and so is its weight.
@@ -43,6 +43,7 @@ template <bool CHECKED> static inline void add(Sums& sums, const Doubles* x, con
       const auto good = (distance - distance == 0.0) & (weight - weight == 0.0);
       weight = good ? weight : all_doubles(0);
       distance = good ? distance : all_doubles(0);
+      sums.nonfinite[half] += good ? all_doubles(0) : all_doubles(1);
     }
     const Doubles weighted = weight * distance;
     sums.weight[half] += weight;
@@ -53,7 +54,10 @@ template <bool CHECKED> static inline void add(Sums& sums, const Doubles* x, con
 }
 
 static void add_one(Partial& part, double x, double weight) {
-  if (!std::isfinite(x) || !std::isfinite(weight)) return;
+  if (!std::isfinite(x) || !std::isfinite(weight)) {
+    part.nonfinite += 1;
+    return;
+  }
   const double distance = x - part.centre, weighted = weight * distance;
   part.weight += weight;
   part.squares += weight * weight;
@@ -74,6 +78,7 @@ static void gather(Partial& part, const Sums& sums, int lane) {
   part.squares += sums.squares[half][place];
   part.first += sums.first[half][place];
   part.second += sums.second[half][place];
+  part.nonfinite += sums.nonfinite[half][place];
 }
 
 static bool is_usable(double x, double weight) { return std::isfinite(x) && std::isfinite(weight) && weight > 0; }
@@ -90,7 +95,7 @@ static void move(Partial& part, double centre) {
 static bool move_centre(Partial& part) {
   const double shift = part.weight > 0 ? part.first / part.weight : 0;
   if (!(part.second - part.first * shift < FAR * part.second) || !std::isfinite(part.centre + shift)) return false;
-  part = {0, 0, part.centre + shift, 0, 0};
+  part = {0, 0, part.centre + shift, 0, 0, 0};
   return true;
 }
 
@@ -196,7 +201,7 @@ template <class T, class W> static void read_columns(const Task& task, const Cut
     const auto pair = part.at(row);
     for (int64_t column = 0; column < size; ++column) {
       if (parts[column].weight > 0 || !is_usable(pair.value(column), pair.weight(column))) continue;
-      parts[column] = {1, 0, pair.value(column), 0, 0};  // found
+      parts[column] = {1, 0, pair.value(column), 0, 0, 0};  // found
       --missing;
     }
   }
@@ -240,7 +245,7 @@ template <class T, class W> static void read_columns(const Task& task, const Cut
     bool moved = false;
     for (int lane = 0; lane < LANES; ++lane) moved |= move_centre(mine[lane]);
     if (!moved) continue;
-    for (int lane = 0; lane < LANES; ++lane) mine[lane] = {0, 0, mine[lane].centre, 0, 0};
+    for (int lane = 0; lane < LANES; ++lane) mine[lane] = {0, 0, mine[lane].centre, 0, 0, 0};
     read();
     lanes[group].end(mine);
   }
@@ -278,6 +283,7 @@ template <class T, class W> struct Weighted {
     }
     a.weight += b.weight;
     a.squares += b.squares;
+    a.nonfinite += b.nonfinite;
   }
   // Joins what was observed before to the results: West 1979.
   static void join_before(const Task& task, double* found, int64_t position) {
@@ -295,7 +301,7 @@ template <class T, class W> struct Weighted {
     const double shift = part.weight > 0 ? part.first / part.weight : sum - part.centre;
     const double m2 = part.second - shift * (2 * part.first - part.weight * shift);
     const bool rounded = m2 < 0 && m2 > -FAR * std::fabs(part.second);
-    double found[RESULTS] = {part.weight, part.squares, part.centre + shift, rounded ? 0 : m2, sum};
+    double found[RESULTS] = {part.weight, part.squares, part.centre + shift, rounded ? 0 : m2, sum, part.nonfinite};
     join_before(task, found, position);
     write_all(task, found, RESULTS, position);
   }

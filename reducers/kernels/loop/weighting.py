@@ -18,7 +18,7 @@ from reducers.state import State
 
 __all__ = ["looped_weights"]
 
-_RESULTS = ("weight", "squares", "mean", "m2", "sum")  # enum Result
+_RESULTS = ("weight", "squares", "mean", "m2", "sum", "nonfinite")  # enum Result
 _PLAIN = {Tensor, nn.Parameter}
 
 
@@ -30,12 +30,13 @@ def looped_weights(
     Args:
         weights: real numbers from 0 up, in the shape of `x`, of any strides. What is not finite is excluded, with its element.
         columns: the keys of the state: `weight` and `squares`, the sums of the weights and of their squares; `sum`, that of weights
-            times elements; `mean`, the weighted one; `m2`, the weighted sum of squared deviations from it.
+            times elements; `mean`, the weighted one; `m2`, the weighted sum of squared deviations from it; `nonfinite`, how many
+            elements are excluded.
         state: what was observed before, with the same keys, shapes and dtypes; or nothing.
 
     Returns:
-        float64, in the shape of the kept axes. None if there is no compiler, or the dtype or the strides of a tensor are not
-        supported.
+        `nonfinite` int64, all else float64, in the shape of the kept axes. None if there is no compiler, or the dtype or the
+        strides of a tensor are not supported.
     """
     x, weights = x.resolve_neg(), weights.resolve_neg()
     if {x.device.type, weights.device.type} != {"cpu"} or not {type(x), type(weights)} <= _PLAIN:
@@ -52,7 +53,8 @@ def looped_weights(
     if task is None:
         return None
     kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-    found = {column: torch.empty(kept, dtype=torch.float64, device="cpu") for column in columns}
+    dtypes = {column: torch.int64 if column == "nonfinite" else torch.float64 for column in columns}
+    found = {column: torch.empty(kept, dtype=dtype, device="cpu") for column, dtype in dtypes.items()}
     before = state or {}
     if not {*map(type, (*found.values(), *before.values()))} <= _PLAIN:
         return None
@@ -75,7 +77,8 @@ def _run(function: Any, task: Task, x: Tensor, weights: Tensor, results: State, 
     try:
         task.x, task.mask = x.data_ptr(), weights.data_ptr()
         for column, result in results.items():
-            task.results[_RESULTS.index(column)] = result.data_ptr()
+            place = _RESULTS.index(column)
+            task.results[place], task.kinds[place] = result.data_ptr(), int(column == "nonfinite")
         for column, value in before.items():
             task.before[_RESULTS.index(column)] = value.data_ptr()
     except RuntimeError:  # such as inside vmap

@@ -100,10 +100,10 @@ def statistics(words: Tensor, columns: Mapping[str, str], shape: Sequence[int], 
         dtype: of the observations.
     """
     names = ",".join(columns.values())
-    order, extremes, counts, _ = family(names, dtype)
+    order, extremes, counts, total = family(names, dtype)
     base = 1 + order + 2 * extremes
     place = {"count": 0, "mean": 1, "m2": 2, "m3": 3, "m4": 4, "min": 1 + order, "max": 2 + order}
-    place |= {"zeros": base, "inf": base + 1, "nan": base + 2}
+    place |= {"zeros": base, "inf": base + 1, "nan": base + 2, "nonfinite": base + 3 * counts + (total != "")}
     table = _table(words, names, dtype)
     state = {}
     for key, name in columns.items():
@@ -200,8 +200,8 @@ def _new(size: int, device: torch.device) -> Tensor:
 
 
 def _rows(columns: str, dtype: torch.dtype) -> int:
-    """Return how many rows the table has: one for each partial statistic, and one for the peak, which is none of these."""
-    return fields(columns, dtype) + (family(columns, dtype)[3] == "peak")
+    """Return how many rows the table has: one for each partial statistic, one for the peak, and one for what is not finite."""
+    return fields(columns, dtype) + (family(columns, dtype)[3] == "peak") + 1
 
 
 def _table(words: Tensor, columns: str, dtype: torch.dtype) -> Tensor:

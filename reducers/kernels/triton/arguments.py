@@ -37,12 +37,13 @@ DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int6
 WARPS = 8
 
 TOTALS = ("sum", "exact", "magnitudes", "squares", "active", "peak")
-OUTPUTS = ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")
+_COUNTS = ("count", "nonfinite", "zeros", "nan", "inf", "active")
+OUTPUTS = ("count", "nonfinite", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")
 COLUMNS = (*OUTPUTS, *TOTALS)
 """What the kernels compute of the finite elements: a reducer says which of these its state holds.
 
 `sum` is as exact as `mean`, `exact` is added in float64; `magnitudes` and `squares` are sums of |x| and x^2; `active` counts
-elements of |x| above a threshold; `peak` is the largest |x|. `nan` and `inf` count what is not finite.
+elements of |x| above a threshold; `peak` is the largest |x|. `nan`, `inf` and `nonfinite`, which is both, count what is not finite.
 """
 
 
@@ -141,7 +142,7 @@ def dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a column for tensors of a dtype."""
     if name in ("min", "max"):
         return dtype
-    if name in ("count", "zeros", "nan", "inf", "active") or (name in ("sum", "exact") and not dtype.is_floating_point):
+    if name in _COUNTS or (name in ("sum", "exact") and not dtype.is_floating_point):
         return torch.int64
     return torch.float64
 

@@ -19,6 +19,7 @@ __all__ = ["binned_by_bits", "binned_by_edges", "count_into", "started"]
 
 _BLOCK = 1024  # entries of a state that one program prepares
 _OWN_BINS = 512  # that a program counts in by itself: more leave too few registers for the elements
+_BY_BITS = ("counts", "min", "max", "nonfinite")
 _MIN_TILE = 128  # elements; a smaller tile has fewer than threads count together
 
 
@@ -54,11 +55,12 @@ def binned_by_bits(
 
     Returns:
         `counts`: int64, of shape (*kept axes, bins), from the largest negative magnitude to the largest positive one; `min` and
-        `max` in the dtype of `x`, inf and -inf if no element is finite. None as for `binned_by_edges`.
+        `max` in the dtype of `x`, inf and -inf if no element is finite; `nonfinite` int64, how many are not. None as for
+        `binned_by_edges`.
     """
     middle = ((exponents[1] - exponents[0]) << bits) + 1
     found = _binned(x, axes, 2 * middle + 1, None, bits, exponents[0], state)
-    return None if found is None else dict(zip(("counts", "min", "max"), found, strict=True))
+    return None if found is None else dict(zip(_BY_BITS, found, strict=True))
 
 
 def _binned(
@@ -73,7 +75,7 @@ def _binned(
     tiles = plan(x, axes) if x.dtype in DTYPES else None
     if tiles is None:
         return None
-    keys = ("counts",) if bounds is not None else ("counts", "min", "max")
+    keys = ("counts",) if bounds is not None else _BY_BITS
     before = [] if not state else [state[key] for key in keys]
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     if type(x) is Tensor:  # for which an operator would cost more than the launch
@@ -83,18 +85,19 @@ def _binned(
     else:
         results = started(x, shape, bins, bounds is None, first, before)
         count_into(x, axes, results[0], results[1:], bounds, bits, first)
-    return results[: len(keys)]
+    return [*results[:3], *results[4:]]
 
 
 @triton_op("reducers::bins_started", mutates_args={})
 def started(x: Tensor, shape: Sequence[int], bins: int, extremes: bool, first: int, state: Sequence[Tensor]) -> List[Tensor]:  # noqa: UP006
-    """Return the counts of a state, or zeros; with `extremes` also minimum and maximum, not yet written, and a table for them.
+    """Return the counts of a state, or zeros; with `extremes` also minimum and maximum, not yet written, a table for
+    them, and the number of what is not finite.
 
     Args:
         x: what is to be counted; only its dtype and device matter.
         shape: of the kept axes.
         first: the exponent of the smallest magnitude that does not count as zero.
-        state: counts, and with `extremes` minimum and maximum; or nothing.
+        state: counts, and with `extremes` minimum, maximum and what is not finite; or nothing.
     """
     return _start(x, shape, bins, extremes, first, state, True)
 
@@ -125,13 +128,15 @@ def _start(
     if extremes:
         results += [torch.empty(shape, dtype=x.dtype, device=x.device) for _ in range(2)]
         results.append(torch.empty((3, kept), dtype=torch.int64, device=x.device))
+        results.append(torch.empty(shape, dtype=torch.int64, device=x.device))
     lowest, highest = _none(x, first)
     launch._launcher(start, traced)[(-(-kept * bins // _BLOCK), 1, 1)](
         results[0],
-        results[3] if extremes else None,
+        *(results[3:] if extremes else (None, None)),
         state[0] if state else None,
         bytes_of(state[1]) if extremes and state else None,
         bytes_of(state[2]) if extremes and state else None,
+        state[3] if extremes and state else None,
         kept * bins,
         kept,
         lowest,
@@ -157,7 +162,7 @@ def _count(x: Tensor, tiles: Plan, results: Sequence[Tensor], bounds: Tensor | N
     launch._launcher(count, traced)[tiles.grid](
         bytes_of(x),
         results[0],
-        *((results[3], bytes_of(results[1]), bytes_of(results[2])) if bounds is None else (None, None, None)),
+        *((*results[3:], *map(bytes_of, results[1:3])) if bounds is None else (None,) * 4),
         bounds,
         bins,
         edges,

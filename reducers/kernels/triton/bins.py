@@ -47,9 +47,11 @@ def _word(raw, INTEGER: tl.constexpr, DOUBLE: tl.constexpr):
 def start(
     counts,
     table,
+    nonfinite,
     counts_old,
     low_old,
     high_old,
+    others_old,
     entries,
     kept,
     lowest,
@@ -81,6 +83,10 @@ def start(
         tl.store(table + place, low, mask=inside)
         tl.store(table + kept + place, high, mask=inside)
         tl.store(table + 2 * kept + place, tl.zeros([BLOCK], tl.int64), mask=inside)
+        others = tl.zeros([BLOCK], tl.int64)
+        if STATE:
+            others = tl.load(others_old + place, mask=inside, other=0)
+        tl.store(nonfinite + place, others, mask=inside)
 
 
 @triton.jit
@@ -124,6 +130,7 @@ def count(
     x,
     counts,
     table,
+    nonfinite,
     low_out,
     high_out,
     bounds,
@@ -190,6 +197,7 @@ def count(
     LAST: tl.constexpr = 0x7FFFFFFFFFFFFFFF if LONG else 0x7FFFFFFF  # in order, it is beyond inf
     low = tl.full([COLUMNS], LAST, WORD)
     high = tl.full([COLUMNS], -LAST - 1, WORD)
+    others = tl.zeros([COLUMNS], tl.int32)
 
     begin = tl.program_id(1).to(INDEX) * tiles
     stop = tl.minimum(begin + tiles, all_tiles)
@@ -214,7 +222,9 @@ def count(
             if INTEGER:
                 word = raw.to(WORD)
             else:
-                there = there & (tl.abs(value) < float("inf"))
+                finite = tl.abs(value) < float("inf")
+                others += tl.sum(tl.where(finite, 0, 1), AXIS)  # outside of the tensor there are zeros
+                there = there & finite
         if BINS > 0:
             own_bins += tl.histogram(tl.ravel(first_bin + tl.where(there, bin, bins)), COLUMNS * BINS)
             if not EDGES:
@@ -248,6 +258,8 @@ def count(
     elif not EDGES:
         tl.atomic_add(target + middle, at_zero.to(tl.int64), mask=inside & (at_zero > 0), sem="relaxed")
     if not EDGES:
+        if not INTEGER:
+            tl.atomic_add(nonfinite + column, others.to(tl.int64), mask=inside & (others > 0), sem="relaxed")
         tl.atomic_min(table + column, low.to(tl.int64), mask=inside, sem="relaxed")
         tl.atomic_max(table + kept + column, high.to(tl.int64), mask=inside, sem="relaxed")
         tl.debug_barrier()  # all threads of this program have added theirs before it says that it is done

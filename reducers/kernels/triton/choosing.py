@@ -72,6 +72,7 @@ def _best(words, codes, best, best_codes, k, AXIS: tl.constexpr):
 def choose(
     x,
     table,
+    nonfinite,
     k,
     kept,
     run,
@@ -105,6 +106,7 @@ def choose(
     """Write the k best elements of part `program_id(1)` at the kept positions of column `program_id(0)` of tiles.
 
     `table` is int64 of shape [2, kept, parts, k]: words, then codes, which are offsets in memory and k. `SLOTS` is at least k.
+    `nonfinite` is int64 of shape [kept, parts]: how many elements are not finite.
     """
     WORST: tl.constexpr = -0x7FFFFFFFFFFFFFFF - 1
     LAST: tl.constexpr = 0x7FFFFFFFFFFFFFFF
@@ -117,6 +119,7 @@ def choose(
     wanted = tl.expand_dims(inside, AXIS)
     best = tl.full([COLUMNS, SLOTS], WORST, tl.int64)
     best_codes = tl.full([COLUMNS, SLOTS], LAST, tl.int64)
+    others = tl.zeros([COLUMNS], tl.int32)
 
     begin = tl.program_id(1).to(INDEX) * tiles
     stop = tl.minimum(begin + tiles, all_tiles)
@@ -133,7 +136,9 @@ def choose(
         raw = tl.load(x + offset + lane, mask=there, other=0)
         words = _word(raw, INTEGER, LARGEST)
         if not INTEGER:
-            there = there & (tl.abs(raw.to(tl.float64 if raw.dtype == tl.float64 else tl.float32)) < float("inf"))
+            finite = tl.abs(raw.to(tl.float64 if raw.dtype == tl.float64 else tl.float32)) < float("inf")
+            others += tl.sum(tl.where(finite, 0, 1), AXIS)  # outside of the tensor there are zeros
+            there = there & finite
         words = tl.where(there, words, WORST)
         codes = tl.where(there, (offset + lane).to(tl.int64) + k, LAST)
         best, best_codes = _best(words, codes, best, best_codes, k, AXIS)
@@ -143,23 +148,27 @@ def choose(
     stored = inside[:, None] & (slot < k)
     tl.store(table + place, best, mask=stored)
     tl.store(table + kept.to(tl.int64) * parts * k + place, best_codes, mask=stored)
+    tl.store(nonfinite + column.to(tl.int64) * parts + tl.program_id(1), others.to(tl.int64), mask=inside)
 
 
 @triton.jit(do_not_specialize=["k", "kept", "parts", "sample"])
 def rank(
     x,
     table,
+    nonfinite,
     ids,
     value_out,
     step_out,
     position_out,
     id_out,
     seen_out,
+    nonfinite_out,
     value_old,
     step_old,
     position_old,
     id_old,
     seen_old,
+    nonfinite_old,
     k,
     kept,
     parts,
@@ -186,7 +195,13 @@ def rank(
     best = tl.full([1, SLOTS], WORST, tl.int64)
     best_codes = tl.full([1, SLOTS], LAST, tl.int64)
     seen = tl.zeros([], tl.int64)
+    others = tl.zeros([BLOCK], tl.int64)
+    for begin in range(0, parts, BLOCK):
+        part = begin + tl.arange(0, BLOCK)
+        others += tl.load(nonfinite + here * parts + part, mask=part < parts, other=0)
+    left_out = tl.sum(others, 0)
     if STATE:
+        left_out += tl.load(nonfinite_old + here)
         seen += tl.load(seen_old)
         old = there & (tl.load(step_old + here * k + slot, mask=there, other=-1) >= 0)
         before = _word(tl.load(value_old + here * k + slot, mask=old, other=0), INTEGER, LARGEST)
@@ -219,5 +234,6 @@ def rank(
     tl.store(step_out + here * k + slot, step, mask=there)
     tl.store(position_out + here * k + slot, position, mask=there)
     tl.store(id_out + here * k + slot, name, mask=there)
+    tl.store(nonfinite_out + here, left_out)
     if here == 0:
         tl.store(seen_out, seen + 1)

@@ -16,7 +16,7 @@ from reducers.kernels.triton.layout import Plan, plan, power_of_two
 
 __all__ = ["KEYS", "MAX_K", "best_elements", "best_in_parts", "ranked"]
 
-KEYS = ("value", "step", "position", "id", "observations")
+KEYS = ("value", "step", "position", "id", "observations", "nonfinite")
 MAX_K = 32
 """For more, a tile would be read over too often, and PyTorch's own selection is faster."""
 
@@ -48,26 +48,29 @@ def best_elements(
     before = [] if not state else [state[key] for key in KEYS]
     if type(x) is Tensor:  # for which an operator would cost more than the launch
         with torch.cuda.device(x.device if x.is_cuda else -1):
-            table = _choose(view, tiles, k, largest, False)
-            results = _rank(x, table, shape, k, largest, ids, before, False)
+            table, nonfinite = _choose(view, tiles, k, largest, False)
+            results = _rank(x, table, nonfinite, shape, k, largest, ids, before, False)
     else:
-        table = best_in_parts(view, axes, k, largest)
-        results = ranked(x, table, shape, k, largest, ids, before)
+        table, nonfinite = best_in_parts(view, axes, k, largest)
+        results = ranked(x, table, nonfinite, shape, k, largest, ids, before)
     return dict(zip(KEYS, results, strict=True))
 
 
 @triton_op("reducers::chosen", mutates_args={})
-def best_in_parts(view: Tensor, axes: Sequence[int], k: int, largest: bool) -> Tensor:
-    """Return the k best elements of each part: int64, of shape (2, kept positions, parts, k). One launch."""
+def best_in_parts(view: Tensor, axes: Sequence[int], k: int, largest: bool) -> List[Tensor]:  # noqa: UP006
+    """Return the k best elements of each part: int64, of shape (2, kept positions, parts, k); and how many elements of it are not
+    finite: int64, of shape (kept positions, parts). One launch.
+    """
     tiles = plan(view, tuple(axes))
     assert tiles is not None
-    return _choose(view, tiles, k, largest, True)
+    return list(_choose(view, tiles, k, largest, True))
 
 
 @triton_op("reducers::ranked", mutates_args={})
 def ranked(
     x: Tensor,
     table: Tensor,
+    nonfinite: Tensor,
     shape: Sequence[int],
     k: int,
     largest: bool,
@@ -80,14 +83,16 @@ def ranked(
         shape: of the kept axes.
         state: in the order of `KEYS`, or nothing.
     """
-    return _rank(x, table, shape, k, largest, ids, state, True)
+    return _rank(x, table, nonfinite, shape, k, largest, ids, state, True)
 
 
-def _choose(view: Tensor, tiles: Plan, k: int, largest: bool, traced: bool) -> Tensor:
+def _choose(view: Tensor, tiles: Plan, k: int, largest: bool, traced: bool) -> tuple[Tensor, Tensor]:
     table = torch.empty((2, tiles.kept, tiles.parts, k), dtype=torch.int64, device=view.device)
+    nonfinite = torch.empty((tiles.kept, tiles.parts), dtype=torch.int64, device=view.device)
     launch._launcher(choose, traced)[tiles.grid](
         bytes_of(view),
         table,
+        nonfinite,
         k,
         *tiles.arguments(),
         SLOTS=power_of_two(k, MAX_K),
@@ -95,12 +100,13 @@ def _choose(view: Tensor, tiles: Plan, k: int, largest: bool, traced: bool) -> T
         LARGEST=largest,
         **tile_constants(tiles),
     )
-    return table
+    return table, nonfinite
 
 
 def _rank(
     x: Tensor,
     table: Tensor,
+    nonfinite: Tensor,
     shape: Sequence[int],
     k: int,
     largest: bool,
@@ -111,13 +117,14 @@ def _rank(
     _, kept, parts, _ = table.shape
     dtype = torch.uint8 if x.dtype is torch.bool else x.dtype
     slots = [torch.empty((*shape, k), dtype=kind, device=x.device) for kind in (dtype, *(torch.int64,) * 3)]
-    results = [*slots, torch.empty((), dtype=torch.int64, device=x.device)]
+    results = [*slots, *(torch.empty(size, dtype=torch.int64, device=x.device) for size in ((), tuple(shape)))]
     worst = float("-inf" if largest else "inf")
     if not dtype.is_floating_point:
         worst = torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
     launch._launcher(rank, traced)[(kept, 1, 1)](
         bytes_of(x),
         table,
+        nonfinite,
         ids,
         *results,
         *(state or (None,) * len(KEYS)),

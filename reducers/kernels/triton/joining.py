@@ -29,6 +29,7 @@ def join(
     partials,
     due,
     count_out,
+    nonfinite_out,
     mean_out,
     m2_out,
     m3_out,
@@ -40,6 +41,7 @@ def join(
     inf_out,
     total_out,
     count_old,
+    nonfinite_old,
     mean_old,
     m2_old,
     m3_old,
@@ -59,6 +61,7 @@ def join(
     TOTAL: tl.constexpr,
     INTEGER: tl.constexpr,
     WITH_COUNT: tl.constexpr,
+    WITH_NONFINITE: tl.constexpr,
     WITH_MEAN: tl.constexpr,
     WITH_MIN: tl.constexpr,
     WITH_MAX: tl.constexpr,
@@ -100,6 +103,10 @@ def join(
     FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + ADDED
     KIND: tl.constexpr = tl.int64 if INTEGER else tl.float64
     count = _before(count_old, column, inside, tl.int64, STATE and WITH_COUNT)
+    EARLY: tl.constexpr = (
+        WITH_NONFINITE and ORDER < 4
+    )  # with four powers it waits until registers are free, or some would be spilled
+    others = _before(nonfinite_old, column, inside, tl.int64, STATE and EARLY)
     mean = _before(mean_old, column, inside, tl.float64, STATE and WITH_MEAN)
     m2 = _before(m2_old, column, inside, tl.float64, STATE and WITH_MEAN and ORDER > 1)
     m3 = _before(m3_old, column, inside, tl.float64, STATE and WITH_MEAN and ORDER > 2)
@@ -114,7 +121,10 @@ def join(
     for slot in range(first, last):
         place = start + slot * (FIELDS * field)
         counts = tl.load(place, mask=there, other=0)
-        number = tl.sum(counts, 0)
+        if EARLY:
+            others += tl.sum(counts >> 32, 0)
+        counts = counts.to(tl.int32)  # without the upper half
+        number = tl.sum(counts.to(tl.int64), 0)
         if WITH_MEAN:
             weights = counts.to(tl.float64)
             weight = number.to(tl.float64)
@@ -190,6 +200,8 @@ def join(
         tl.debug_barrier()  # the state may be written in place, and no thread may do so before all have read
     if WITH_COUNT:
         tl.store(count_out + column, count, mask=inside)
+    if EARLY:
+        tl.store(nonfinite_out + column, others, mask=inside)
     if WITH_MEAN:
         tl.store(mean_out + column, mean, mask=inside)
         if ORDER > 1:
@@ -208,3 +220,10 @@ def join(
         tl.store(nan_out + column, missing, mask=inside)
     if TOTAL != "":
         tl.store(total_out + column, total, mask=inside)
+    if WITH_NONFINITE and ORDER == 4:
+        others = _before(nonfinite_old, column, inside, tl.int64, STATE)
+        for slot in range(first, last):
+            others += tl.sum(tl.load(start + slot * (FIELDS * field), mask=there, other=0) >> 32, 0)
+        if STATE:
+            tl.debug_barrier()
+        tl.store(nonfinite_out + column, others, mask=inside)

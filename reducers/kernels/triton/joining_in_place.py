@@ -59,6 +59,7 @@ def join_in_place(
     total = table + (base + 3 * COUNTS) * field
     if not (TOTAL == "active" or (INTEGER and (TOTAL == "sum" or TOTAL == "exact"))):
         total = total.to(tl.pointer_type(tl.float64), bitcast=True)
+    others = table + (base + 3 * COUNTS + (TOTAL != "")) * field
     zeros = table + base * field
     infinite = table + (base + 1) * field
     missing = table + (base + 2) * field
@@ -70,6 +71,7 @@ def join_in_place(
         partials,
         None,
         table,
+        others,
         mean,
         second,
         third,
@@ -81,6 +83,7 @@ def join_in_place(
         infinite,
         total,
         table,
+        others,
         mean,
         second,
         third,
@@ -100,6 +103,7 @@ def join_in_place(
         TOTAL=TOTAL,
         INTEGER=INTEGER,
         WITH_COUNT=True,
+        WITH_NONFINITE=True,
         WITH_MEAN=WITH_MEAN,
         WITH_MIN=WITH_MIN,
         WITH_MAX=WITH_MAX,

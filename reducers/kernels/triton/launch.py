@@ -212,6 +212,7 @@ def _join(
         TOTAL=total,
         INTEGER=integer,
         WITH_COUNT="count" in names,
+        WITH_NONFINITE="nonfinite" in names,
         WITH_MEAN="mean" in names,
         WITH_MIN="min" in names,
         WITH_MAX="max" in names,

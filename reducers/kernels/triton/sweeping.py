@@ -89,7 +89,8 @@ def sweep(
 ):
     """Write the statistics of part `program_id(1)` of the kept positions of column `program_id(0)` of tiles.
 
-    `partials` is int64 of shape [fields, parts, kept]. The fields are the count, then mean and central power sums up to `ORDER`,
+    `partials` is int64 of shape [fields, parts, kept]. The fields are the count, with the number of what is not finite in the upper
+    half of its bits, then mean and central power sums up to `ORDER`,
     then minimum and maximum, then zeros, infinite numbers and NaN, then the total; floats as the bits of a float64. The slot says
     which of several such tables, one after another, is written.
     If there is a mask, elements for which it is 0 are as if they were not there.
@@ -140,6 +141,7 @@ def sweep(
         wanted = wanted & tl.expand_dims(within < inner, 1 - AXIS)
 
     count = tl.zeros([COLUMNS], tl.int32)  # of one part, which has fewer than 2**31 numbers of a column
+    others = tl.zeros([COLUMNS], tl.int32)
     centre = tl.zeros([COLUMNS], tl.float64)
     first = tl.zeros([COLUMNS], tl.float64)
     second = tl.zeros([COLUMNS], tl.float64)
@@ -184,7 +186,12 @@ def sweep(
             finite = there & (tl.abs(value) < float("inf"))
             value = tl.where(there, value, 0.0)
         clean = tl.where(finite, value, 0.0)
-        number = tl.sum(finite.to(tl.int32), AXIS)
+        if INTEGER:
+            number = tl.sum(finite.to(tl.int32), AXIS)
+        else:  # in one sum: a tile has fewer than 2**15 numbers
+            number = tl.sum(tl.where(finite, 1, tl.where(there, 65536, 0)), AXIS)
+            others += number >> 16
+            number = number & 65535
         if COUNTS:
             zeros += tl.sum((there & (value == 0)).to(tl.int32), AXIS)
             if not INTEGER:
@@ -250,7 +257,7 @@ def sweep(
     field = parts.to(tl.int64) * kept
     FIELDS: tl.constexpr = 1 + ORDER + 2 * EXTREMES + 3 * COUNTS + (TOTAL != "" and TOTAL != "peak")
     place = slot * (FIELDS * field) + part.to(tl.int64) * kept + column
-    tl.store(partials + place, count.to(tl.int64), mask=inside)
+    tl.store(partials + place, count.to(tl.int64) + (others.to(tl.int64) << 32), mask=inside)
     if ORDER > 0:
         divisor = tl.maximum(count, 1).to(tl.float64)
         mean = first / divisor

@@ -80,7 +80,8 @@ def weigh(
     """Write the weighted sums of part `program_id(1)` of the kept positions of column `program_id(0)` of tiles.
 
     `partials` is float64 of shape [fields, parts, kept]. The fields are the sum of the weights, then the weighted sum; or with
-    moments that of the squared weights, then a centre, and the weighted sums of deviations from it and of their squares.
+    moments that of the squared weights, then a centre, and the weighted sums of deviations from it and of their squares. The last
+    field is the number of elements that are not finite, or whose weights are not.
     """
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
     column = tl.program_id(0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS).to(INDEX)
@@ -106,6 +107,7 @@ def weigh(
 
     total = tl.zeros([COLUMNS], tl.float64)
     squares = tl.zeros([COLUMNS], tl.float64)
+    others = tl.zeros([COLUMNS], tl.int32)
     heaviest = tl.zeros([COLUMNS], tl.float64)
     centre = tl.zeros([COLUMNS], tl.float64)
     first = tl.zeros([COLUMNS], tl.float64)
@@ -127,7 +129,9 @@ def weigh(
         value = _wide(tl.load(place, mask=there, other=0))
         weight = _wide(tl.load(weight_place, mask=there, other=0))
         # An element without weight is as if it were not there; its distance from the others must not count for the centre.
-        used = (weight != 0) & (tl.abs(weight) < float("inf")) & (tl.abs(value) < float("inf"))
+        finite = (tl.abs(weight) < float("inf")) & (tl.abs(value) < float("inf"))
+        others += tl.sum(tl.where(finite, 0, 1), AXIS)
+        used = (weight != 0) & finite
         value = tl.where(used, value, 0.0)
         weight = tl.where(used, weight, 0.0)
         tile_total = tl.sum(weight, AXIS)
@@ -161,15 +165,18 @@ def weigh(
         tl.store(place + 4 * field, second, mask=inside)
     else:
         tl.store(place + field, first, mask=inside)
+    tl.store(place + (5 if MOMENTS else 2) * field, others.to(tl.float64), mask=inside)
 
 
 @triton.jit(do_not_specialize=["parts"])
 def join_weighted(
     partials,
+    nonfinite_out,
     weight_out,
     second_out,
     mean_out,
     m2_out,
+    nonfinite_old,
     weight_old,
     second_old,
     mean_old,
@@ -194,8 +201,10 @@ def join_weighted(
     totals = tl.load(place, mask=there, other=0)
     weight = tl.sum(totals, 0)
     added = tl.sum(tl.load(place + field, mask=there, other=0), 0)
+    others = tl.sum(tl.load(place + (5 if MOMENTS else 2) * field, mask=there, other=0).to(tl.int64), 0)
     before = weight
     if STATE:
+        others += tl.load(nonfinite_old + column, mask=inside, other=0)
         before = tl.load(weight_old + column, mask=inside, other=0)
         added += tl.load(second_old + column, mask=inside, other=0)
     if MOMENTS:
@@ -221,5 +230,6 @@ def join_weighted(
             m2 += tl.load(m2_old + column, mask=inside, other=0) + delta * delta * share * before
         tl.store(mean_out + column, mean, mask=inside)
         tl.store(m2_out + column, m2, mask=inside)
+    tl.store(nonfinite_out + column, others, mask=inside)
     tl.store(weight_out + column, weight + before if STATE else weight, mask=inside)
     tl.store(second_out + column, added, mask=inside)

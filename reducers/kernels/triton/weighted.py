@@ -16,7 +16,11 @@ from reducers.kernels.triton.weighing import join_weighted, weigh
 
 __all__ = ["weighted_swept"]
 
-_FIELDS = {("weight", "sum"): 2, ("weight", "squares", "mean", "m2"): 5}  # of partial sums, by what a state holds
+# how many partial sums there are, by what a state holds
+_FIELDS = {
+    ("nonfinite", "weight", "sum"): 3,
+    ("nonfinite", "weight", "squares", "mean", "m2"): 6,
+}
 
 
 def weighted_swept(
@@ -28,13 +32,14 @@ def weighted_swept(
 
     Args:
         weights: real, in the shape of `x`, of any strides.
-        columns: the keys of the state: `weight` (the sum of the weights) and `sum`, the weighted sum; or `weight`, `squares` (the
-            sum of squared weights), `mean`, and `m2`, the weighted sum of squared deviations from the mean.
-        state: a state with these keys, which is earlier: float64, contiguous, in the shape of the kept axes.
+        columns: the keys of the state: `nonfinite`, the number of elements that are excluded; then `weight` (the sum of the
+            weights) and `sum`, the weighted sum; or `weight`, `squares` (the sum of squared weights), `mean`, and `m2`, the
+            weighted sum of squared deviations from the mean.
+        state: a state with these keys, which is earlier, contiguous, in the shape of the kept axes.
 
     Returns:
-        float64, in the shape of the kept axes; None if a dtype is not supported, or more than `MAX_DIMS` axes are left after
-        merging.
+        `nonfinite` int64, all else float64, in the shape of the kept axes; None if a dtype is not supported, or more than
+        `MAX_DIMS` axes are left after merging.
     """
     if x.dtype not in DTYPES or weights.dtype not in DTYPES or columns not in _FIELDS:
         return None
@@ -79,7 +84,7 @@ def _weigh(x: Tensor, weights: Tensor, partials: Tensor, tiles: Plan, traced: bo
         *tiles.arguments(),
         bytes_of(weights),
         *tiles.other_arguments(),
-        MOMENTS=partials.shape[0] > 2,
+        MOMENTS=partials.shape[0] > 3,
         INNER=tiles.inner_rows,
         **tile_constants(tiles),
     )
@@ -87,9 +92,10 @@ def _weigh(x: Tensor, weights: Tensor, partials: Tensor, tiles: Plan, traced: bo
 
 def _join(partials: Tensor, shape: Sequence[int], state: Sequence[Tensor], traced: bool) -> list[Tensor]:
     fields, parts, kept = partials.shape
-    moments = fields > 2
-    results = [torch.empty(shape, dtype=torch.float64, device=partials.device) for _ in range(4 if moments else 2)]
-    none = (None,) * (4 - len(results))
+    moments = fields > 3
+    kinds = (torch.int64, *(torch.float64,) * (4 if moments else 2))
+    results = [torch.empty(shape, dtype=kind, device=partials.device) for kind in kinds]
+    none = (None,) * (5 - len(results))
     rows, width = join_tile(parts, kept)
     _launcher(join_weighted, traced)[(-(-kept // width), 1, 1)](
         partials,

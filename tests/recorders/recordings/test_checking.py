@@ -49,25 +49,41 @@ def double(*shape: int) -> Tensor:
     [
         (
             Mean("b c -> c"),
-            {"count": counted(60_000), "sum": double(60_000, 1)},
+            {"count": counted(60_000), "nonfinite": counted(60_000), "sum": double(60_000, 1)},
             r"'sum' must have shape \(60000\), .* \(60000, 1\)",
         ),
-        (Mean("b c -> c"), {"count": counted(3), "sum": double(1)}, r"'sum' must have shape \(3\), and has \(1,\)"),
-        (Mean(), {"count": counted()}, r"its keys must be \['count', 'sum'\], and are \['count'\]"),
-        (Mean(), {"count": double(), "sum": double()}, r"'count' must have dtype torch.int64, and has torch.float64"),
-        (Mean("... -> ..."), {"count": counted(*[1] * 64), "sum": double(*[1] * 64)}, "it keeps 64 axes"),
+        (
+            Mean("b c -> c"),
+            {"count": counted(3), "nonfinite": counted(3), "sum": double(1)},
+            r"'sum' must have shape \(3\), and has \(1,\)",
+        ),
+        (Mean(), {"count": counted()}, r"its keys must be \['count', 'nonfinite', 'sum'\], and are \['count'\]"),
+        (
+            Mean(),
+            {"count": double(), "nonfinite": counted(), "sum": double()},
+            r"'count' must have dtype torch.int64, and has torch.float64",
+        ),
+        (
+            Mean("... -> ..."),
+            {"count": counted(*[1] * 64), "nonfinite": counted(*[1] * 64), "sum": double(*[1] * 64)},
+            "it keeps 64 axes",
+        ),
         (
             Covariance(),
             {"count": counted(), "nonfinite": counted(), "m2": double(3, 2), "mean": double(3)},
             r"'m2' must .* \(3, 3\)",
         ),
-        (Window(Mean(), 4), {"observed": counted(), "ring/count": counted(4), "ring/sum": double(3)}, r"'ring/sum' must .* \(4,\)"),
+        (
+            Window(Mean(), 4),
+            {"observed": counted(), "ring/count": counted(4), "ring/nonfinite": counted(4), "ring/sum": double(3)},
+            r"'ring/sum' must .* \(4,\)",
+        ),
         (Window(Last(), 10**9), {"observed": counted(), "ring/value": double(10**9, 0)}, "must have elements, or short axes"),
-        (GroupBy(Mean(), 2), {"count": counted(2), "sum": double(3)}, r"'sum' must have shape \(2,\)"),
+        (GroupBy(Mean(), 2), {"count": counted(2), "nonfinite": counted(2), "sum": double(3)}, r"'sum' must have shape \(2,\)"),
         (
             Quantile("b c -> c", q=(0.5,) * 10**5, low=1.0, high=2.0, bits=1),
-            {"counts": counted(1000, 7), "min": double(1000), "max": double(1000)},
-            "its result would take 800000000 bytes, more than 64 times the 72000 of the state",
+            {"counts": counted(1000, 7), "min": double(1000), "max": double(1000), "nonfinite": counted(1000)},
+            "its result would take 800000000 bytes, more than 64 times the 80000 of the state",
         ),
         (Product(mean=Mean()), {"other/count": counted()}, "no part 'other'"),
         (PerObservation(Mean(), Last()), {"a//value": double(), "a/b//value": double()}, "'a' is a result, so 'a/b' cannot be one"),
@@ -84,7 +100,9 @@ def test_a_reducer_that_is_given_must_fit_the_states(tmp_path: Path) -> None:
     mean = Mean().premap(torch.abs)
     path = Recording({"x": Subrecording(mean, {"": run(mean, [torch.ones(2)])}, samples=1)}).save(tmp_path / "run")
     assert load(path, reducers=mean)["x"].peek().item() == 1.0
-    with pytest.raises(CorruptRecordingError, match=r"with the reducer that was given, is malformed: .*must be \['max'\]"):
+    with pytest.raises(
+        CorruptRecordingError, match=r"with the reducer that was given, is malformed: .*must be \['count', 'max', 'nonfinite'\]"
+    ):
         load(path, reducers=Max())
 
 

@@ -135,7 +135,7 @@ def of(reducer: Any, *xs: Tensor, names: Sequence[str] = ("x",), leaf: str = "")
 def test_what_is_reduced_and_what_is_left() -> None:
     x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
     _, plan = merged_without_processes([of(EVERYTHING, x), of(EVERYTHING, 2 * x), of(EVERYTHING)])
-    left = [*(f"moments/{key}" for key in ("count", "mean", "m2")), "order/first/value"]
+    left = [*(f"moments/{key}" for key in ("count", "nonfinite", "mean", "m2")), "order/first/value"]
     assert list(plan.rests[0]["subrecorders"]["x"]["states"][""]) == left
     assert plan.sizes[2] == 0
     _, plan = merged_without_processes([of(REDUCED, x), of(REDUCED)])
@@ -152,7 +152,7 @@ def test_states_that_are_unlike_are_gathered_and_merged_as_before() -> None:
         merged, plan = merged_without_processes(ranks)
         assert plan.size == 0
         check_alike(merged, reduce(lambda a, b: a.merge(b), ranks))
-    narrow = Recording({"x": Subrecording(Sum(), {"": {"sum": torch.ones(2)}}, 1)})
+    narrow = Recording({"x": Subrecording(Sum(), {"": {"count": torch.ones(2), "sum": torch.ones(2)}}, 1)})
     assert merged_without_processes([narrow, narrow])[1].size == 0
     ranks = [of(Min(), x.to(dtype)) for dtype in (torch.bfloat16, torch.bfloat16)]
     assert merged_without_processes(ranks)[0]["x"].states[""]["min"].dtype is torch.bfloat16
@@ -160,11 +160,13 @@ def test_states_that_are_unlike_are_gathered_and_merged_as_before() -> None:
 
 def test_extremes_that_are_nan_stay_nan() -> None:
     """No reducer of the house keeps NaN, but yours may."""
+    one = torch.ones((), dtype=torch.int64)
     states = [
-        {"min": torch.tensor(low), "max": torch.tensor(high)} for low, high in [(1.0, 2.0), (torch.nan, torch.nan), (0.0, 5.0)]
+        {"count": one, "min": torch.tensor(low), "max": torch.tensor(high)}
+        for low, high in [(1.0, 2.0), (torch.nan, torch.nan), (0.0, 5.0)]
     ]
     merged, _ = merged_without_processes([Recording({"x": Subrecording(Extremes(), {"": state}, 1)}) for state in states])
-    assert all(value.isnan() for value in merged["x"].states[""].values())
+    assert all(merged["x"].states[""][name].isnan() for name in ("min", "max"))
 
 
 def test_leaves_that_only_some_ranks_met_are_all_kept_in_order() -> None:

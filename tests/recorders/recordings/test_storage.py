@@ -196,7 +196,7 @@ class TestFiles:
 
     def test_a_lone_tensor_is_called_value(self, tmp_path: Path) -> None:
         root = save(lone(Sum(), observe(Sum(), torch.ones(3))), tmp_path / "run")
-        assert load_file(files(root)[0]).keys() == {"value", "state/sum"}
+        assert load_file(files(root)[0]).keys() == {"value", "state/count", "state/nonfinite", "state/sum"}
 
     def test_nested_leaves_and_mappings(self, tmp_path: Path) -> None:
         both = Product(mean=Mean(), n=Count())

@@ -179,7 +179,7 @@ def counts(*shape: int) -> Tensor:
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({"above": counts(3)}, r"its keys must be \['above', 'count'\], and are \['above'\]"),
+        ({"above": counts(3)}, r"its keys must be \['above', 'count', 'nonfinite'\], and are \['above', 'nonfinite'\]"),
         ({"above": counts(3), "count": counts(3, 1)}, r"'count' must have shape \(3\), and has \(3, 1\)"),
         ({"above": counts(3), "count": counts(1)}, r"'count' must have shape \(3\), and has \(1,\)"),
         ({"above": counts(3), "count": counts(3).double()}, "'count' must have dtype torch.int64, and has torch.float64"),
@@ -188,7 +188,14 @@ def counts(*shape: int) -> Tensor:
 )
 def test_a_reducer_of_ten_lines_is_covered(state: State, told: str) -> None:
     with pytest.raises(StateError, match=told):
-        Above("b c -> c").check(state)
+        Above("b c -> c").check({**state, "nonfinite": counts(3)})
+
+
+def test_what_is_not_finite_is_counted_for_it() -> None:
+    above = Above("b c -> c")
+    state = above.update(above.update({}, torch.tensor([[1.0, torch.nan]])), torch.tensor([[torch.inf, 2.0]]))
+    assert above.compute(state).tolist() == [1.0, 0.5]
+    assert above.nonfinite(state) == (2, None)
 
 
 def test_a_sound_state_passes() -> None:

@@ -27,7 +27,7 @@ from reducers.kernels.triton.launch import swept
 from reducers.kernels.triton.weighted import weighted_swept
 
 ALL = {name: name for name in ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")}
-MOMENTS = ("weight", "squares", "mean", "m2")
+MOMENTS = ("nonfinite", "weight", "squares", "mean", "m2")
 SHAPE = (2, 3, 4, 5)
 
 
@@ -242,13 +242,18 @@ def weighted(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> dict[str, Ten
     x, weights = torch.where(used, x, 0.0), torch.where(used, weights, 0.0)
     weight = weights.sum(axes, keepdim=True)
     mean = (weights * x).sum(axes, keepdim=True) / torch.where(weight > 0, weight, 1.0)
-    sums = {"weight": weight.squeeze(axes), "sum": (weights * x).sum(axes), "squares": weights.square().sum(axes)}
+    sums = {
+        "nonfinite": (~used).sum(axes),
+        "weight": weight.squeeze(axes),
+        "sum": (weights * x).sum(axes),
+        "squares": weights.square().sum(axes),
+    }
     return {**sums, "mean": mean.squeeze(axes), "m2": (weights * (x - mean).square()).sum(axes)}
 
 
 def assert_weighted(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> None:
     exact = weighted(x, weights, axes)
-    for columns in (("weight", "sum"), MOMENTS):
+    for columns in (("nonfinite", "weight", "sum"), MOMENTS):
         found = weighted_swept(x, weights.expand(x.shape), axes, columns)
         assert found is not None
         for name in columns:

@@ -111,7 +111,8 @@ def test_no_element_is_left_out_of_weighted_sums(kept: str) -> None:
     x, weights = numbers(*shape), numbers(*shape).abs().flip(0)
     heavy, wide = weights.double(), x.double()
     weight, sums = heavy.sum(axes), (heavy * wide).sum(axes)
-    assert_close(weighted_swept(x, weights, axes, ("weight", "sum")), {"weight": weight, "sum": sums})
+    wanted = {"nonfinite": torch.zeros_like(weight, dtype=torch.int64), "weight": weight, "sum": sums}
+    assert_close(weighted_swept(x, weights, axes, ("nonfinite", "weight", "sum")), wanted)
 
 
 def test_no_element_is_left_out_of_bins() -> None:

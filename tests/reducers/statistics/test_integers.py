@@ -108,7 +108,7 @@ def test_rows_of_parameters_and_averages_do_not_wrap() -> None:
 
 def test_a_state_that_was_saved_with_an_integer_sum_goes_on() -> None:
     """Means of int64 had integer sums; files with these are loaded, and what comes now is added."""
-    before = {"count": torch.tensor(2), "sum": torch.tensor(6)}
+    before = {"count": torch.tensor(2), "nonfinite": torch.tensor(0), "sum": torch.tensor(6)}
     Mean().check(before)
     after = Mean().update(before, torch.tensor([3, 6]))
     assert Mean().compute(after).item() == 15 / 4

@@ -1,0 +1,94 @@
+"""Counted: statistics whose states say how many elements were left out because they are not finite."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from reducers.core.reducer import Reducer, Reduction
+from reducers.kernels.precision import count_nonfinite
+from reducers.state import Nonfinite, Result, State
+
+__all__ = ["NONFINITE", "Counted", "nothing_to_nan", "uncounted"]
+
+NONFINITE = "nonfinite"  # a key of the state
+
+
+class Counted(Reducer):
+    """The part of `Statistic` that counts what is not finite, so that `lift`, `join` and `read` need not know of it."""
+
+    counts_nonfinite: ClassVar[bool] = True
+    """Whether the state has `nonfinite`, int64 in the shape of the kept axes. False if the result shows what is not finite."""
+
+    counts_finite: ClassVar[bool] = False
+    """Whether the state has `count`, the number of finite elements, in the same shape."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> Mapping[str, str]:
+        """Which statistic of a kernel each entry of the state is."""
+
+    @abstractmethod
+    def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        """Return the state of one observation."""
+
+    @abstractmethod
+    def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        """Return the state of the elements that a mask selects."""
+
+    @abstractmethod
+    def join(self, a: State, b: State) -> State:
+        """Return the merged state."""
+
+    def lifted(self, x: Tensor, axes: tuple[int, ...]) -> State:
+        """Return `lift`, with the number of elements that are not finite."""
+        return self.counted(self.lift(x, axes), x, axes)
+
+    def lifted_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
+        """Return `lift_masked`, in which what the mask excludes may count as not finite, with the right number."""
+        state = self.lift_masked(x, mask, axes)
+        return {**state, NONFINITE: count_nonfinite(x, axes, mask)} if self._has_count else state
+
+    def counted(self, state: State, x: Tensor, axes: tuple[int, ...]) -> State:
+        """Return the state of an observation with the number, unless it has one."""
+        if NONFINITE in state or not self._has_count:
+            return state
+        return {**state, NONFINITE: count_nonfinite(x, axes)}
+
+    def joined(self, a: State, b: State) -> State:
+        """Return `join`, with the sum of the numbers."""
+        if NONFINITE not in a or not self.counts_nonfinite:
+            return self.join(a, b)
+        joined = {**self.join(uncounted(a), uncounted(b)), NONFINITE: a[NONFINITE] + b[NONFINITE]}
+        return {key: joined[key] for key in a} if joined.keys() == a.keys() else joined
+
+    @property
+    def _has_count(self) -> bool:
+        return self.counts_nonfinite and (not self.columns or NONFINITE in self.columns)
+
+    def nonfinite(self, state: State) -> Nonfinite | None:
+        if NONFINITE not in state:
+            return None
+        number = state[NONFINITE].sum()
+        return Nonfinite(number, state["count"].sum() + number if self.counts_finite else None)
+
+    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
+        own = super().reductions_of(uncounted(state) if self.counts_nonfinite else state)
+        return {**own, NONFINITE: "sum"} if own and NONFINITE in state else own
+
+
+def nothing_to_nan(result: Result, state: State) -> Result:
+    """Return a sum, or what is made of one, with NaN for elements of which none was finite; if there were none it stays 0."""
+    assert isinstance(result, Tensor)
+    if not (result.is_floating_point() or result.is_complex()):
+        return result
+    return torch.where((state["count"] == 0) & (state[NONFINITE] > 0), torch.nan, result)
+
+
+def uncounted(state: State) -> State:
+    """Return what `lift`, `join` and `read` know of."""
+    return {key: value for key, value in state.items() if key != NONFINITE}
