@@ -199,7 +199,7 @@ def test_every_method_of_a_subclass_counts_on_every_monitor(
     assert check(owns(name), size)[0] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", REDUCERS)
 @pytest.mark.parametrize("size", ["small", "huge"])
 def test_every_method_of_a_subclass_counts_in_a_graph(size: str, name: str, soon_full: None) -> None:

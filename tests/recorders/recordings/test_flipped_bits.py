@@ -123,7 +123,7 @@ def bits(path: Path, first_line: bool, count: int, seed: int) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("head", "rest"), [(40, 40), pytest.param(-1, 400, marks=pytest.mark.slow)], ids=["some", "all of the head"]
+    ("head", "rest"), [(40, 40), pytest.param(-1, 400, marks=pytest.mark.long)], ids=["some", "all of the head"]
 )
 def test_a_flipped_bit_in_a_manifest_is_noticed(made: Path, kind: Kind, head: int, rest: int, tmp_path: Path) -> None:
     path, rank = made / manifest.MANIFEST, 0 if kind == "ranks" else None
