@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.parameters import ParameterMonitor
+from recorders.recordings.nonfinite import LeftOut
 from recorders.recordings.shown import Rows, Table, shown_name
 from recorders.schedule.clock import shown_steps
 from reducers.kernels.dispatch import troubles
@@ -28,7 +29,10 @@ __all__ = ["Report", "ReportRow", "report", "shown_module"]
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One subrecorder: the calls of its hook, the observations recorded, those skipped by reason, and the last error."""
+    """One subrecorder: the calls of its hook, the observations recorded, those skipped by reason, and the last error.
+
+    `nonfinite` says by leaf how many elements the results leave out because they are NaN or infinite.
+    """
 
     name: str
     monitor: str
@@ -39,6 +43,7 @@ class ReportRow:
     error: str | None
     reason: str
     steps: str = ""
+    nonfinite: Mapping[str, LeftOut] = field(default_factory=dict)
 
     def __str__(self) -> str:
         left_out, _ = _left_out(self)
@@ -75,6 +80,7 @@ class Report(Table):
     def title_shown(self) -> str:
         """How many recorded something."""
         title = f"Report on {len(self.rows):,} subrecorders, of which {len(self.silent):,} recorded nothing"
+        title += f", and {holed:,} left out what is not finite" if (holed := sum(bool(row.nonfinite) for row in self.rows)) else ""
         return "; ".join([title, *self.troubles])
 
     def rows_shown(self) -> Rows:
@@ -88,7 +94,8 @@ def _cells(row: ReportRow) -> tuple[str, ...]:
 
 
 def _left_out(row: ReportRow) -> tuple[str, str]:
-    return "; ".join(f"{count} {reason}" for reason, count in row.skipped.items()), row.reason
+    holes = [f"{share}{f' in {leaf}' * bool(leaf)}" for leaf, share in row.nonfinite.items()]
+    return "; ".join([*(f"{count} {reason}" for reason, count in row.skipped.items()), *holes]), row.reason
 
 
 def shown_module(monitor: Monitor) -> str:
@@ -112,8 +119,28 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         calls = max(counted, samples)  # some calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)
-        rows.append(ReportRow(name, type(monitor).__name__, module, calls, samples, skipped, monitor.last_error, reason, steps))
+        rows.append(
+            ReportRow(
+                name,
+                type(monitor).__name__,
+                module,
+                calls,
+                samples,
+                skipped,
+                monitor.last_error,
+                reason,
+                steps,
+                _nonfinite(monitor),
+            )
+        )
     return Report(tuple(rows), libraries.state(), troubles())
+
+
+def _nonfinite(monitor: Monitor) -> dict[str, LeftOut]:
+    try:
+        return monitor.snapshot().left_out()
+    except Exception:  # what cannot be reduced is told elsewhere
+        return {}
 
 
 _IDLE = "the clock stands at step 0 still: call recorder.attach(optimizer), or recorder.step() after every step"

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.export import Exported
+from recorders.recordings.nonfinite import LeftOut, left_out
 from recorders.recordings.past import Past
 from recorders.recordings.placement import Placement
 from recorders.recordings.plainly import plainly
@@ -62,7 +63,8 @@ class Subrecording(Table, Past):
     placement: Mapping[str, Placement] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"<{self.title_shown()}, {brief(bare(dict(islice(self.iter_leaves(), 5))))}>"  # as brief shows four statistics
+        told = "".join(f", {share}{f' in {leaf}' * bool(leaf)}" for leaf, share in islice(self.left_out().items(), 1))
+        return f"<{self.title_shown()}{told}, {brief(bare(dict(islice(self.iter_leaves(), 5))))}>"  # as brief shows four statistics
 
     def title_shown(self) -> str:
         """The monitor, its module and how often it recorded."""
@@ -72,7 +74,12 @@ class Subrecording(Table, Past):
     def rows_shown(self) -> Rows:
         """One row for each leaf."""
         number = len(self.values or {}) if self.reducer is None else sum(map(bool, self.states.values()))
-        return ("leaf", "result"), ([(path, brief(result))] for path, result in self.iter_leaves()), number
+        holes = self.left_out()
+        return ("leaf", "result"), ([(path, _marked(result, holes.get(path)))] for path, result in self.iter_leaves()), number
+
+    def left_out(self) -> dict[str, LeftOut]:
+        """How many elements were left out because they are NaN or infinite, by leaf; of leaves with none, nothing."""
+        return left_out(self.reducer, self.states)
 
     def leaves(self) -> dict[str, Any]:
         """Results by path of the leaf; leaves without observations are left out."""
@@ -237,6 +244,11 @@ class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
         return replace(self, subrecordings=parts)
 
 
+def _marked(result: Any, left_out: LeftOut | None) -> str:
+    """A result in a few words, and how many elements it leaves out."""
+    return brief(result) if left_out is None else f"{left_out}: {brief(result)}"
+
+
 def part_rows(names: Mapping[str, Any], part_of: Callable[[str], Subrecording]) -> Rows:
     """One row for each leaf of each subrecorder; each is asked for when it is shown, and errors take the place of results."""
 
@@ -244,8 +256,9 @@ def part_rows(names: Mapping[str, Any], part_of: Callable[[str], Subrecording]) 
         try:
             part = part_of(name)
             what = f"{part.monitor} {part.attr}" if part.attr else part.monitor
+            holes = part.left_out()
             leaves = [
-                (f"{shown_name(name)}[{path}]" if path else shown_name(name), brief(result))
+                (f"{shown_name(name)}[{path}]" if path else shown_name(name), _marked(result, holes.get(path)))
                 for path, result in (part.leaves() or {"": None}).items()
             ]
         except Exception as error:

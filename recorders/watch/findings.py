@@ -26,6 +26,7 @@ from recorders.watch.fault import (
     shown_outliers,
     shown_range,
 )
+from recorders.watch.left_out import left_out_finding, number_counting
 from recorders.watch.over_time import findings_over_time
 from recorders.watch.overview import Layer, overview, pushed
 from recorders.watch.spread import Spread
@@ -73,9 +74,18 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     if isinstance(recorded, Timeline):
         return findings_over_time(recorded)
     layers, calls = overview(recorded), pushed(recorded)
+    parts = recorded.snapshot() if isinstance(recorded, Recorder) else recorded
     dead, few_dead = _dead(layers)
-    found = [*_nonfinite(layers, calls), *_never_ran(layers), *dead, *_saturated(layers), *_outliers(layers)]
-    return Findings([*found, *_gradients(layers), *_updates(layers)], *_coverage(layers, calls), few_dead)
+    found = [
+        *(list(_nonfinite(layers, calls)) or left_out_finding(parts)),
+        *_never_ran(layers),
+        *dead,
+        *_saturated(layers),
+        *_outliers(layers),
+    ]
+    return Findings(
+        [*found, *_gradients(layers), *_updates(layers)], *_coverage(layers, calls, (number_counting(parts), len(parts))), few_dead
+    )
 
 
 _DIED = "units that died on the way"
@@ -121,13 +131,14 @@ def _counts_nonfinite(spread: Spread | None) -> bool:
     return spread is not None and not math.isnan(spread.nonfinite)
 
 
-def _coverage(layers: list[Layer], calls: dict[str, Spread]) -> tuple[list[str], list[str]]:
+def _coverage(layers: list[Layer], calls: dict[str, Spread], counting: tuple[int, int]) -> tuple[list[str], list[str]]:
     """The kinds of faults that were not examined, each with what to record; and those that were, each with in how many layers."""
     examined, unexamined = [], []
     for kind, (tells, remedy) in _KINDS.items():
         count, most = sum(map(tells, layers)), len(layers)
         if kind == "NaN and infinity" and not count:
             count, most = sum(map(_counts_nonfinite, calls.values())), most + len(calls)
+            count, most = (count, most) if count else counting
         if kind == "saturated units":
             curved = [layer for layer in layers if layer.kind in _CURVES]
             missing = not layers or any(layer.units is None for layer in curved)

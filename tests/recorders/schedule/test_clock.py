@@ -713,8 +713,8 @@ def test_report_and_plan_show_steps() -> None:
         recorder = Recorder(ForwardMonitor(Count(), steps=steps, every_step=every_step)).modules(net, names="first")
         assert recorder.report().rows[0].steps == text
         row = recorder.plan(torch.ones(2, 3)).rows[0]
-        assert (row.steps, row.state_bytes) == (text, 8)
-        assert str(row).endswith(f"8 bytes of state, {text}")
+        assert (row.steps, row.state_bytes) == (text, 16)
+        assert str(row).endswith(f"16 bytes of state, {text}")
         assert f"0 recorded of 0 calls ({text})" in str(recorder.report())
         recorder.deregister()
 
