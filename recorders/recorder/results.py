@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.places import warn_before_merge
+from recorders.recorder.left_out import warned_of_left_out
 from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.commit import never_committed
 from recorders.recordings.export import Exported
@@ -37,6 +38,8 @@ __all__ = ["Results"]
 
 class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     """The part of a `Recorder` that deals with what was recorded."""
+
+    _warned: bool = False  # that results leave out what is not finite
 
     @abstractmethod
     def __getitem__(self, name: str | int) -> Monitor: ...
@@ -82,7 +85,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         Raises:
             SelectionError: the recorder has no subrecorders: nothing was selected yet. So do all methods that need some.
         """
-        return self._selected().snapshot().compute()
+        return self._told().compute()
 
     @plainly
     def reset(self) -> Self:
@@ -98,6 +101,12 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """A copy of what was recorded so far, without hooks."""
         parts = {name: monitor.snapshot() for name, monitor in self.items()}
         return Recording(parts, dict(self._subrecorders.aliases), self._clock.step)
+
+    def _told(self) -> Recording:
+        """The snapshot; the first in which results leave out what is not finite is told."""
+        recording = self._selected().snapshot()
+        self._warned = self._warned or warned_of_left_out(recording)
+        return recording
 
     @plainly
     def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> Self:
@@ -154,7 +163,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
         with Turn(path) as turn:  # taken before the snapshot, so that an older one never replaces a newer one
-            return save_in_turn(turn, self._selected().snapshot(), path, layout, overwrite)
+            return save_in_turn(turn, self._told(), path, layout, overwrite)
 
     def save_sharded(
         self, path: str | Path, group: ProcessGroup | None = None, *, layout: Layout = "folder", overwrite: bool = False
@@ -174,7 +183,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
             waits for others to the same path, and it does not happen then.
         """
         with Turn(path) as turn:
-            return save_in_background(self._selected().snapshot(), path, layout=layout, overwrite=overwrite, turn=turn)
+            return save_in_background(self._told(), path, layout=layout, overwrite=overwrite, turn=turn)
 
     @plainly
     def resume(

@@ -16,7 +16,7 @@ import torch
 from paths import ROOT
 from torch import nn
 
-from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, Timeline, lenses, load
+from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, RecordingWarning, Timeline, lenses, load
 from recorders.cli import main
 from reducers import Collect, Count, Mean, Product, Summary
 
@@ -95,7 +95,8 @@ def test_show_a_timeline_and_names_with_brackets(tmp_path: Path, capsys: Printed
 
 def test_show_names_findings(tmp_path: Path, capsys: Printed) -> None:
     recorder = Recorder(loss=CallMonitor(Summary()))
-    recorder.push("loss", math.nan).save(tmp_path / "run")
+    with pytest.warns(RecordingWarning, match=r"CallMonitor \(loss\): 100 % of 1 elements not finite"):
+        recorder.push("loss", math.nan).save(tmp_path / "run")
     assert "1 of 1 values are NaN or infinite" in said(capsys, "show", tmp_path / "run")
     whole = json.loads(said(capsys, "show", recording(tmp_path / "other"), "--json"))
     part = json.loads(said(capsys, "show", tmp_path / "other", "--json", "-n", "loss"))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import ForwardMonitor, Recorder
+from recorders import ForwardMonitor, ParameterUpdateMonitor, Recorder, RecordingWarning
 from recorders.watch.findings import findings
-from reducers import Collect, Max, Mean, Moments, Norm, Quantile, Reducer, TopK
+from reducers import Collect, Max, Mean, Moments, Norm, Quantile, Reducer, Summary, TopK
 
 
 class Holed(nn.Module):
@@ -65,3 +65,29 @@ def test_what_keeps_all_shows_it() -> None:
 def test_the_norm_of_gradients_that_are_all_nan_is_nan() -> None:
     norm = Norm()
     assert norm.compute(norm.update({}, torch.full((3,), torch.nan))).isnan()
+
+
+def test_a_recorder_warns_once_when_results_are_computed_or_saved(tmp_path: Any) -> None:
+    recorder = recorded(Mean())
+    recorder.report()
+    with pytest.warns(
+        RecordingWarning, match=r"ForwardMonitor on Holed \(1\): 25 % of 64 elements not finite: results are of"
+    ) as caught:
+        recorder.compute()
+        recorder.compute()
+        recorder.save(tmp_path / "run")
+    assert len(caught) == 1
+    with pytest.warns(RecordingWarning, match="elements not finite"):
+        recorded(Max()).save(tmp_path / "other")
+
+
+def test_updates_of_weights_that_are_zero_do_not_warn() -> None:
+    layer = nn.Linear(2, 2)
+    nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    ratio = ParameterUpdateMonitor(Summary(), op_=lambda after, before: (after - before).norm() / before.norm())
+    with Recorder(ratio).modules(layer) as recorder:
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert "elements not finite" in str(recorder.report())
+        recorder.compute()
