@@ -69,7 +69,7 @@ class Sum(Statistic):
     A sum of integers that int64 cannot hold wraps around, as in `torch.sum`; `Mean` does not.
 
     Returns:
-        int64, float64 or complex128, in the shape of the kept axes.
+        int64, float64 or complex128, in the shape of the kept axes; NaN if there are elements and none is finite.
 
     >>> import torch
     >>> total = Sum("b c -> c")
