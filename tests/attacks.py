@@ -45,7 +45,9 @@ class Tally:
 
 
 def part(step: int) -> Subrecording:
-    return Subrecording(Sum("b c -> c"), {"": {"sum": torch.full((50,), float(step), dtype=torch.float64)}}, samples=step)
+    counts = {"count": torch.ones(50, dtype=torch.int64), "nonfinite": torch.zeros(50, dtype=torch.int64)}
+    state = {**counts, "sum": torch.full((50,), float(step), dtype=torch.float64)}
+    return Subrecording(Sum("b c -> c"), {"": state}, samples=step)
 
 
 def recording(step: int, parts: int = 3) -> Recording:

@@ -162,7 +162,8 @@ class Reducer(ABC):
 
     def reductions_of(self, state: State) -> Mapping[str, Reduction]:
         """Return how tensors of this state merge, by key, for those that merge element by element whatever the others are."""
-        return {key: self.reductions[key] for key in state} if state.keys() <= self.reductions.keys() else {}
+        declared: dict[str, Reduction] = {"nonfinite": "sum", **self.reductions}  # which the base class of statistics counts
+        return {key: declared[key] for key in state} if self.reductions and state.keys() <= declared.keys() else {}
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         """Return the state after the elements of `x` where `mask`, a bool tensor of the same shape, is True.

@@ -178,7 +178,8 @@ def test_no_update_waits_for_the_device(case: Case, plain: None) -> None:
     assert counted(case.reducer.update, shape, dtype=dtype).waits == 0
 
 
-@pytest.mark.parametrize(("reducer", "launches"), [(Summary(), 45), (Moments(), 26), (Norm(), 12), (Quantile(), 32)], ids=str)
+# What is not finite is counted by one subtraction, and one addition to the state.
+@pytest.mark.parametrize(("reducer", "launches"), [(Summary(), 45), (Moments(), 28), (Norm(), 14), (Quantile(), 32)], ids=str)
 def test_without_triton_an_update_takes_no_more_than_before(reducer: Reducer, launches: int, plain: None) -> None:
     assert counted(reducer.update, (SIZE, 3)).launches <= launches
 

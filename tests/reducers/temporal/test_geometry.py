@@ -79,7 +79,7 @@ def test_the_seam_between_parts_is_counted() -> None:
 def test_without_correlation_nothing_is_kept() -> None:
     geometry = Geometry(Mean(), correlation=False)
     assert not geometry.ordered
-    assert set(laws.run(geometry, [torch.ones(3)] * 2)) == {"norm/count", "norm/sum"}
+    assert set(laws.run(geometry, [torch.ones(3)] * 2)) == {"norm/count", "norm/nonfinite", "norm/sum"}
     assert Geometry(Last(), correlation=False).ordered
 
 
