@@ -104,7 +104,9 @@ def test_bins_are_counted_in_two_launches_without_a_temporary(case: Case) -> Non
     found = counted(case.reducer.update, shape, dtype=dtype)
     assert found.names == ["reducers.bins_started.default", "reducers.bins_counted.default"]
     assert (found.temporaries, found.waits) == (0, 0)
-    assert found.allocations == (1 if isinstance(case.reducer, Histogram) else 4)  # the result, and a table for extremes
+    assert found.allocations == (
+        1 if isinstance(case.reducer, Histogram) else 5
+    )  # the result, its counts, and a table for extremes
 
 
 @with_triton
@@ -126,7 +128,7 @@ def test_the_best_are_chosen_in_two_launches_without_a_temporary(layout: str, dt
     for reducer in (TopK(pattern, k=10), BottomK(pattern, k=1)):
         found = counted(reducer.update, shape, dtype=dtype)
         assert found.names == ["reducers.chosen.default", "reducers.ranked.default"]
-        assert (found.temporaries, found.waits, found.allocations) == (0, 0, 6)
+        assert (found.temporaries, found.waits, found.allocations) == (0, 0, 8)  # the entries of the state, twice
 
 
 @with_triton
