@@ -26,7 +26,7 @@ class LeftOut(NamedTuple):
     of: int | None
 
     def __str__(self) -> str:
-        if self.of is None:
+        if self.of is None or self.of < self.number:  # a damaged file may say so
             return f"{self.number:,} elements not finite"
         return f"{100 * self.number / self.of:.2g} % of {self.of:,} elements not finite".replace("1e+02 %", "100 %")
 
@@ -37,7 +37,7 @@ def left_out(reducer: Reducer | None, states: Mapping[str, State]) -> dict[str, 
     for leaf, state in states.items() if reducer is not None else ():
         try:
             told = outside_modes(reducer.nonfinite, state) if state else None  # type: ignore[union-attr]
-            if told is not None and (number := int(told.number)):
+            if told is not None and (number := int(told.number)) > 0:
                 found[leaf] = LeftOut(number, None if told.of is None else int(told.of))
         except Exception:  # a reducer of the user's may raise anything, and its results are shown all the same
             continue
