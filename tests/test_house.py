@@ -114,6 +114,7 @@ def test_reducers_know_nothing_of_recorders() -> None:
     ] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ORDER)
 def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     left = {name: {other for other in others if other.startswith(package)} for name, others in graph().items()}

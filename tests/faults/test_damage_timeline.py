@@ -144,6 +144,7 @@ def test_all_bits_are_harmless_or_refused(path: Path) -> None:
         flipped(path, list(range(0, 8 * path.stat().st_size, 3)), skip)
 
 
+@pytest.mark.slow
 def test_pages_cut_off_zeroed_swapped_or_overwritten(path: Path) -> None:
     whole = path.read_bytes()
     pages = [whole[start : start + PAGE] for start in range(0, len(whole), PAGE)]

@@ -105,6 +105,7 @@ def rows(monitor: Monitor) -> int:
 KINDS = [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor, OptimizerStateMonitor]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"every": 2}, {"every_step": 2}, {"train_update": False}], ids=str)
 @pytest.mark.parametrize("reducer", [Norm(), Moments(order=4), BOTH, Quantile()], ids=["norm", "moments", "product", "quantile"])

@@ -94,6 +94,7 @@ def test_python_of_ours_runs_in_no_step_without_a_group() -> None:
     assert samples == [WARM + STEPS] * 2 * LAYERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "ddp"])
 def test_nor_within_a_group_whether_ranks_train_alone_or_together(pair: World, wrapped: bool) -> None:
     for calls, samples in returned(pair.run(steady, wrapped, "aot_eager")):
@@ -140,6 +141,7 @@ def parts(place: Place, parallel: bool, late: bool) -> Any:
     return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_parts_of_tensors_are_still_put_together(pair: World, late: bool) -> None:
     whole, samples = returned(pair.run(parts, False, late))[0]

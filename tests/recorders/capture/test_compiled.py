@@ -211,6 +211,7 @@ def test_transforms_inside_a_graph_are_left_out_and_not_broken() -> None:
     assert list(recorder.iter_samples()) == [0, 0]
 
 
+@pytest.mark.slow
 def test_states_made_in_inference_mode_and_under_autocast_are_as_any() -> None:
     net, shape = mlp()
     recorder = Recorder(ForwardMonitor(Product(mean=Mean(), last=Last()))).modules(net)

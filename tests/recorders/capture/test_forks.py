@@ -118,6 +118,7 @@ ENGINE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", ENGINE)
 def test_a_child_reads_resets_and_saves_whatever_locks_other_threads_held(compiled: bool, tmp_path: Path) -> None:
     training = Training(compiled)

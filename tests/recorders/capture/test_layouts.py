@@ -115,6 +115,7 @@ def undeclared(place: Place) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_plain_tensor_of_which_nobody_knows_warns_once(pair: World) -> None:
     (first,), second = alike(pair.run(undeclared))
     assert "ForwardMonitor 'a/1' on ReLU: the net is tensor parallel, and what this module returns is a plain tensor" in first

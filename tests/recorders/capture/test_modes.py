@@ -165,6 +165,7 @@ def test_no_graph_and_no_activation_is_kept() -> None:
     assert monitors[1].state["value"].untyped_storage().nbytes() == 3 * 4
 
 
+@pytest.mark.slow
 def test_recording_takes_no_memory_that_grows() -> None:
     layer = nn.Identity()
     monitor = ForwardMonitor(Product(mean=Mean("b c -> c"), moments=Moments(), last=Last()), layer)

@@ -124,6 +124,7 @@ CHANGES: dict[str, Callable[[Recorder], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_monitor_that_changes_is_looked_at_and_others_are_not(change: str, seen: list[int]) -> None:
     first, eager, second, traced = pair()

@@ -166,6 +166,7 @@ def test_no_reducer_changes_a_training_under_selective_checkpointing(case: Case)
         assert equal(trained(own, everywhere(case.reducer)), trained(own, lambda net: None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callables", CALLABLES.values(), ids=CALLABLES)
 @pytest.mark.parametrize(
     "reducer",

@@ -61,6 +61,7 @@ def train(callback: RecorderCallback, folder: Path, net: nn.Module, *, epochs: f
     trainer.train(resume_from_checkpoint=resume)
 
 
+@pytest.mark.slow
 def test_a_trainer_and_a_resumed_one_record_what_a_plain_loop_does(tmp_path: Path) -> None:
     whole, resumed = RecorderCallback(new_recorder), RecorderCallback(new_recorder)
     train(whole, tmp_path, new_net())

@@ -163,12 +163,14 @@ def kept_after(what: str, act: Callable[[Rig], Any]) -> int:
     return len(tensors()) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["reset", "clear", "deregister"])
 @pytest.mark.parametrize("what", RIGS)
 def test_nothing_is_kept_after_a_monitor_is_reset_or_taken_off(what: str, act: str) -> None:
     assert kept_after(what, lambda rig: getattr(rig.monitor, act)()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [name for name in RIGS if name != "difference"])
 def test_clones_go_at_once_when_a_monitor_is_taken_off_though_the_graph_stays(what: str) -> None:
     rig = RIGS[what]()
@@ -181,6 +183,7 @@ def test_clones_go_at_once_when_a_monitor_is_taken_off_though_the_graph_stays(wh
     assert len(tensors()) <= before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", RIGS)
 def test_nothing_is_kept_of_a_forward_that_raises(what: str) -> None:
     rig = RIGS[what]()
@@ -314,6 +317,7 @@ def test_what_waited_for_a_partner_is_no_half_of_a_later_pair() -> None:
     assert paired(lambda recorder: recorder.deregister().register()) == [[3.0, 2.0]]
 
 
+@pytest.mark.slow
 def test_updates_keep_no_copies_of_parameters_after_they_are_taken_off() -> None:
     layer = nn.Linear(1, SIZE, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -362,6 +366,7 @@ class Counting(nn.Module):
         return x * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["eager", "compiled", "compiled with fullgraph"])
 def test_a_forward_that_raises_and_is_caught_keeps_no_value_before_it(run: str) -> None:
     layer = Layer()

@@ -48,6 +48,7 @@ MONITORS: dict[str, Callable[[], Monitor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MONITORS.values(), ids=MONITORS)
 def test_the_next_step_warns_once(make: Callable[[], Monitor]) -> None:
     model = net()
@@ -87,6 +88,7 @@ def test_two_recorders_are_told_of_each() -> None:
     model(torch.ones(1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a block", "deregister", "detach_all", "no use", "no net", "a stream"])
 def test_nobody_is_told_if_nothing_is_lost(how: str, tmp_path: object) -> None:
     model = net()

@@ -119,6 +119,7 @@ def held_back(place: Place) -> Any:
     return before, merged["a"].samples, handle.is_completed()
 
 
+@pytest.mark.slow
 def test_a_handle_tells_whether_all_has_arrived_without_waiting(world: World) -> None:
     first, second = returned(world.run(held_back, ranks=(0, 1)))
     assert first == ((False, "<SyncHandle, under way>"), 2, True)

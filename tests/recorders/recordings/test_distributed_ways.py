@@ -154,6 +154,7 @@ def in_half_precision(place: Place) -> Any:
     return recorder.sync().compute(), torch.cat(seen), whole
 
 
+@pytest.mark.slow
 def test_mixed_precision_under_fsdp2(pair: World) -> None:
     answers = returned(pair.run(in_half_precision))
     results, _, whole = answers[0]

@@ -95,6 +95,7 @@ def one_receives(place: Place, to: int) -> Any:
     return bits(sync(recorded(place[0]), mesh_of(2, 2), to=to))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", range(4))
 def test_one_rank_gets_what_was_merged(four: World, to: int) -> None:
     answers = returned(four.run(one_receives, to))
@@ -380,6 +381,7 @@ def called(store: Any, ranks: list[int], monkeypatch: pytest.MonkeyPatch) -> dic
     return found
 
 
+@pytest.mark.slow
 def test_a_roll_call_compares_no_clocks_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     assert called(store, [0, 2], monkeypatch) == {0: [1], 2: [1]}  # rank 1 never came

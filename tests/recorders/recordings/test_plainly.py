@@ -172,6 +172,7 @@ COPIED = [(entrance, mode) for entrance in ("copy", "pickle") for mode in SEEING
 """Python's own copies of tensors are the user's calls, which his modes see."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entrance", "mode"), [pair for pair in WITHIN if pair not in COPIED])
 def test_what_is_recorded_after_a_call_within_a_mode_is_what_it_is_without(entrance: str, mode: str, saved: Path) -> None:
     found = []

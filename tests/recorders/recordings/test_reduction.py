@@ -244,6 +244,7 @@ def counted(place: Place, subrecorders: int, reducer: Any, unlike: bool, to: Any
 LENGTHS = MANIFESTS = STATES = ["all_gather"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reducer", "unlike", "to", "collectives"),
     [

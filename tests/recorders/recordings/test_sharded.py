@@ -125,6 +125,7 @@ def count_collectives(place: Place, folder: str, names: int, layout: Layout) -> 
     return calls
 
 
+@pytest.mark.slow
 def test_three_collectives_of_few_bytes_whatever_the_number_of_monitors(world: World, tmp_path: Path) -> None:
     few = alike(world.run(count_collectives, str(tmp_path / "few"), 1, "packed"))
     many = alike(world.run(count_collectives, str(tmp_path / "many"), 300, "packed"))
@@ -416,6 +417,7 @@ def test_the_manifest_of_a_rank_that_is_damaged_costs_that_rank(root: Path, tmp_
         load(root, ranks=1)
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_manifests_is_covered(root: Path) -> None:
     (inner,) = root.glob("generation-*/00002.json")
     for path in (root / "manifest.json", inner):

@@ -882,6 +882,7 @@ class TestFuzz:
     def test_forged_manifests_give_a_typed_error_or_data(self, tmp_path: Path, data: st.DataObject) -> None:
         forged_manifests_give_a_typed_error_or_data(tmp_path, data)
 
+    @pytest.mark.slow
     @given(st.data())
     @fuzz
     def test_forged_files_give_a_typed_error_or_data(self, tmp_path: Path, data: st.DataObject) -> None:

@@ -143,6 +143,7 @@ def test_a_compiled_step_has_no_graph_more_and_records_what_eager_mode_does(kind
         torch.testing.assert_close(monitor.peek(), wanted[name].peek(), rtol=1e-4, atol=1e-9)  # Adam itself differs, compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKE)
 def test_attaching_alone_costs_no_graph(kind: str) -> None:
     wanted = Training(kind, "step").run().found

@@ -148,6 +148,7 @@ def permutations() -> list[torch.Tensor]:
     return [one for one in found if len(one) > 1000 and not torch.equal(one, one.sort().values)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "most"), [(None, 1), (1 << 20, 2)])
 def test_shuffles_of_many_epochs_keep_no_permutation_of_earlier_ones(window: int | None, most: int, tmp_path: Path) -> None:
     size = 600_011

@@ -209,6 +209,7 @@ SICK: dict[str, tuple[type[nn.Module], Callable[[nn.Sequential], None], dict[str
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", SICK)
 def test_a_planted_fault_is_found_where_it_is_and_nothing_else(fault: str) -> None:
     torch.manual_seed(0)

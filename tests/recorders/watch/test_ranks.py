@@ -97,6 +97,7 @@ def counted(place: Place, layers: int) -> int:
     return len(calls)
 
 
+@pytest.mark.slow
 def test_a_tick_takes_two_collectives_whatever_the_number_of_layers(world: World) -> None:
     assert alike(world.run(counted, 2)) == alike(world.run(counted, 40)) == 2
 

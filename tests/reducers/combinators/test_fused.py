@@ -90,6 +90,7 @@ def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> N
     assert copied.peek()["count"].equal(recorder["out/0"].peek()["count"])
 
 
+@pytest.mark.slow
 def test_a_mistake_in_one_reducer_is_told_as_ever_and_leaves_the_others_fused() -> None:
     x = drawn(BIG)
     with pytest.raises(PatternError, match="needs 2 axes, got 1"):

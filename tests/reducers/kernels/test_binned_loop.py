@@ -88,6 +88,7 @@ def test_ranges_below_what_float32_holds_are_left_to_float64() -> None:
     assert Quantile(q=1.0, low=1e-45).compute(Quantile(low=1e-45).update({}, x)) == x[0].double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_so_many_zeros_that_each_lane_counts_its_own(

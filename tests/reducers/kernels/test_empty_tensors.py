@@ -109,6 +109,7 @@ for pattern in ("... ->", "b ... -> b", "... d -> d"):
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_no_empty_tensor_reaches_a_pointer(entrance: str) -> None:
     ran = subprocess.run([sys.executable, "-c", BEGIN + ENTRANCES[entrance]], capture_output=True, text=True)

@@ -133,6 +133,7 @@ def test_equal_numbers_whose_rounding_adds_up_stay_below_a_millionth(value: floa
         assert (squares * squares.numel() / x.numel() / exact**2 - 1).abs().max().item() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(8192, 3, 49), (8192, 3, 7, 14), (512, 3, 1024)], ids=str)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("value", [0.3, 0.7, 1 / 3, 1.7])

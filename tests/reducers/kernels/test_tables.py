@@ -96,6 +96,7 @@ def test_the_slow_operator_knows_that_a_table_was_filled(operator: Operator, mon
     assert not operator.table.add(operator.table.reader.read([X, X]))
 
 
+@pytest.mark.slow
 def test_the_next_table_takes_over_memory_if_the_one_before_was_freed(operator: Operator) -> None:
     first = operator.table.packs(0, 1)[0].data_ptr()
     for free in (True, False):
@@ -166,6 +167,7 @@ def test_calls_inside_a_backward(anywhere: bool) -> None:
     assert added == [anywhere]
 
 
+@pytest.mark.slow
 def test_another_table_takes_the_place_of_the_first(operator: Operator) -> None:
     first, other = operator.table, operator.table.another()
     assert not operator(X, X)

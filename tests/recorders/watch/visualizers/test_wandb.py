@@ -97,6 +97,7 @@ def test_every_number_of_a_training_is_read_back(folder: Path) -> None:
     assert wandb.run is None
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_written_as_they_are(folder: Path) -> None:
     values = [math.nan, math.inf, -math.inf, 1e300]
     timeline = charted([Chart("Norm*", ("x",), ranges=None)], {f"Norm*/{i}": {7: {"mean": each}} for i, each in enumerate(values)})
