@@ -38,6 +38,7 @@ class Raised:
 def serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     """Lives in a process of its own: joins the world, then runs the scenarios it is sent."""
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "a recorder no longer exists")  # scenarios drop their recorders
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
