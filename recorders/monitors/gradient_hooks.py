@@ -30,11 +30,13 @@ class Taking(Protocol):
 
 
 def hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
+    """Registers a function on the gradient of a tensor; returns the handle."""
     return tensor.register_hook(function)  # type: ignore[no-untyped-call]
 
 
 @torch.compiler.disable(reason="a leaf outlives the graph")  # type: ignore[no-untyped-call, untyped-decorator]
 def watch_uncompiled(receiver: Tensor, module: nn.Module, value: Any) -> None:
+    """Watches the leaves of `value` in plain Python, from within a graph; does nothing if the monitor is gone."""
     monitor = _monitor_of(receiver)
     if monitor is not None:
         monitor._watch_to_its_end(module, value)

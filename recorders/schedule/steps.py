@@ -133,12 +133,7 @@ class _Steps:
             if not break_graph():
                 _count_lost_steps()
             return
-        failed = guarded(_HERE, self._begin, optimizer, sys._getframe(1), args, kwargs)
-        if failed is not None:
-            try:
-                raise failed
-            finally:
-                del failed  # otherwise its traceback would hold it, and the net, until the cycle collector comes
+        _pass_on(guarded(_HERE, self._begin, optimizer, sys._getframe(1), args, kwargs))
 
     def _begin(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
         """Begins a step; returns what a monitor raised because the user asks for it."""
@@ -164,12 +159,7 @@ class _Steps:
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.active or is_dynamo_compiling():
             return
-        failed = guarded(_HERE, self._end, optimizer, sys._getframe(1), args, kwargs)
-        if failed is not None:
-            try:
-                raise failed
-            finally:
-                del failed  # otherwise its traceback would hold it, and the net, until the cycle collector comes
+        _pass_on(guarded(_HERE, self._end, optimizer, sys._getframe(1), args, kwargs))
 
     def _end(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
         """Ends a step, for all monitors and clocks; returns what one of them raised because the user asks for it."""
@@ -301,6 +291,15 @@ def _count_lost_steps() -> None:
 
 
 _count_lost_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does
+
+
+def _pass_on(failed: Exception | None) -> None:
+    """Raises what the user asks for, if there is anything."""
+    if failed is not None:
+        try:
+            raise failed
+        finally:
+            del failed  # otherwise its traceback would hold it, and the net, until the cycle collector comes
 
 
 def _share_groups(one: Optimizer, other: Optimizer) -> bool:

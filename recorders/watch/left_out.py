@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recorders._torch import outside_modes
+from recorders.recorder.left_out import unexpected
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.shown import shown_name
 from recorders.watch.fault import Finding, fault
@@ -13,12 +14,8 @@ __all__ = ["left_out_finding", "number_counting"]
 
 
 def left_out_finding(parts: Mapping[str, Subrecording]) -> list[Finding]:
-    """One finding, of the first subrecorder of which elements were left out; none if there is none.
-
-    Of updates there is none: their ratios to weights that are 0 are not finite in healthy nets.
-    """
-    looked = {name: part for name, part in parts.items() if part.monitor != "ParameterUpdateMonitor"}
-    hit = {name: holes for name, part in looked.items() if (holes := part.left_out())}
+    """One finding, of the first subrecorder of which elements were left out; none if there is none."""
+    hit = unexpected(parts)
     for name, holes in hit.items():
         leaf, share = next(iter(holes.items()))
         also = f", and in {len(hit) - 1} more subrecorders" if len(hit) > 1 else ""

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import Reducer, Reduction
+from reducers.core.reducer import Reducer
 from reducers.kernels.precision import count_nonfinite
 from reducers.state import Nonfinite, Result, State
 
@@ -75,10 +75,6 @@ class Counted(Reducer):
             return None
         number = state[NONFINITE].sum()
         return Nonfinite(number, state["count"].sum() + number if self.counts_finite else None)
-
-    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
-        own = super().reductions_of(uncounted(state) if self.counts_nonfinite else state)
-        return {**own, NONFINITE: "sum"} if own and NONFINITE in state else own
 
 
 def nothing_to_nan(result: Result, state: State) -> Result:

@@ -97,6 +97,7 @@ def test_observations_that_wait_have_the_bits_of_updates(reducer: Statistic) -> 
 ACTS = ("observe", "observe", "other shape", "turned", "look", "snapshot", "reset", "pickle")
 
 
+@pytest.mark.filterwarnings("ignore:.*elements not finite")  # saving says so
 @settings(max_examples=30, deadline=None)
 @given(acts=st.lists(st.sampled_from(ACTS), min_size=1, max_size=25))
 def test_no_bit_depends_on_what_is_done_in_between(acts: list[str]) -> None:

@@ -266,7 +266,14 @@ def test_report_and_overhead_say_where_loops_are_and_what_is_wrong(calls: Path, 
             assert "the kernel that computes the statistics of a tensor failed on cuda:1" in text
 
 
-as_root = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="needs root, to become another user")
+def readable_by_others(path: Path) -> bool:
+    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (path, *path.parents))
+
+
+as_root = pytest.mark.skipif(
+    sys.platform != "linux" or os.getuid() != 0 or not readable_by_others(Path(torch.__file__).parent),
+    reason="needs root, to become another user, and a PyTorch that other users can read",
+)
 
 
 def as_nobody(calls: Path, cache: str | None, work: Callable[[], Any]) -> tuple[int, list[str]]:
@@ -368,8 +375,7 @@ print(monitor.peek()["mean"].mean().item())
 @pytest.mark.slow
 def test_a_whole_program_of_a_user_without_home(tmp_path: Path) -> None:
     """From the import on, as in a container that is started with another user."""
-    readable = [path for path in map(Path, sys.path) if path.is_dir()]
-    if any(not parent.stat().st_mode & 0o005 for path in readable for parent in (path, *path.parents)):
+    if not all(readable_by_others(path) for path in map(Path, sys.path) if path.is_dir()):
         pytest.skip("other users cannot read this Python")
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME", "XDG_CACHE_HOME")}
     done = subprocess.run([sys.executable, "-c", ALONE], env=environment, cwd="/", capture_output=True, text=True)
