@@ -70,7 +70,7 @@ def kill_and_check(tmp_path: Path, kills: int) -> None:
     assert len(list(folder.glob("*.safetensors"))) == 2 * before
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [pytest.param(5, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.long)])
 def test_streams_that_are_killed_lose_nothing_that_was_committed(tmp_path: Path, kills: int) -> None:
     kill_and_check(tmp_path, kills)
 

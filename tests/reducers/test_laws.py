@@ -21,6 +21,10 @@ from reducers import Fold, Geometry, Max, Mean, MinibatchCKA, Moments, PerObserv
 from reducers.kernels.loop import binned, sweeping, weighting
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
+statistics_first = pytest.mark.parametrize(
+    "case", [case if isinstance(case.reducer, Statistic) else pytest.param(case, marks=pytest.mark.slow) for case in CASES], ids=str
+)
+"""Compiling takes a second each: by default the statistics are compiled, and what is made of them in the slow tests."""
 merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -147,7 +151,7 @@ def test_pure_and_typed(case: Case, data: st.DataObject) -> None:
     laws.typed(case.reducer, xs)
 
 
-@every
+@statistics_first
 @quick
 @given(data=st.data())
 def test_never_looks_at_values_off_the_cpu(case: Case, data: st.DataObject) -> None:
@@ -237,7 +241,7 @@ def test_copies(case: Case) -> None:
         laws.written_as_data(case.reducer)
 
 
-@every
+@statistics_first
 def test_compiled(case: Case) -> None:
     sizes = [4] * 12 if case.same_shape else range(3, 15)
     sizes = sizes[: case.graphs] if case.grows else sizes

@@ -150,6 +150,7 @@ def warned_at_sync(place: Place) -> Any:
     return texts, samples
 
 
+@pytest.mark.slow
 def test_the_first_sync_warns_of_what_counts_twice_and_tells_the_line_to_write(pair: World) -> None:
     (first, second, *declared), (before, line, after) = alike(pair.run(warned_at_sync))
     (text,) = first

@@ -177,6 +177,7 @@ SEVERAL: dict[str, Reducer] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_one_net_in_several_dtypes(kind: str) -> None:
     """Graphs for several dtypes observe the same monitors, with tensors of the same shapes: each tensor is read as what it is."""
@@ -361,6 +362,7 @@ COPIED: dict[str, Reducer] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COPIED)
 def test_what_the_loops_do_not_read_is_copied_and_reduced_later(kind: str, seen: list[int]) -> None:
     eager = net()

@@ -177,6 +177,7 @@ def test_a_hundred_blocks_share_their_graphs_whatever_the_number_of_monitors() -
     assert run.same_training(Run(100, False))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_steps_that_are_chosen_cost_one_graph_more_for_all_blocks() -> None:
     net = Net(12, False)

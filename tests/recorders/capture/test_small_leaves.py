@@ -103,6 +103,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("kind", IN_PLACE)
 def test_a_leaf_is_read_as_it_was_when_it_was_recorded(kind: str, backend: str) -> None:

@@ -77,6 +77,7 @@ def test_the_hooks_are_those_from_before_afterwards() -> None:
     assert [found.monitor.samples for found in attached(model)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_two_recorders_are_told_of_each() -> None:
     model = net()
     for _ in range(2):

@@ -75,7 +75,7 @@ def check(answers: list[Any], what: str) -> None:
         assert saved == rank
 
 
-@pytest.mark.parametrize("dies", ["gather", pytest.param("reduce", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dies", [pytest.param("gather", marks=pytest.mark.slow), pytest.param("reduce", marks=pytest.mark.long)])
 def test_a_rank_that_is_silent_then_dies_then_is_dead_is_named(fragile: World, tmp_path: Path, dies: str) -> None:
     fragile.run(prepare)
     check(fragile.run(synced, 0, str(tmp_path), ranks=(0, 2)), "lengths")

@@ -130,6 +130,7 @@ def started(place: Place, by_rank: list[Recording], options: Any) -> Any:
     return sync(by_rank[place[0]], place[1], async_op=True, **options) and "a handle"
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_fit_fail_at_the_call_on_every_rank(world: World) -> None:
     here, there = recording_of(["a"], Mean()), recording_of(["b"], Mean())
     assert "rank 0 records ['a'] and rank 2 records ['b']" in refused(world.run(started, [here, here, there], {}))

@@ -183,6 +183,7 @@ def accumulated(place: Place, sharded: bool) -> Any:
     return {name: merged[name].peek() for name in ("final/0.up", "update/1.down")}, merged.samples("out/0.up")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_accumulation_without_a_reduction(pair: World, sharded: bool) -> None:
     model = net()

@@ -120,6 +120,7 @@ def counted(place: Place, names: int, to: Any) -> list[str]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["all", 3])
 def test_collectives_do_not_grow_with_the_subrecorders(four: World, to: Any) -> None:
     few, many = (returned(four.run(counted, names, to)) for names in (1, 200))

@@ -264,6 +264,7 @@ def test_at_most_six_collectives_for_any_number_of_monitors(
         assert alike(world.run(reducing, counted, subrecorders, reducer, unlike, to, ranks=(0, 1))) == collectives
 
 
+@pytest.mark.slow
 def test_scenarios_of_gathering_give_the_same_with_all_reduces(world: World) -> None:
     from test_distributed import assert_close, collect_unequal, odd_dtypes, recording_of, sync_shards, sync_union
     from test_distributed import recorded as recorded_net

@@ -158,6 +158,7 @@ def save_again(place: Place, folder: str, steps: list[float], layout: Layout, na
     return sum(written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_save_replaces_the_one_before_and_takes_over_what_did_not_change(world: World, tmp_path: Path, layout: Layout) -> None:
     assert alike(world.run(save_again, str(tmp_path / "run"), [1.0, 2.0, 5.0], layout, ranks=TWO)) == (

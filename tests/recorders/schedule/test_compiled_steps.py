@@ -166,6 +166,7 @@ def test_fused_by_inductor_the_parameters_are_the_same_to_the_bit() -> None:
     assert set(recorder.iter_samples()) == {3}
 
 
+@pytest.mark.slow
 def test_a_recorder_that_comes_and_goes_between_compiled_steps_records_meanwhile() -> None:
     bare = Training("plain", "step").run(6)
     training = Training("plain", "step").run(2)
@@ -178,6 +179,7 @@ def test_a_recorder_that_comes_and_goes_between_compiled_steps_records_meanwhile
     assert all(map(torch.equal, training.parameters, bare.parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["step", "function"])
 def test_an_optimizer_whose_step_is_one_graph_keeps_it_with_a_recorder(way: str) -> None:
     bare = Training("plain", way, fullgraph=True).run()

@@ -109,6 +109,7 @@ def resumed(place: Place, folder: Path) -> tuple[list[int], int]:
     return inspector.timeline.ticks(), inspector.epoch
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_same_epoch_on_all_ranks(world: World, tmp_path: Path) -> None:
     with Timeline(tmp_path / "run.db") as before:
         for tick in range(5):
