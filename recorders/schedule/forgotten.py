@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from torch.optim import Optimizer
+
 from recorders.capture.hooks import Hook
 from recorders.capture.switching import hook_of
 from recorders.errors import RecordingWarning
@@ -29,16 +31,30 @@ def forget(monitors: Mapping[str, Any]) -> None:
         warnings_due.append(Forgotten(left))
 
 
-def tell_forgotten() -> None:
-    """Warns of all recorders that are gone; called at the end of an optimizer step."""
-    while warnings_due:
-        warnings_due[-1].tell()
+def tell_forgotten(optimizer: Optimizer) -> None:
+    """Warns of the recorders that are gone, and watched what this optimizer trains; called at the end of its step."""
+    for forgotten in warnings_due[:]:
+        if optimizer in forgotten.others:
+            continue
+        monitors = forgotten.on()
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not monitors:  # the network was freed, or somebody took the hooks off
+            warnings_due.remove(forgotten)
+        elif any(id(parameter) in trained for monitor in monitors for parameter in monitor.module.parameters()):
+            forgotten.tell()
+        else:
+            forgotten.others.add(optimizer)
 
 
 class Forgotten:
-    """The monitors of a recorder that is gone, and their hooks, which warn at their next call and are then as before."""
+    """The monitors of a recorder that is gone, and their hooks, which warn at their next call and are then as before.
+
+    Attributes:
+        others: optimizers that train none of their modules, which need not be looked at again.
+    """
 
     def __init__(self, monitors: list[Any]) -> None:
+        self.others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._monitors = [weakref.ref(monitor) for monitor in monitors]
         hooks = [hook for monitor in monitors for handle in monitor.all_handles() if isinstance(hook := hook_of(handle), Hook)]
         self._hooks = [weakref.ref(hook) for hook in hooks]
@@ -49,6 +65,10 @@ class Forgotten:
         function(*args)
         self.tell()
 
+    def on(self) -> list[Any]:
+        """The monitors whose hooks are still on a module that exists."""
+        return [m for ref in self._monitors if (m := ref()) is not None and m.registered and m.module is not None]
+
     def tell(self) -> None:
         """Warns, if hooks are still on and their modules exist; the first call ends it."""
         if self not in warnings_due:
@@ -57,7 +77,7 @@ class Forgotten:
         for hook in [ref() for ref in self._hooks]:
             if hook is not None and isinstance(hook.run, partial) and hook.run.func == self._call:
                 hook.run = hook.usual
-        on = [m for ref in self._monitors if (m := ref()) is not None and m.registered and m.module is not None]
+        on = self.on()
         if on:
             warn_user(
                 f"a recorder no longer exists, and the hooks of its {len(on)} monitors are still on, first {on[0].describe()}: they"

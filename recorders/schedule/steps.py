@@ -176,7 +176,7 @@ class _Steps:
         if not clocks:
             self._deactivate_unused()
         if warnings_due:
-            failed = failure_of(_HERE, tell_forgotten) or failed
+            failed = failure_of(_HERE, tell_forgotten, optimizer) or failed
         return failed
 
     def _after(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any, clocks: list[StepCounter]) -> Exception | None:
