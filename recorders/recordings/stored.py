@@ -65,8 +65,11 @@ def why_no_memory(tensor: Tensor) -> str:
     meta and fake tensors, those of functorch, and subclasses that keep their values in other tensors.
 
     >>> freed = torch.ones(3)
-    >>> why_no_memory(freed), freed.untyped_storage().resize_(0) and why_no_memory(freed)
-    ('', 'whose memory was freed: 0 bytes are left of 12')
+    >>> why_no_memory(freed)
+    ''
+    >>> storage = freed.untyped_storage().resize_(0)
+    >>> why_no_memory(freed)
+    'whose memory was freed: 0 bytes are left of 12'
     """
     try:
         if not tensor.numel():

@@ -52,8 +52,8 @@ def lift_stacked(reducer: Reducer, xs: Sequence[Tensor]) -> State:
 
     >>> import torch
     >>> from reducers import Sum
-    >>> lift_stacked(Sum(), [torch.ones(3), torch.ones(2, 2)])
-    {'sum': tensor([3., 4.], dtype=torch.float64)}
+    >>> lift_stacked(Sum(), [torch.ones(3), torch.ones(2, 2)])["sum"]
+    tensor([3., 4.], dtype=torch.float64)
     """
     plan = plan_rows(tuple([x.numel() for x in xs]))
     states = [_lift_rows(reducer, _end_to_end(xs, positions).view(len(positions), -1)) for positions in plan.matrices]
