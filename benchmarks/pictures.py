@@ -1,4 +1,5 @@
-"""The pictures of visualizers in docs/images: two trainings on handwritten digits, one of them sick, shown by each visualizer.
+"""The pictures in docs/images: two trainings on handwritten digits, one of them sick, shown by each visualizer; what the demo
+draws; and the figures that were measured, from benchmarks/results.
 
 Run: python benchmarks/pictures.py [name ...]; names are those of `PICTURES`. Needs Chromium, chromedriver and selenium, and for
 some of them the extras plot, tensorboard and demo. Beside the pictures it writes what they show, without the digits, which differ
@@ -29,10 +30,12 @@ from typing import Any
 
 import preset_pictures
 import report
+import scale
+import table
 import torch
 from torch import nn
 
-from recorders import Inspector, Timeline, lenses, replay, visualizers
+from recorders import Inspector, Timeline, lenses, load, overview, replay, visualizers
 from recorders.watch.charts import charts_of
 from recorders.watch.visualizers import html as html_pages
 
@@ -192,6 +195,24 @@ def board(path: Path) -> None:
             server.wait()
 
 
+@cache
+def demo_run() -> tuple[bytes, Any]:
+    """What `recorders demo` writes, and its figure once more, drawn from its recording."""
+    from rich.console import Console
+
+    from recorders.cli import tutorial
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        assert tutorial.demo(folder, console=Console(file=io.StringIO()))
+        recording = load(Path(folder) / "recording")
+        return (Path(folder) / "overview.png").read_bytes(), tutorial.figure(overview(recording), recording)
+
+
+def demo(path: Path) -> None:
+    path.write_bytes(demo_run()[0])
+
+
 def words(figure: Any) -> str:
     """The texts in a figure, and its size."""
     from matplotlib.text import Text
@@ -199,6 +220,11 @@ def words(figure: Any) -> str:
     figure.canvas.draw()
     found = dict.fromkeys(re.sub(r"[\d.,]+", "#", one.get_text()) for one in figure.findobj(Text) if one.get_visible())
     return "\n".join([f"{figure.get_size_inches().tolist()} inches", *(text for text in found if text)])
+
+
+def of_results(name: str, draw: Callable[[], Any]) -> str:
+    """The texts in a figure, and a checksum of the results that it shows."""
+    return f"{words(draw())}\n{hashlib.sha256((MADE.parent / f'{name}.json').read_bytes()).hexdigest()}"
 
 
 def of_page(*runs: Any) -> str:
@@ -231,6 +257,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "comparison.png": lambda: figure("Mean Output Norm Comparison"),
     **{name: partial(preset_pictures.drawn, heading) for name, heading in preset_pictures.PICTURES.items()},
 }
+MEASURED: dict[str, tuple[str, Callable[[], Any]]] = {"costs.png": ("peers", table.figure), "scale.png": ("scale", scale.figure)}
+"""The results that a picture shows, and its figure."""
 SHOWN: dict[str, Callable[[], str]] = {
     "live.png": lambda: without_digits(live_text()),
     "text.png": lambda: without_digits(tables_text()),
@@ -238,13 +266,15 @@ SHOWN: dict[str, Callable[[], str]] = {
     "page-dark.png": lambda: of_page(run(0.04)),
     "report.png": lambda: of_page(*report.two_runs()),
     "tensorboard.png": of_board,
+    "demo.png": lambda: words(demo_run()[1]),
     **{name: lambda draw=draw: words(draw()) for name, draw in FIGURES.items()},
+    **{name: partial(of_results, *of) for name, of in MEASURED.items()},
 }
 """What each picture shows, in words; without a browser."""
 
 
-def saved(draw: Callable[[], Any]) -> Callable[[Path], None]:
-    return lambda path: draw().savefig(path, dpi=90)
+def saved(draw: Callable[[], Any], dpi: int = 90) -> Callable[[Path], None]:
+    return lambda path: draw().savefig(path, dpi=dpi)
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
@@ -254,7 +284,9 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "page-dark.png": page("dark", "Layers over time"),
     "report.png": report.picture,
     "tensorboard.png": board,
+    "demo.png": demo,
     **{name: saved(draw) for name, draw in FIGURES.items()},
+    **{name: saved(draw, 150) for name, (_, draw) in MEASURED.items()},
 }
 
 

@@ -31,7 +31,6 @@ from recorders.recordings.message import pack
 from recorders.recordings.sync import sync
 from reducers import Moments
 
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "scale.png"
 REDUCER = Moments("b c -> c", order=4)
 """None of its tensors merges element by element, so all of them are gathered; `sync_bytes.py` counts what is all-reduced."""
 CHANNELS = 64
@@ -140,12 +139,14 @@ def predicted(shape: tuple[int, ...], monitors: int, rank: int) -> model.Sent:
     return model.flat(shape[0], own) if len(shape) == 1 else model.hierarchical(shape, own, rank)
 
 
-def draw(path: Path, results: dict[str, Any]) -> None:
-    """Memory and time against the number of ranks, by 1,000 monitors, on logarithmic scales."""
+def figure() -> Any:
+    """Memory and time against the number of ranks, by 1,000 monitors, on logarithmic scales, from what was measured."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 4.2), dpi=140, layout="constrained")
-    panels = figure.subplots(1, 2)
+    results = json.loads((RESULTS / "scale.json").read_text())
+
+    drawn = Figure(figsize=(9.6, 4.2), dpi=140, layout="constrained")
+    panels = drawn.subplots(1, 2)
     own = model.Sizes(**results["sizes"]["1000"])
     styles = {
         "sync()": ("#D55E00", "o"),
@@ -171,8 +172,7 @@ def draw(path: Path, results: dict[str, Any]) -> None:
     panels[0].axhline(16e9, color="#5B6770", linewidth=1, linestyle="--")
     panels[0].annotate("16 GB", (2, 16e9), (0, 4), textcoords="offset points", color="#5B6770", fontsize=9)
     panels[0].legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.88))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    return drawn
 
 
 def main() -> None:
@@ -195,8 +195,7 @@ def main() -> None:
         "rows": rows,
     }
     print(write("scale", **results))
-    draw(PICTURE, results)
 
 
 if __name__ == "__main__":
-    main() if sys.argv[1:] != ["draw"] else draw(PICTURE, json.loads((RESULTS / "scale.json").read_text()))
+    main()

@@ -1,6 +1,6 @@
-"""Writes the generated parts of the documents: measured figures and their picture from `results/`, the catalogue from docstrings.
+"""Writes the generated parts of the documents: measured figures from `results/`, the catalogue from docstrings.
 
-What was not measured yet is left out. Run, with `pip install '.[plot]'`: python benchmarks/table.py
+What was not measured yet is left out. Run: python benchmarks/table.py; their pictures are made by python benchmarks/pictures.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import reducers
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PICTURE = ROOT / "docs" / "images" / "costs.png"
 INK, OURS_COLOR, OTHERS_COLOR = "#333333", "#D55E00", "#5B6770"
 Found = list[tuple[str, ...]]
 REDUCERS = ("Mean", "Max", "Norm", "Moments", "Summary", "Summary, fused", "Quantile")
@@ -63,7 +62,7 @@ def figures() -> str:
     lines = _table(("what", "figure"), [row for make in makers for row in make()])
     lines += ["", f"{_machine()} Multiples are of `x.sum()` of the same tensor in the same run."]
     if _result("peers"):
-        lines += ["", f"![Cost of one update beside other libraries]({PICTURE.relative_to(ROOT / 'docs')})", "", *_peers()]
+        lines += ["", "![Cost of one update beside other libraries](images/costs.png)", "", *_peers()]
     return "\n".join(lines)
 
 
@@ -312,14 +311,14 @@ def streams() -> str:
     return "\n".join([*_table(head, rows), "", _machine("stream")])
 
 
-def draw(path: Path) -> None:
+def figure() -> Any:
     """The cost of one update of a 25 MB activation, ours and the others', as dots on a logarithmic scale."""
     from matplotlib.figure import Figure
 
     rows = [row for row in _result("peers")["rows"] if row["where"] == "25 MB activation"]
     works = list(dict.fromkeys(row["work"] for row in rows))
-    figure = Figure(figsize=(8.6, 0.21 * len(rows) + 0.34 * len(works) + 0.9), dpi=160, layout="constrained")
-    axes = figure.subplots()
+    drawn = Figure(figsize=(8.6, 0.21 * len(rows) + 0.34 * len(works) + 0.9), dpi=160, layout="constrained")
+    axes = drawn.subplots()
     left = 0.8 * min(row["x floor"] for row in rows)
     height, ticks, labels = 0.0, [], []
     for work in works:
@@ -353,8 +352,7 @@ def draw(path: Path) -> None:
     axes.tick_params(which="both", length=0, labelsize=9)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes.set_title("One update on a 25 MB activation, as a multiple of x.sum()", loc="left", fontsize=12, color=INK, pad=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    return drawn
 
 
 PACKAGES = [
@@ -550,7 +548,5 @@ def _layouts(measured: list[dict[str, Any]], reducer: str) -> str:
 
 
 if __name__ == "__main__":
-    if _result("peers"):
-        draw(PICTURE)
     for page, text in written():
         page.write_text(text)

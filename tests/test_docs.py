@@ -43,10 +43,9 @@ def test_every_picture_is_shown_and_a_command_makes_it(monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import pictures
 
-    others = {"demo.png", "costs.png", "scale.png"}  # by `recorders demo`, `benchmarks/table.py` and `benchmarks/scale.py`
     named = {name for page in PAGES for name in re.findall(r"\]\((?:docs/)?images/([^)]+)\)", page.read_text())}
     files = {path.name: path.stat().st_size for path in (ROOT / "docs" / "images").iterdir()}
-    assert named == files.keys() == pictures.PICTURES.keys() | others
+    assert named == files.keys() == pictures.PICTURES.keys() == pictures.SHOWN.keys()
     assert max(files.values()) < 300_000
 
 

@@ -14,7 +14,7 @@ import os
 import shlex
 from collections import OrderedDict
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from rich.console import Console
@@ -43,8 +43,13 @@ from recorders.watch.overview import Layer
 from recorders.watch.visualizers.overview import overview_figure, overview_table
 from reducers import Activity, Collect, Product, Summary
 
-__all__ = ["Digits", "demo", "digits", "network", "train", "watch"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+__all__ = ["Digits", "demo", "digits", "figure", "network", "train", "watch"]
+
+TRAINED = 1400
+"""Of the images, how many are for training; the rest is for testing."""
 BATCH = 50
 RATE = 6e-4
 
@@ -58,7 +63,7 @@ class Digits(NamedTuple):
     test_labels: Tensor
 
 
-# 1. The data comes with scikit-learn: 1797 images of 8 x 8 pixels, 1400 for training and the rest for testing.
+# 1. The data comes with scikit-learn: 1797 images of 8 x 8 pixels.
 
 
 def digits() -> Digits:
@@ -67,7 +72,7 @@ def digits() -> Digits:
     images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.as_tensor(bunch.target)
     order = torch.randperm(len(labels))
-    train, test = order[:1400], order[1400:]
+    train, test = order[:TRAINED], order[TRAINED:]
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
@@ -189,7 +194,8 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     torch.testing.assert_close(recording.compute(), recorder.compute(), rtol=0, atol=0, equal_nan=True)
     both = recording.merge(recorder.snapshot())  # in the same way, recordings of two processes are merged
     layers = overview(recorder)
-    picture = _draw(layers, recording, len(data.labels) // BATCH, Path(out) / "overview.png")
+    picture = Path(out) / "overview.png"
+    figure(layers, recording).savefig(picture, dpi=120)
     console.print()
     console.print(overview_table(layers))
     console.print()
@@ -226,12 +232,12 @@ def _trained(net: nn.Module, data: Digits, epochs: int, recorder: Recorder, cons
     return True
 
 
-def _draw(layers: list[Layer], recording: Recording, epoch: int, path: Path) -> Path:
+def figure(layers: list[Layer], recording: Recording) -> Figure:
+    """What was recorded of each layer, below the course of loss and accuracy."""
     loss, accuracy = recording["loss"].peek()["curve"], recording["accuracy"].peek()
+    accuracy = torch.zeros(0) if accuracy is None else accuracy
     title = f"A convolutional net learns to read digits: {len(loss)} steps, recorded"
-    figure = overview_figure(layers, loss, torch.zeros(0) if accuracy is None else accuracy, epoch, title)
-    figure.savefig(path, dpi=120)
-    return path
+    return overview_figure(layers, loss, accuracy, TRAINED // BATCH, title)
 
 
 def _print_findings(found: list[Finding], layers: int, console: Console) -> None:

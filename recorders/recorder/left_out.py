@@ -21,9 +21,9 @@ def unexpected(
     return {name: holes for name, part in looked.items() if (holes := look(part))}
 
 
-def warned_of_left_out(recording: Recording) -> bool:
-    """Whether elements were left out, of which this warns. Looks at states on the CPU only, so that no device is waited for."""
-    hit = unexpected(recording, _on_cpu)
+def warned_of_left_out(recording: Recording, waits: bool = False) -> bool:
+    """Whether elements were left out, of which this warns. Looks at states on other devices too if it may wait for them."""
+    hit = unexpected(recording, Subrecording.left_out if waits else _on_cpu)
     for name, holes in hit.items():
         part, (leaf, share) = recording[name], next(iter(holes.items()))
         where = f"{part.monitor}{f' on {part.module}' * bool(part.module)} ({shown_name(name)}{f', {leaf}' * bool(leaf)})"

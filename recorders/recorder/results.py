@@ -85,7 +85,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         Raises:
             SelectionError: the recorder has no subrecorders: nothing was selected yet. So do all methods that need some.
         """
-        return self._told().compute()
+        return self._warned_of(self._selected().snapshot()).compute()
 
     @plainly
     def reset(self) -> Self:
@@ -102,10 +102,9 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         parts = {name: monitor.snapshot() for name, monitor in self.items()}
         return Recording(parts, dict(self._subrecorders.aliases), self._clock.step)
 
-    def _told(self) -> Recording:
-        """The snapshot; the first in which results leave out what is not finite is told."""
-        recording = self._selected().snapshot()
-        self._warned = self._warned or warned_of_left_out(recording)
+    def _warned_of(self, recording: Recording, waits: bool = False) -> Recording:
+        """The recording; the first whose results leave out what is not finite is told, for states on devices only if `waits`."""
+        self._warned = self._warned or warned_of_left_out(recording, waits)
         return recording
 
     @plainly
@@ -163,7 +162,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
         """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
         with Turn(path) as turn:  # taken before the snapshot, so that an older one never replaces a newer one
-            return save_in_turn(turn, self._told(), path, layout, overwrite)
+            return save_in_turn(turn, self._warned_of(self._selected().snapshot(), waits=True), path, layout, overwrite)
 
     def save_sharded(
         self, path: str | Path, group: ProcessGroup | None = None, *, layout: Layout = "folder", overwrite: bool = False
@@ -173,7 +172,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         `load(path)` merges them as `sync` does, and `resume(path)` takes what this rank saved. See
         `recorders.recordings.sharded.save_sharded`, also for errors.
         """
-        return save_sharded(self.snapshot(), path, group, layout=layout, overwrite=overwrite)
+        return save_sharded(self._warned_of(self.snapshot(), waits=True), path, group, layout=layout, overwrite=overwrite)
 
     def save_in_background(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Future[Path | str]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
@@ -183,7 +182,9 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
             waits for others to the same path, and it does not happen then.
         """
         with Turn(path) as turn:
-            return save_in_background(self._told(), path, layout=layout, overwrite=overwrite, turn=turn)
+            return save_in_background(
+                self._warned_of(self._selected().snapshot()), path, layout=layout, overwrite=overwrite, turn=turn
+            )
 
     @plainly
     def resume(
