@@ -76,7 +76,7 @@ def test_findings_name_the_planted_fault_and_nothing_else(fault: str, monkeypatc
     assert {finding.since for finding in over_time} <= {1 if fault == "nan_in_the_middle" else 0}
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)])
 def test_training_over_several_processes(processes: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "distributed/train.py"],

@@ -5,8 +5,8 @@
 - `fixtures/recording-0.2` and `fixtures/recording-0.2-packed`: schema 2, in both layouts, saved in the middle of a run (`every=2`).
 - `fixtures/recording-0.3-ranks`: schema 3, of what those hold, by ranks 0 (a few names, in files of their own) and 3 (packed).
 
-Nothing is released yet. So when states began to count what is not finite (`nonfinite`), the states in these files were given that count,
-which was zero, and sealed again; everything else in them is as it was written.
+Nothing is released yet. So when states began to count what is not finite (`nonfinite`), the states in these files were given that
+count, which was zero, and sealed again; everything else in them is as it was written.
 """
 
 from __future__ import annotations

@@ -21,10 +21,12 @@ from reducers import Fold, Geometry, Max, Mean, MinibatchCKA, Moments, PerObserv
 from reducers.kernels.loop import binned, sweeping, weighting
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
-statistics_first = pytest.mark.parametrize(
-    "case", [case if isinstance(case.reducer, Statistic) else pytest.param(case, marks=pytest.mark.slow) for case in CASES], ids=str
+statistics = [case for case in CASES if isinstance(case.reducer, Statistic)]
+first_of_a_file = {type(case.reducer).__module__: case for case in reversed(statistics)}.values()
+few = pytest.mark.parametrize(
+    "case", [case if case in first_of_a_file else pytest.param(case, marks=pytest.mark.slow) for case in CASES], ids=str
 )
-"""Compiling takes a second each: by default the statistics are compiled, and what is made of them in the slow tests."""
+"""Compiling takes a second each: by default one statistic of each file is compiled, and the others in the slow tests."""
 merging = pytest.mark.parametrize("case", [case for case in CASES if case.merges], ids=str)
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -151,7 +153,7 @@ def test_pure_and_typed(case: Case, data: st.DataObject) -> None:
     laws.typed(case.reducer, xs)
 
 
-@statistics_first
+@few
 @quick
 @given(data=st.data())
 def test_never_looks_at_values_off_the_cpu(case: Case, data: st.DataObject) -> None:
@@ -241,7 +243,7 @@ def test_copies(case: Case) -> None:
         laws.written_as_data(case.reducer)
 
 
-@statistics_first
+@few
 def test_compiled(case: Case) -> None:
     sizes = [4] * 12 if case.same_shape else range(3, 15)
     sizes = sizes[: case.graphs] if case.grows else sizes

@@ -172,7 +172,9 @@ def check(pair: World, kind: str, backend: str) -> None:
     assert samples == {name: m.samples * (2 if name.split("/")[0] in own else 1) for name, m in alone.items() if name in samples}
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == SHORT else pytest.mark.long) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=getattr(pytest.mark, "slow" if kind == SHORT else "long")) for kind in KINDS]
+)
 def test_graphs_on_two_ranks_record_what_one_process_records(pair: World, kind: str) -> None:
     check(pair, kind, "aot_eager")
 

@@ -215,7 +215,10 @@ def sweep(make: Callable[[], Steps | Calls], warm: int, every: bool, reads: bool
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["exception", "reader"])
-@pytest.mark.parametrize(("what", "warm"), [*[(what, 2) for what in WHAT], ("small observation", 0), ("update", 0)])
+@pytest.mark.parametrize(
+    ("what", "warm"),
+    [*[(what, 2) for what in WHAT], ("small observation", 0), pytest.param("update", 0, marks=pytest.mark.slow)],
+)
 def test_an_exception_or_a_reader_at_every_line_tears_loses_and_doubles_nothing(what: str, warm: int, reads: bool) -> None:
     sweep(WHAT[what], warm, False, reads)
 

@@ -142,7 +142,10 @@ def train(
     return findings(recorder), findings(inspector.timeline), loss.item()
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+BIG = ("convolutions with batch norm", "transformer with layer norm and dropout")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in BIG)) for name in HEALTHY])
 def test_a_healthy_training_has_no_findings(name: str) -> None:
     torch.manual_seed(0)
     once, over_time, loss = train(HEALTHY[name]())

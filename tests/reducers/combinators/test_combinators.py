@@ -70,6 +70,7 @@ def test_the_table_is_covered() -> None:
     assert len(PARTED) > 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RINGED, ids=str)
 @pytest.mark.parametrize("cut", [0, 1, 2, 5])
 def test_windows_and_thinned_streams_are_the_reducer_over_those_observations(case: Case, cut: int) -> None:

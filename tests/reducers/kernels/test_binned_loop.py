@@ -64,6 +64,7 @@ def test_every_layout(layout: str, reducer: str, compared: Any) -> None:
     compared(REDUCERS[reducer], make(), axes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -153,6 +153,7 @@ def test_every_float16() -> None:
     check(x.view(-1, 1)[:, :].expand(-1, 1).reshape(2**13, 8), (1,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["normal", "zeros", "not finite", "nothing finite", "begins with NaN", "mean 1e4"])
 @pytest.mark.parametrize("share", [0.7, 0.01, 0.0])
 @pytest.mark.parametrize("layout", LAYOUTS)

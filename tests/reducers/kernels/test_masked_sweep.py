@@ -107,6 +107,7 @@ WEIGHTS = [(dtype, axes) for dtype in (torch.float32, torch.bfloat16) for axes i
 WEIGHTS += [(torch.bool, (0, 1)), (torch.bool, (0,))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "axes"), WEIGHTS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_weighted_moments_have_errors_below_a_millionth(kind: str, dtype: torch.dtype, axes: tuple[int, ...]) -> None:

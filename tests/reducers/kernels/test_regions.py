@@ -120,6 +120,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(reducer: Reducer) -> None:
     assert all(value.equal(found[1][key]) for key, value in found[0].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["contiguous", "turned", "every other"])
 @pytest.mark.parametrize("bits", [1, 5, 7])
 @pytest.mark.parametrize("bounds", [(None, None), (1e-3, 1e3), (1e20, 1e30), (None, 1e200)], ids=str)

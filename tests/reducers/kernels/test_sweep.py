@@ -100,6 +100,7 @@ def turned(x: Tensor, how: str) -> Tensor:
     }[how]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0, 1), (0,)], ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "half precision"])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -160,6 +161,7 @@ def test_runs_of_memory_are_added_pairwise_too(shape: tuple[int, ...], last: boo
             assert (squares / count / one**2 - 1).abs().max().item() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["contiguous", "turned", "every other"])
 @pytest.mark.parametrize("axes", [(0, 1), (0,), (1,)], ids=str)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.int32, torch.int8, torch.bool])
@@ -236,6 +238,7 @@ def most_at_once(reducer: Reducer, x: Tensor) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hole", [0.0, torch.nan])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("reducer", SINGLE, ids=str)

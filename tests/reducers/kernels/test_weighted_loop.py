@@ -69,6 +69,7 @@ def check(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> None:
             torch.testing.assert_close(value, wanted[name], rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(layout: str, data: str) -> None:
