@@ -121,6 +121,7 @@ class _Roll:
         # In a thread, because a store whose host is gone may keep a caller waiting for minutes.
         self._beginning = threading.Thread(target=self._begin, daemon=True)
         self._beginning.start()
+        self._beginning.join(1.0)  # or another rank might fail before this one has asked, and not be heard
 
     def _begin(self) -> None:
         with suppress(Exception):
