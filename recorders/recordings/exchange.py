@@ -110,7 +110,7 @@ class Exchange:
         return self.arrived(self.gather(payload, width, to))[0]
 
     def gather(self, payload: Tensor, width: int, to: int | None) -> Tensor:
-        """The same, which arrive while the caller goes on: `arrived` waits for them."""
+        """The payloads of all ranks, which arrive while the caller goes on: `arrived` waits for them."""
         return self._try("states", lambda: self._gather(payload, width, to))
 
     def rows(self, what: str, mine: bytes) -> list[bytes]:

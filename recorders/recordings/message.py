@@ -123,7 +123,7 @@ def _spec(dtype: torch.dtype, shape: Sequence[int], op: str | None) -> str:
     return " ".join([str(dtype).removeprefix("torch."), *map(str, shape), *([op] if op else [])])
 
 
-class _Layout(NamedTuple):
+class _Contents(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     size: int
@@ -133,7 +133,7 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def layout(spec: str) -> _Layout:
+def layout(spec: str) -> _Contents:
     """What the text of `_spec` says; raises `ValueError` if there is no such tensor."""
     if not _SPEC.fullmatch(spec):
         raise ValueError(f"{spec!r:.100} is no dtype with a shape of at most 64 sizes")
@@ -146,7 +146,7 @@ def layout(spec: str) -> _Layout:
         raise ValueError(f"no tensor is as big as {spec!r:.100}")
     if op and dtype not in _REDUCED[op]:
         raise ValueError(f"tensors of {dtype} are not reduced by {op!r}")
-    return _Layout(dtype, shape, dtype.itemsize * math.prod(shape), op)
+    return _Contents(dtype, shape, dtype.itemsize * math.prod(shape), op)
 
 
 def _text(value: Any) -> str:

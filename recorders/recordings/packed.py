@@ -15,7 +15,7 @@ from recorders.recordings.contents import Recipes, rebuilt
 from recorders.recordings.manifest import Manifest
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.stored import as_memory, true_dtype
-from recorders.recordings.tensorfile import CHUNK, Place, fill, places, read_header
+from recorders.recordings.tensorfile import CHUNK, TensorPlace, fill, places, read_header
 from recorders.recordings.whole import open_regular
 
 __all__ = ["PackedParts", "name_prefix"]
@@ -88,7 +88,7 @@ class PackedParts(Mapping[str, Subrecording]):
             self._made[name] = part
         return self._made[name]
 
-    def _tensor(self, place: Place) -> Tensor:
+    def _tensor(self, place: TensorPlace) -> Tensor:
         if self._data is None:
             return self._read(place).view(place.dtype).view(place.shape)
         piece = self._data[place.begin : place.end]
@@ -96,7 +96,7 @@ class PackedParts(Mapping[str, Subrecording]):
             piece = piece.clone()  # a forged file may put tensors at odd addresses
         return piece.view(place.dtype).view(place.shape)
 
-    def _read(self, place: Place) -> Tensor:
+    def _read(self, place: TensorPlace) -> Tensor:
         """The bytes of a tensor, read from the file anew."""
         piece = torch.empty(place.end - place.begin, dtype=torch.uint8, device="cpu")
         with open_regular(self._where, self._size) as (file, _):

@@ -78,7 +78,7 @@ def _read_one(folder: str, entry: Entry, recipes: Recipes) -> Subrecording:
 
 
 def read_lazily(root: str, manifest: Manifest, recipes: Recipes, *, mmap: bool = False, given: Given = None) -> Recording:
-    """The same, of which a subrecording is read, and checked, when it is looked at, each time anew; it keeps none.
+    """A recording of which a subrecording is read, and checked, when it is looked at, each time anew; it keeps none.
 
     Args:
         recipes: what is known of reducers; several recordings may share it.

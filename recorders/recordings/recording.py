@@ -86,7 +86,7 @@ class Subrecording(Table, Past):
         return dict(self.iter_leaves())
 
     def iter_leaves(self) -> Iterator[tuple[str, Any]]:
-        """The same one by one, each computed when its turn comes."""
+        """The paths and results of `leaves`, one by one, each computed when its turn comes."""
         return ((path, self.result_of(path)) for path in self.leaf_names())
 
     def leaf_names(self) -> list[str]:

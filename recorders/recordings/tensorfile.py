@@ -24,7 +24,7 @@ from torch import Tensor
 from recorders.errors import CorruptRecordingError, StorageError
 from recorders.recordings.stored import CODES, COMPLEX, STAND_INS, as_memory, as_stored, stored_as, true_dtype
 
-__all__ = ["Place", "chunks", "describe", "fill", "places", "read_header", "read_tensors"]
+__all__ = ["TensorPlace", "chunks", "describe", "fill", "places", "read_header", "read_tensors"]
 
 MAX_HEADER = 100_000_000
 """Every safetensors reader refuses longer headers."""
@@ -46,7 +46,7 @@ _ONE = re.compile(
 )
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor is in the data of a file."""
 
     dtype: torch.dtype
@@ -131,7 +131,7 @@ def _pieces(tensors: list[Tensor]) -> Iterator[memoryview]:
         del memory, whole
 
 
-def places(header: bytes, data: int, where: str) -> dict[str, Place]:
+def places(header: bytes, data: int, where: str) -> dict[str, TensorPlace]:
     """Where each tensor is, in the order of the file.
 
     Args:
@@ -149,9 +149,9 @@ def places(header: bytes, data: int, where: str) -> dict[str, Place]:
     return found
 
 
-def _places(header: bytes, data: int) -> tuple[dict[str, Place], bool]:
+def _places(header: bytes, data: int) -> tuple[dict[str, TensorPlace], bool]:
     """The tensors of a header up to where it is malformed, and whether it is not."""
-    found: dict[str, Place] = {}
+    found: dict[str, TensorPlace] = {}
     at, last = 1, 0
     text = header.rstrip(b" ")
     if text == b"{}" and data == 0:
@@ -164,7 +164,7 @@ def _places(header: bytes, data: int) -> tuple[dict[str, Place], bool]:
         last, at = int(end), one.end() + 1
         try:
             name = json.loads(b'"%s"' % one[1]) if b"\\" in one[1] else one[1].decode()
-            found[name] = Place(dtype, shape, first, last)
+            found[name] = TensorPlace(dtype, shape, first, last)
         except ValueError:
             break
         if at == len(text) and text.endswith(b"}") and last == data:

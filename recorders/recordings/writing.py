@@ -57,7 +57,7 @@ def write_files(
 def write_rank(
     recording: Recording, files: Generation, rank: int, layout: Layout, before: Mapping[str, Saved], left_out: list[str]
 ) -> tuple[Head, list[Entry], RankFile]:
-    """The same for one rank of many, with its manifest."""
+    """Writes the files of one rank of many, with its manifest."""
     file = rank_file(rank)
     head, entries = write_files(recording, files, layout, before, left_out, f"{Path(file).stem}-")
     return head, entries, RankFile(rank, file, *files.write(file, [encode(head, entries)]))

@@ -85,7 +85,7 @@ class StreamDataset(Dataset[Any]):
         self._extend(self._shards)
 
     def shuffled(self, seed: int | None, window: int | None = 1 << 16) -> Self:
-        """The same rows in another order: one seed for each epoch. None gives the order in which they were written.
+        """A dataset of these rows in another order: one seed for each epoch. None gives the order in which they were written.
 
         Args:
             window: how many rows are shuffled together: runs of 256 neighbours from all over the stream fill a window, so memory
@@ -96,7 +96,7 @@ class StreamDataset(Dataset[Any]):
         return other
 
     def batches(self, size: int, *, drop_last: bool = False) -> Batches:
-        """The same rows as a dataset of batches of `size` rows, for `DataLoader(..., batch_size=None)` or to iterate over."""
+        """A dataset of batches of `size` rows, for `DataLoader(..., batch_size=None)` or to iterate over."""
         if type(size) is not int or size < 1:
             raise ValueError(f"batches({size!r}): give the number of rows of a batch")
         return Batches(self, size, drop_last)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from recorders.streams.index import Kind
 
-__all__ = ["Queue", "Rows", "as_row_ids", "moment", "on_host"]
+__all__ = ["Queue", "QueuedRows", "as_row_ids", "moment", "on_host"]
 
 
-class Rows(NamedTuple):
+class QueuedRows(NamedTuple):
     """Rows on their way to the disk.
 
     Attributes:
@@ -58,7 +58,7 @@ class Queue:
         self.changed = threading.Condition()
         self.held = self.peak = 0
         self.stopped = False
-        self._entries: deque[Rows | Callable[[], None]] = deque()
+        self._entries: deque[QueuedRows | Callable[[], None]] = deque()
         self._refusing = False
         self._batch = self._largest = 0  # the bytes of the present batch, and of the largest so far
 
@@ -70,7 +70,7 @@ class Queue:
             self._refusing = self.held > 0 and self.held + max(size, self._largest) > self.most
         return not (self.stopped or self._refusing)
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: QueuedRows) -> None:
         """Adds rows that were admitted. `changed` must be held."""
         self._entries.append(rows)
         self._batch += rows.size
@@ -92,7 +92,7 @@ class Queue:
                 self._entries.append(function)
                 self.changed.notify_all()
 
-    def take(self) -> Rows | Callable[[], None] | None:
+    def take(self) -> QueuedRows | Callable[[], None] | None:
         """Waits for the next entry and returns it; None once the queue has stopped. Rows count until `written` is called."""
         with self.changed:
             self.changed.wait_for(lambda: self._entries or self.stopped)
@@ -104,10 +104,10 @@ class Queue:
             self.held = max(0, self.held - size)  # 0 already if the queue has stopped
             self.changed.notify_all()
 
-    def stop(self) -> list[Rows]:
+    def stop(self) -> list[QueuedRows]:
         """Accepts nothing any more, and wakes all who wait; returns the rows that are lost."""
         with self.changed:
-            lost = [entry for entry in self._entries if isinstance(entry, Rows)]
+            lost = [entry for entry in self._entries if isinstance(entry, QueuedRows)]
             self.stopped, self.held = True, 0
             self._entries.clear()
             self.changed.notify_all()

@@ -24,7 +24,7 @@ from recorders.recorder.selection import Excluded, Names
 from recorders.recordings import shown
 from recorders.recordings.whole import as_path
 from recorders.streams.index import Kind
-from recorders.streams.queue import Queue, Rows, moment
+from recorders.streams.queue import Queue, QueuedRows, moment
 from recorders.streams.sink import RowCount, RowSink, rows_of
 from recorders.streams.writer import Writer
 from reducers.errors import warn_user
@@ -200,7 +200,7 @@ class Stream(shown.Table):
                 if queue.admits(size):
                     copy = as_monitor(_copy, x, dtype)
                     ids, ids_ready = (start, None) if self._ids is None else self._ids
-                    queue.add(Rows(place, kind, copy, lead, ids, moment(copy), ids_ready, size))
+                    queue.add(QueuedRows(place, kind, copy, lead, ids, moment(copy), ids_ready, size))
                     return rows
                 self._writer.dropped += rows
         self._warn()

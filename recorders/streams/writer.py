@@ -17,7 +17,7 @@ from recorders.recordings.whole import flush_folder
 from recorders.streams.folder import lock, prepare, unlock
 from recorders.streams.index import INDEX, Kind, Shard, append, as_line
 from recorders.streams.parts import PartWriter
-from recorders.streams.queue import Queue, Rows, as_row_ids, on_host
+from recorders.streams.queue import Queue, QueuedRows, as_row_ids, on_host
 
 __all__ = ["Writer"]
 
@@ -105,7 +105,7 @@ class Writer:
     def _run(self) -> None:
         try:
             while (entry := self.queue.take()) is not None:
-                if isinstance(entry, Rows):
+                if isinstance(entry, QueuedRows):
                     self._write(entry)
                     self.queue.written(entry.size)
                 else:
@@ -115,7 +115,7 @@ class Writer:
         except Exception as error:
             self._fail(error)
 
-    def _write(self, rows: Rows) -> None:
+    def _write(self, rows: QueuedRows) -> None:
         part = self._parts.get(rows.place)
         if part is None:
             part = self._parts[rows.place] = PartWriter(self.folder, self._number, len(self._parts), rows.place, rows.kind)

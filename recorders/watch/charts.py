@@ -182,7 +182,7 @@ class ChartView:
         return self.points_of(self.timeline.at(tick)) if self.chart.across else []
 
     def points_of(self, rows: Mapping[str, Mapping[str, float]]) -> list[Point]:
-        """The same of all values at one tick, by name and by statistic, as in `Timeline.at`."""
+        """What a chart that compares shows of the rows of one tick, as `Timeline.at` returns them."""
         found: list[Point] = []
         for across in self.chart.across:
             known = {layer: rows.get(f"{across.title}/{layer}", {}).get(across.statistic, math.nan) for layer in self.layers}

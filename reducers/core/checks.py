@@ -45,7 +45,7 @@ class _Computing(Protocol):
     def compute(self, state: State) -> Result: ...
 
 
-class _Layout(NamedTuple):
+class _Sizes(NamedTuple):
     device: str
     """Where further specimens are made: "cpu", which is faster, if they are small."""
     shapes: Mapping[str, _Shape]
@@ -93,7 +93,7 @@ def check_specimen(reducer: _Lifting, state: State, kept: int | None, fixed: boo
         kept: number of kept axes; None if it differs from observation to observation.
         fixed: whether the shapes of merged states are those of lifts.
     """
-    layout: _Layout | None = _cached(_layout_of, reducer, kept or 0)
+    layout: _Sizes | None = _cached(_layout_of, reducer, kept or 0)
     if layout is None:
         return None
     check_keys(reducer, state, layout.shapes)
@@ -182,7 +182,7 @@ def _cached(function: Any, reducer: _Lifting, *args: object) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _layout_of(reducer: _Lifting, kept: int) -> _Layout | None:
+def _layout_of(reducer: _Lifting, kept: int) -> _Sizes | None:
     """Return the layout of states with so many kept axes; None if it cannot be found."""
     base = 2 if kept <= 24 else 1  # a tensor of 2**64 elements is none
     sizes = [tuple(base + (axis == longer) for axis in range(kept)) for longer in range(-1, kept)]
@@ -198,10 +198,8 @@ def _layout_of(reducer: _Lifting, kept: int) -> _Layout | None:
         shapes = {key: _followed([tuple(state[key].shape) for state in states], base) for key in states[0]}
         with suppress(Exception):
             results = zip(*(_leaves(reducer.compute(state)) for state in states), strict=True)
-            return _Layout(
-                device, shapes, [(same[0].itemsize, _followed([tuple(x.shape) for x in same], base)) for same in results]
-            )
-        return _Layout(device, shapes, None)
+            return _Sizes(device, shapes, [(same[0].itemsize, _followed([tuple(x.shape) for x in same], base)) for same in results])
+        return _Sizes(device, shapes, None)
     return None
 
 

@@ -47,7 +47,7 @@ def eager_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False)
 
 
 def traced_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False) -> State | None:
-    """The same inside a graph that is being compiled; None outside of one, or if the kernel does not take `x`."""
+    """The moments of `x` inside a graph that is being compiled; None outside of one, or if the kernel does not take `x`."""
     return TRACED(x, axes, with_extremes=with_extremes) if torch.compiler.is_compiling() else None
 
 
@@ -88,7 +88,7 @@ def _triton_rows() -> Any:
 
 @lru_cache(maxsize=1)
 def _triton_weighted() -> Kernel | None:
-    """The same of weighted sums."""
+    """The kernel in Triton that adds weighted sums; None without Triton."""
     try:
         from reducers.kernels.triton.weighted import weighted_swept
     except ImportError:
@@ -141,7 +141,7 @@ def loop_sweep(
 def loop_weighted(
     x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State | None = None
 ) -> State | None:
-    """The same of weighted statistics; the arguments are those of `device_weighted`. None inside graphs."""
+    """Weighted statistics by the loop on a CPU; the arguments are those of `device_weighted`. None inside graphs."""
     if x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
     if not fits(x, axes, _weighted_columns(columns), state, torch.float64):

@@ -77,7 +77,7 @@ def entropies(probabilities: Tensor) -> Tensor:
 
 
 def relative_entropies(probabilities: Tensor) -> Tensor:
-    """The same, divided by the largest that there is, log k.
+    """The entropies of distributions over k, divided by the largest that there is, log k.
 
     >>> relative_entropies(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
     tensor([1., 0.])

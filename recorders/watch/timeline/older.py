@@ -8,7 +8,7 @@ import sqlite3
 from recorders.errors import CorruptRecordingError
 from recorders.watch.timeline.damage import Damages
 from recorders.watch.timeline.schema import Series, create_tables
-from recorders.watch.timeline.tables import Tables
+from recorders.watch.timeline.tables import TimelineTables
 from recorders.watch.timeline.writing import add_notes, add_series, add_tick
 
 __all__ = ["OLDER", "upgrade"]
@@ -36,7 +36,7 @@ def upgrade(db: sqlite3.Connection, path: str) -> None:
     for table in ("ticks", "series", "samples", "notes"):
         db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
     create_tables(db)
-    tables = Tables(Damages(path))
+    tables = TimelineTables(Damages(path))
     series = {number: Series(*key) for number, *key in db.execute("SELECT id, name, statistic FROM old_series ORDER BY id")}
     add_series(db, tables, series.values())
     for row in db.execute("SELECT * FROM old_ticks ORDER BY tick").fetchall():

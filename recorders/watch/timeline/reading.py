@@ -16,10 +16,10 @@ from torch import Tensor
 
 from recorders.watch.timeline.damage import Damages, Mismatch, passed_on
 from recorders.watch.timeline.schema import Tick, digest, hashed, sample_checksums, tensor_checksum
-from recorders.watch.timeline.tables import Tables
+from recorders.watch.timeline.tables import TimelineTables
 from recorders.watch.timeline.tensors import tensor_of
 
-__all__ = ["Course", "Reader"]
+__all__ = ["Course", "TimelineReader"]
 
 Course: TypeAlias = tuple[list[int], list[float]]
 """Ticks, and the values of one series at them."""
@@ -27,7 +27,7 @@ Course: TypeAlias = tuple[list[int], list[float]]
 _FEW = 16  # one in so many series is read by look-ups; more of them by reading ticks whole
 
 
-class Reader:
+class TimelineReader:
     """Reads a timeline inside transactions of the caller.
 
     Args:
@@ -35,12 +35,12 @@ class Reader:
     """
 
     def __init__(self, damages: Damages) -> None:
-        self._damages, self.tables = damages, Tables(damages)
+        self._damages, self.tables = damages, TimelineTables(damages)
         self._layouts: dict[int, array[int]] = {}
 
-    def past(self) -> Reader:
+    def past(self) -> TimelineReader:
         """Another reader of the same file, which reads no tick yet."""
-        found = Reader(self._damages)
+        found = TimelineReader(self._damages)
         found.tables.last = -(2**63)
         return found
 

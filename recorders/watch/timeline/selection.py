@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from recorders.errors import SelectionError
 from recorders.recordings.export import Backend, as_frame
 from recorders.recordings.shown import listed
-from recorders.watch.timeline.reading import Course, Reader
+from recorders.watch.timeline.reading import Course, TimelineReader
 from recorders.watch.timeline.schema import Series, Tick
 
 __all__ = ["Chosen", "ChosenTicks", "Row", "frame", "selected"]
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def selected(
-    reader: Reader, db: sqlite3.Connection, names: Chosen, statistics: Chosen, ticks: ChosenTicks
+    reader: TimelineReader, db: sqlite3.Connection, names: Chosen, statistics: Chosen, ticks: ChosenTicks
 ) -> Iterator[tuple[Series, Course]]:
     """What `Timeline.select` returns, by series."""
     ids = reader.tables.ids(db)

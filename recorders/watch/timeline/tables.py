@@ -11,7 +11,7 @@ from recorders.errors import CorruptRecordingError
 from recorders.watch.timeline.damage import Damages, passed_on
 from recorders.watch.timeline.schema import Series, Tick, Totals, checksum, total
 
-__all__ = ["Tables"]
+__all__ = ["TimelineTables"]
 
 _SMALL: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "ticks": ("tick, step, layout, written, digest, tensors", Tick._make),
@@ -21,7 +21,7 @@ _SMALL: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 """The columns of the tables that are read whole, and what their rows become but for the first column."""
 
 
-class Tables:
+class TimelineTables:
     """Reads the small tables inside transactions of the caller.
 
     Args:

@@ -11,13 +11,13 @@ from torch import Tensor
 from recorders.errors import CorruptRecordingError, SelectionError, TickError
 from recorders.recordings.shown import listed
 from recorders.watch.timeline.damage import Damages
-from recorders.watch.timeline.reading import Course, Reader
+from recorders.watch.timeline.reading import Course, TimelineReader
 from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, texts_of, tick_of
 from recorders.watch.timeline.schema import Series
 from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
 from recorders.watch.timeline.session import MEMORY, Session, located
 from recorders.watch.timeline.shown import SeriesTable
-from recorders.watch.timeline.tables import Tables
+from recorders.watch.timeline.tables import TimelineTables
 from recorders.watch.timeline.tensors import tensors_as_bytes
 from recorders.watch.timeline.writing import add_notes, add_tick, check_new, remove_ticks
 
@@ -58,7 +58,7 @@ class Timeline(SeriesTable):
         if damaged not in ("error", "skip"):
             raise ValueError(f"damaged is 'error' or 'skip'; got {damaged!r}")
         self.path = located(path)
-        self._reader = Reader(Damages(self.path, damaged == "skip"))
+        self._reader = TimelineReader(Damages(self.path, damaged == "skip"))
         self._session = Session(self.path, read_only)
 
     @property
@@ -221,7 +221,7 @@ class Timeline(SeriesTable):
             return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "pandas")
 
     def to_polars(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
-        """The same as a `polars.DataFrame`."""
+        """What `to_pandas` returns, as a `polars.DataFrame`."""
         with self._session.reading() as db:
             return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "polars")
 
@@ -281,7 +281,7 @@ class Timeline(SeriesTable):
         """
         with self._session.reading() as db:
             damages = Damages(self.path, skip=True, warn=False)
-            Reader(damages).check(db)
+            TimelineReader(damages).check(db)
         return damages.lost
 
     def close(self) -> None:
@@ -307,7 +307,7 @@ class Timeline(SeriesTable):
         self.close()
 
     @property
-    def _tables(self) -> Tables:
+    def _tables(self) -> TimelineTables:
         return self._reader.tables
 
     def _rows(self, tick: int) -> list[Row] | None:

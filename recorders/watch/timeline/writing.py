@@ -11,12 +11,12 @@ from itertools import repeat
 
 from recorders.errors import TickError
 from recorders.watch.timeline.schema import Series, Tick, checksum, digest, hashed, sample_checksums, tensor_checksum, total
-from recorders.watch.timeline.tables import Tables
+from recorders.watch.timeline.tables import TimelineTables
 
 __all__ = ["add_notes", "add_series", "add_tick", "check_new", "remove_ticks"]
 
 
-def add_series(db: sqlite3.Connection, tables: Tables, keys: Iterable[Series]) -> dict[Series, int]:
+def add_series(db: sqlite3.Connection, tables: TimelineTables, keys: Iterable[Series]) -> dict[Series, int]:
     """Adds the series that the file does not have; returns the ids of all."""
     ids = tables.ids(db)
     if not (new := [key for key in keys if key not in ids]):
@@ -41,7 +41,7 @@ def check_new(db: sqlite3.Connection, path: str, number: int) -> None:
 
 def add_tick(
     db: sqlite3.Connection,
-    tables: Tables,
+    tables: TimelineTables,
     number: int,
     step: int | None,
     values: Mapping[Series, float],
@@ -72,7 +72,7 @@ def add_tick(
     add_notes(db, tables, notes or {})
 
 
-def remove_ticks(db: sqlite3.Connection, tables: Tables, gone: Collection[int]) -> None:
+def remove_ticks(db: sqlite3.Connection, tables: TimelineTables, gone: Collection[int]) -> None:
     """Removes ticks, and the layouts that none of the others has."""
     ticks = tables.ticks(db)
     for name in ("samples", "tensors", "ticks"):
@@ -82,7 +82,7 @@ def remove_ticks(db: sqlite3.Connection, tables: Tables, gone: Collection[int]) 
     tables.totals(db)._replace(ticks=total(proofs)).store(db)
 
 
-def add_notes(db: sqlite3.Connection, tables: Tables, notes: Mapping[str, str]) -> None:
+def add_notes(db: sqlite3.Connection, tables: TimelineTables, notes: Mapping[str, str]) -> None:
     """Writes the notes that the file does not have; replaces earlier ones with the same keys."""
     if not notes or notes.items() <= (known := tables.notes(db)).items():
         return

@@ -17,7 +17,7 @@ ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16:
 """The dtypes that the loop takes, and what it calls them."""
 
 WEIGHTS = {**ELEMENTS, torch.float64: "Float64", torch.bool: "Byte"}
-"""The same of weights."""
+"""The dtypes of weights that the loop takes, and what it calls them."""
 
 _SWEEP = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # tasks, how many, and threads
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.kernels.axes import fills_memory
 from reducers.kernels.loop.building import ELEMENTS, build_rows
 from reducers.kernels.loop.layout import Task
-from reducers.kernels.loop.sweeping import Call, call_for, needed_of, task_for
+from reducers.kernels.loop.sweeping import LoopCall, call_for, needed_of, task_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
 
@@ -23,7 +23,7 @@ Family = tuple[Mapping[str, str], float, State]
 _LENGTH = 8  # of a tensor that stands for all: what the loop is given depends on the length only by the number itself
 
 
-class Tables:
+class RowTables:
     """What the loop is told of many tensors: where they are, and how long. It is kept, because gradients often stay there."""
 
     def __init__(self, lengths: list[int]) -> None:
@@ -40,8 +40,8 @@ class Tables:
 
 
 def swept_rows(
-    xs: Sequence[Tensor | None], families: Sequence[Family], before: Tables | None
-) -> tuple[list[dict[str, Tensor]], Tables]:
+    xs: Sequence[Tensor | None], families: Sequence[Family], before: RowTables | None
+) -> tuple[list[dict[str, Tensor]], RowTables]:
     """Return the statistics of each tensor over all its elements, joined with those of a state, as rows; and the tables for later.
 
     One call a family. A row does not depend on the others, nor on threads. It has the bits of an update of its tensor alone, if
@@ -59,7 +59,7 @@ def swept_rows(
     dense = [_dense(x) if x is not None and x.numel() else None for x in xs]  # copies live until all is read
     dtype = next(x.dtype for x in xs if x is not None)
     lengths = [0 if x is None else x.numel() for x in dense]
-    tables = before if before is not None and before.lengths == lengths else Tables(lengths)
+    tables = before if before is not None and before.lengths == lengths else RowTables(lengths)
     tables.placed(dense)
     return [_swept(dtype, tables, *family) for family in families], tables
 
@@ -71,11 +71,11 @@ def row_dtypes(columns: Mapping[str, str], dtype: torch.dtype) -> dict[str, torc
     return None if call is None or not call.joins else dict(zip(columns, call.state_dtypes, strict=True))
 
 
-def _call(names: tuple[str, ...], dtype: torch.dtype) -> Call | None:
+def _call(names: tuple[str, ...], dtype: torch.dtype) -> LoopCall | None:
     return call_for((_LENGTH,), (1,), dtype, (0,), names)
 
 
-def _swept(dtype: torch.dtype, tables: Tables, columns: Mapping[str, str], threshold: float, state: State) -> dict[str, Tensor]:
+def _swept(dtype: torch.dtype, tables: RowTables, columns: Mapping[str, str], threshold: float, state: State) -> dict[str, Tensor]:
     names, rows = tuple(columns.values()), len(tables.lengths)
     call, needed = _call(names, dtype), needed_of(names)
     assert call is not None

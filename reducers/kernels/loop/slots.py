@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reducers.kernels.loop.building import ELEMENTS, build_join
 from reducers.kernels.loop.layout import Task
-from reducers.kernels.loop.sweeping import Call, call_for, needed_of, task_for
+from reducers.kernels.loop.sweeping import LoopCall, call_for, needed_of, task_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
 
@@ -28,7 +28,7 @@ class LoopSlots:
     """
 
     def __init__(
-        self, like: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float, call: Call, join: Any
+        self, like: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float, call: LoopCall, join: Any
     ) -> None:
         self.like, self.axes, self.columns = like, axes, dict(columns)
         self._call, self._join = call, join

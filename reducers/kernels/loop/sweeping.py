@@ -20,7 +20,7 @@ from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
 __all__ = [
-    "Call",
+    "LoopCall",
     "are_numbers",
     "call_for",
     "column_dtype",
@@ -105,7 +105,7 @@ def looped(
     return dict(zip(columns, results, strict=True))
 
 
-def _before(call: Call, columns: Mapping[str, str], state: State) -> list[Tensor] | None:
+def _before(call: LoopCall, columns: Mapping[str, str], state: State) -> list[Tensor] | None:
     """Return what was observed before, by column, in the dtypes that the loop writes; None if the state does not fit."""
     if not call.joins or len(state) != len(columns):
         return None
@@ -139,7 +139,7 @@ def are_numbers(sizes: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Call:
+class LoopCall:
     """What is the same in all calls with tensors of these sizes, strides and dtypes.
 
     Attributes:
@@ -161,7 +161,9 @@ class Call:
     places: tuple[int, ...]
 
 
-def prepared(x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, least: int = LEAST_RUN) -> Call | None:
+def prepared(
+    x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, least: int = LEAST_RUN
+) -> LoopCall | None:
     """Return what the loop is given; None if it does not take the tensor, the mask or the columns, or runs are below `least`."""
     if x.device.type != "cpu" or (mask is not None and (mask.device.type != "cpu" or mask.dtype is not torch.bool)):
         return None
@@ -177,8 +179,8 @@ def call_for(
     names: tuple[str, ...],
     mask_strides: tuple[int, ...] | None = None,
     least: int = LEAST_RUN,
-) -> Call | None:
-    """The same for CPU tensors of this shape, and masks of these strides."""
+) -> LoopCall | None:
+    """The call of the loop for CPU tensors of this shape, and masks of these strides."""
     elements, needed = ELEMENTS.get(dtype), needed_of(names)
     if mask_strides is not None and needed is not None and needed & _SQUARES:
         needed |= _SUM  # the centre is not 0 then
@@ -193,7 +195,7 @@ def call_for(
     for place, written in zip(places, dtypes, strict=True):
         task.kinds[place] = _KINDS[written]
     kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-    return Call(task, function, kept, dtypes, state_dtypes, _joins(names), places)
+    return LoopCall(task, function, kept, dtypes, state_dtypes, _joins(names), places)
 
 
 def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
@@ -222,7 +224,7 @@ def _joins(names: tuple[str, ...]) -> bool:
 
 
 def _run(
-    call: Call,
+    call: LoopCall,
     x: Tensor,
     threshold: float,
     mask: Tensor | None,
@@ -252,7 +254,7 @@ def _run(
     return in_threads(call.function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes) == 0
 
 
-def task_for(call: Call, dtype: torch.dtype, threshold: float, results: Sequence[int]) -> Task:
+def task_for(call: LoopCall, dtype: torch.dtype, threshold: float, results: Sequence[int]) -> Task:
     """Return the task of a call that writes its results to these addresses; it lacks the tensor and the mask.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.precision import float32_threshold
-from reducers.kernels.triton.layout import Plan, plan, plan_of_many
+from reducers.kernels.triton.layout import TilePlan, plan, plan_of_many
 
 __all__ = [
     "COLUMNS",
@@ -70,7 +70,7 @@ def many_arguments(dtype: torch.dtype, parts: int, columns: str, threshold: floa
 
 
 def _arguments(
-    tiles: Plan, dtype: torch.dtype, columns: str, threshold: float, masked: bool = False, many: bool = False
+    tiles: TilePlan, dtype: torch.dtype, columns: str, threshold: float, masked: bool = False, many: bool = False
 ) -> Arguments:
     order, extremes, counts, total = family(columns, dtype)
     integer = not dtype.is_floating_point
@@ -93,7 +93,7 @@ def _arguments(
     return tiles.grid, numbers, constants
 
 
-def tile_constants(tiles: Plan) -> dict[str, Any]:
+def tile_constants(tiles: TilePlan) -> dict[str, Any]:
     """Return the constants of a launch that say what a tile is."""
     return {
         "KEPT_DIMS": len(tiles.kept_sizes),

@@ -13,7 +13,7 @@ from torch.library import triton_op
 from reducers.kernels.triton import launch
 from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, range_of, tile_constants
 from reducers.kernels.triton.bins import count, start
-from reducers.kernels.triton.layout import Plan, plan, power_of_two
+from reducers.kernels.triton.layout import TilePlan, plan, power_of_two
 
 __all__ = ["binned_by_bits", "binned_by_edges", "count_into", "started"]
 
@@ -151,7 +151,9 @@ def _start(
     return results
 
 
-def _count(x: Tensor, tiles: Plan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int, traced: bool) -> None:
+def _count(
+    x: Tensor, tiles: TilePlan, results: Sequence[Tensor], bounds: Tensor | None, bits: int, first: int, traced: bool
+) -> None:
     bins = results[0].shape[-1]
     double = _is_double(x, first) if bounds is None else bounds.dtype is torch.float64
     own = power_of_two(bins + 1, 1 << 62)  # the last is for what is left out

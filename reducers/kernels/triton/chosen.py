@@ -12,7 +12,7 @@ from torch.library import triton_op
 from reducers.kernels.triton import launch
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, tile_constants
 from reducers.kernels.triton.choosing import choose, rank
-from reducers.kernels.triton.layout import Plan, plan, power_of_two
+from reducers.kernels.triton.layout import TilePlan, plan, power_of_two
 
 __all__ = ["KEYS", "MAX_K", "best_elements", "best_in_parts", "ranked"]
 
@@ -86,7 +86,7 @@ def ranked(
     return _rank(x, table, nonfinite, shape, k, largest, ids, state, True)
 
 
-def _choose(view: Tensor, tiles: Plan, k: int, largest: bool, traced: bool) -> tuple[Tensor, Tensor]:
+def _choose(view: Tensor, tiles: TilePlan, k: int, largest: bool, traced: bool) -> tuple[Tensor, Tensor]:
     table = torch.empty((2, tiles.kept, tiles.parts, k), dtype=torch.int64, device=view.device)
     nonfinite = torch.empty((tiles.kept, tiles.parts), dtype=torch.int64, device=view.device)
     launch._launcher(choose, traced)[tiles.grid](

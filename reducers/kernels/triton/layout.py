@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.errors import ArgumentError
 from reducers.kernels.axes import Axis, merged
 
-__all__ = ["JOINED", "MAX_DIMS", "MOST_PARTS", "Plan", "cut_many", "join_tile", "plan", "plan_of_many", "power_of_two"]
+__all__ = ["JOINED", "MAX_DIMS", "MOST_PARTS", "TilePlan", "cut_many", "join_tile", "plan", "plan_of_many", "power_of_two"]
 
 MAX_DIMS = 4  # kept axes, and reduced axes besides the one along which tiles lie, that are left after merging
 JOINED = 512  # partial statistics that one program joins at once: of more, registers are spilled
@@ -24,7 +24,7 @@ _PART_TILES = 8  # of a part of one of many tensors, unless that makes too many 
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilePlan:
     """The tiles of one tensor. A tile has `rows` positions along the run, a reduced axis, and `columns` kept positions.
 
     Attributes:
@@ -97,7 +97,7 @@ class Plan:
         )
 
 
-def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False) -> Plan | None:
+def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: bool = False) -> TilePlan | None:
     """Return how the reduction of `x` over `axes` is cut into tiles; None if more than `MAX_DIMS` axes cannot be merged.
 
     Args:
@@ -141,7 +141,7 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
         + columns * max(axis[which] for axis in kept)
         for which in (1, 2)
     )
-    return Plan(
+    return TilePlan(
         tuple(size for size, _, _ in kept),
         tuple(stride for _, stride, _ in kept),
         *run[:2],
@@ -163,10 +163,10 @@ def plan(x: Tensor, axes: tuple[int, ...], other: Tensor | None = None, double: 
     )
 
 
-def plan_of_many(dtype: torch.dtype, parts: int) -> Plan:
+def plan_of_many(dtype: torch.dtype, parts: int) -> TilePlan:
     """Return the tiles of many tensors of one dtype, which lie in memory without gaps and are cut into so many parts in all."""
     axis, no_axes = (1,), ()
-    return Plan(axis, axis, 1, 1, 1, 1, no_axes, no_axes, _tile(dtype), 1, 1, 1, parts, 1, False, axis, 1, 1, no_axes)
+    return TilePlan(axis, axis, 1, 1, 1, 1, no_axes, no_axes, _tile(dtype), 1, 1, 1, parts, 1, False, axis, 1, 1, no_axes)
 
 
 def cut_many(lengths: Sequence[int], dtype: torch.dtype) -> tuple[int, list[int]]:

@@ -14,13 +14,13 @@ from reducers.kernels.triton.arguments import dtype_of, fields, takes_columns
 from reducers.kernels.triton.launch import _join, _sweep
 from reducers.kernels.triton.layout import cut_many
 
-__all__ = ["Family", "Tables", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
+__all__ = ["AddressTables", "Family", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
 
 Family = tuple[Mapping[str, str], float, Mapping[str, Tensor]]
 """The columns, the threshold and the state of one statistic, as `swept` takes them; the tensors of the state are rows."""
 
 
-class Tables:
+class AddressTables:
     """What the kernels read of many tensors, on the device: where they are, and how they are cut into parts.
 
     Gradients may be elsewhere in each step. So the addresses are copied again, without waiting, if one of them has changed. How
@@ -35,7 +35,7 @@ class Tables:
         self._sent: list[int] = []
 
     @classmethod
-    def of(cls, xs: Sequence[Tensor | None], before: Tables | None) -> Tables:
+    def of(cls, xs: Sequence[Tensor | None], before: AddressTables | None) -> AddressTables:
         """Return the tables of these tensors: those from before if they are as long, on the same device and stream."""
         first = next(x for x in xs if x is not None).detach()
         kind = (first.dtype, first.device, _stream(first))
@@ -47,7 +47,7 @@ class Tables:
                 return before._placed(xs)
         return cls(lengths, *kind)._placed(xs)
 
-    def _placed(self, xs: Sequence[Tensor | None]) -> Tables:
+    def _placed(self, xs: Sequence[Tensor | None]) -> AddressTables:
         """Send the addresses if they have changed; return itself."""
         addresses = [0 if x is None else _address(x) for x in xs]
         if addresses != self._sent:
@@ -58,8 +58,8 @@ class Tables:
 
 
 def swept_rows(
-    xs: Sequence[Tensor | None], families: Sequence[Family], before: Tables | None
-) -> tuple[list[dict[str, Tensor]], Tables]:
+    xs: Sequence[Tensor | None], families: Sequence[Family], before: AddressTables | None
+) -> tuple[list[dict[str, Tensor]], AddressTables]:
     """Return the statistics of each tensor over all its elements, joined with those of a state, as rows; and the tables for later.
 
     Two launches a family, and at most one copy to the device if tensors are as long as before. Allocated are the results and a
@@ -75,7 +75,7 @@ def swept_rows(
     first = next(x for x in xs if x is not None).detach()
     dense = [x if x is None else _dense(x) for x in xs]  # copies live until all is launched
     with torch.cuda.device(first.device if first.is_cuda and type(first) is Tensor else -1):
-        tables = Tables.of(dense, before)
+        tables = AddressTables.of(dense, before)
         return [_swept(first, tables, *family) for family in families], tables
 
 
@@ -110,7 +110,7 @@ def join_rows(
 
 
 def _swept(
-    x: Tensor, tables: Tables, columns: Mapping[str, str], threshold: float, state: Mapping[str, Tensor]
+    x: Tensor, tables: AddressTables, columns: Mapping[str, str], threshold: float, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     names, rows = ",".join(columns.values()), len(tables.lengths)
     before = [state[key] for key in columns] if state else []

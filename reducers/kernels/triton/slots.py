@@ -1,4 +1,4 @@
-"""Slots: partial statistics of observations of one shape in one table. One launch writes a slot, and one joins many.
+"""SlotTable: partial statistics of observations of one shape in one table. One launch writes a slot, and one joins many.
 
 An update by `swept` is two launches, and allocates a table and a state. If many observations are alike, each of them needs one
 launch and no allocation: its partial statistics wait in a slot. The slots are joined later, one after another, by the kernel that
@@ -19,12 +19,12 @@ from reducers.kernels.triton.launch import _join, join_partials, new_partials, n
 from reducers.kernels.triton.layout import plan
 from reducers.kernels.triton.sweeping import sweep
 
-__all__ = ["Slots", "slots_for"]
+__all__ = ["SlotTable", "slots_for"]
 
 _UNUSED = (None,) * 4  # flag, mask, and the tables of many tensors
 
 
-class Slots:
+class SlotTable:
     """How observations of one shape, strides and dtype are written into the slots of a table, and joined.
 
     Attributes:
@@ -69,7 +69,7 @@ class Slots:
         return dict(zip(self.columns, found, strict=True))
 
 
-def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float) -> Slots | None:
+def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float) -> SlotTable | None:
     """Return how observations like `x` are written and joined; None if the kernels do not take them.
 
     Args:
@@ -80,7 +80,9 @@ def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], thresh
 
 
 @lru_cache(maxsize=1024)
-def _slots_for(shape: Any, strides: Any, dtype: torch.dtype, axes: tuple[int, ...], columns: Any, threshold: float) -> Slots | None:
+def _slots_for(
+    shape: Any, strides: Any, dtype: torch.dtype, axes: tuple[int, ...], columns: Any, threshold: float
+) -> SlotTable | None:
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     taken = takes_columns(dtype, dict(columns).values()) and plan(like, axes) is not None
-    return Slots(like, axes, columns, threshold) if taken else None
+    return SlotTable(like, axes, columns, threshold) if taken else None

@@ -11,7 +11,7 @@ from torch.library import triton_op
 
 from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, kept_shape, tile_constants
 from reducers.kernels.triton.launch import _launcher
-from reducers.kernels.triton.layout import Plan, join_tile, plan
+from reducers.kernels.triton.layout import TilePlan, join_tile, plan
 from reducers.kernels.triton.weighing import join_weighted, weigh
 
 __all__ = ["weighted_swept"]
@@ -77,7 +77,7 @@ def join_weights(partials: Tensor, shape: Sequence[int], state: Sequence[Tensor]
     return _join(partials, shape, state, True)
 
 
-def _weigh(x: Tensor, weights: Tensor, partials: Tensor, tiles: Plan, traced: bool) -> None:
+def _weigh(x: Tensor, weights: Tensor, partials: Tensor, tiles: TilePlan, traced: bool) -> None:
     _launcher(weigh, traced)[tiles.grid](
         bytes_of(x),
         partials,

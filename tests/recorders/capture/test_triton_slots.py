@@ -25,7 +25,7 @@ from recorders.capture.slots import PendingSlots
 from reducers import Mean, Moments, State, Statistic, Summary
 from reducers.kernels import dispatch, waiting
 from reducers.kernels.triton import layout
-from reducers.kernels.triton.slots import Slots
+from reducers.kernels.triton.slots import SlotTable
 
 # A table is tried with a state that was never written, which may hold any bits: the interpreter warns of some of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
@@ -116,7 +116,7 @@ def test_a_launch_that_fails_midway_loses_nothing(monkeypatch: pytest.MonkeyPatc
     xs = [torch.full((50,), float(seed)) for seed in range(6)]
     for x in xs[:3]:
         layer(x)
-    monkeypatch.setattr(Slots, "write", fails)
+    monkeypatch.setattr(SlotTable, "write", fails)
     with pytest.warns(RuntimeWarning, match="failed on .*, which takes longer: RuntimeError: Failed to find C compiler"):
         for x in xs[3:]:
             layer(x)

@@ -28,7 +28,7 @@ from reducers.kernels.axes import fills_memory
 from reducers.kernels.triton import layout, many
 from reducers.kernels.triton.arguments import DTYPES
 from reducers.kernels.triton.launch import _sweep
-from reducers.kernels.triton.many import Tables, row_dtypes, swept_rows
+from reducers.kernels.triton.many import AddressTables, row_dtypes, swept_rows
 
 ALL = {name: name for name in ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")}
 TILE, PART = 64, 128  # numbers of a tile, and of a part
@@ -300,10 +300,10 @@ def test_what_has_no_kernel_is_left_to_others(without_loops: None, monkeypatch: 
 
 def test_tables_are_made_anew_on_another_stream(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     xs = [drawn("normal", 10)]
-    tables = Tables.of(xs, None)
-    assert Tables.of(xs, tables) is tables
+    tables = AddressTables.of(xs, None)
+    assert AddressTables.of(xs, tables) is tables
     monkeypatch.setattr(many, "_stream", lambda x: 7)
-    other = Tables.of(xs, tables)
+    other = AddressTables.of(xs, tables)
     assert other is not tables
     assert other.cuts.data_ptr() != tables.cuts.data_ptr()
     assert len(sent) == 4

@@ -23,7 +23,7 @@ from reducers.core.patterns import arrange
 from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels import dispatch, waiting
 from reducers.kernels.triton import layout
-from reducers.kernels.triton.slots import Slots
+from reducers.kernels.triton.slots import SlotTable
 
 # A table is tried with a state that was never written, which may hold any bits: the interpreter warns of some of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
@@ -54,10 +54,10 @@ def drawn(kind: str, seed: int, *shape: int, dtype: torch.dtype = torch.float32)
     return x.to(dtype) if dtype.is_floating_point else x.mul(3).nan_to_num(1, 2, 3).to(dtype)
 
 
-def filled(reducer: Statistic, xs: Sequence[Tensor], spare: int = 1) -> tuple[Slots, Tensor]:
+def filled(reducer: Statistic, xs: Sequence[Tensor], spare: int = 1) -> tuple[SlotTable, Tensor]:
     """A table in which the observations are, after some slots that hold numbers already."""
     slots = slots_of(reducer, xs[0])
-    assert isinstance(slots, Slots)
+    assert isinstance(slots, SlotTable)
     table = slots.new_table(spare + len(xs), CPU)
     assert slots.size * len(table) == table.nbytes
     table.fill_(-7)

@@ -21,7 +21,7 @@ from reducers.kernels.loop.libraries import FOLDER
 from reducers.kernels.loop.reading import MOST_LAYOUTS
 from reducers.kernels.loop.tables import KEY
 from reducers.kernels.triton import layout
-from reducers.kernels.triton.layout import JOINED, MOST_PARTS, Plan, cut_many, join_tile, plan
+from reducers.kernels.triton.layout import JOINED, MOST_PARTS, TilePlan, cut_many, join_tile, plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
 Place = tuple[int, int, int]  # kept position, offset in one tensor, offset in the other
@@ -36,7 +36,7 @@ def placed(number: int, sizes: tuple[int, ...], *strides: tuple[int, ...]) -> li
     return offsets
 
 
-def reached(tiles: Plan) -> Iterator[Place]:
+def reached(tiles: TilePlan) -> Iterator[Place]:
     """What the kernels read, by the numbers that they are given."""
     _, run, run_stride, run_tiles, all_tiles, of_part, parts, *_ = tiles.arguments()
     inner, inner_stride, other_inner, other_run, *_ = tiles.other_arguments()
