@@ -237,7 +237,8 @@ def figure(layers: list[Layer], recording: Recording) -> Figure:
     loss, accuracy = recording["loss"].peek()["curve"], recording["accuracy"].peek()
     accuracy = torch.zeros(0) if accuracy is None else accuracy
     title = f"A convolutional net learns to read digits: {len(loss)} steps, recorded"
-    return overview_figure(layers, loss, accuracy, TRAINED // BATCH, title)
+    drawn: Figure = overview_figure(layers, loss, accuracy, TRAINED // BATCH, title)
+    return drawn
 
 
 def _print_findings(found: list[Finding], layers: int, console: Console) -> None:

@@ -21,7 +21,7 @@ _MAX_LENGTH = 1000
 _ELLIPSIS = "\u2026"  # the einops parser replaces "..." by this
 
 
-class Layout(NamedTuple):
+class Arrangement(NamedTuple):
     """The steps from a tensor to the input of `lift`: permute (a view) or rearrange, then reduce `axes`."""
 
     permute: tuple[int, ...] | None
@@ -98,7 +98,7 @@ def validate_features(*patterns: str) -> None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _layout(pattern: str, ndim: int) -> Layout | str:
+def _layout(pattern: str, ndim: int) -> Arrangement | str:
     """Return the layout or an error message. An exception raised in here would break the compiled program of the caller."""
     try:
         return _cached_layout(pattern, ndim)
@@ -107,7 +107,7 @@ def _layout(pattern: str, ndim: int) -> Layout | str:
 
 
 @lru_cache(maxsize=1024)
-def _cached_layout(pattern: str, ndim: int) -> Layout:
+def _cached_layout(pattern: str, ndim: int) -> Arrangement:
     left, right, left_text, right_text = _parse(pattern)
     plain = all(
         axis == _ELLIPSIS or (len(axis) == 1 and axis != [_ELLIPSIS]) for side in (left, right) for axis in side.composition
@@ -119,7 +119,7 @@ def _cached_layout(pattern: str, ndim: int) -> Layout:
         if _ELLIPSIS in reduced:  # stands for all unnamed axes, possibly none
             reduced_ndim += ndim - len(left.composition)
         names = " ".join("..." if name == _ELLIPSIS else name for name in reduced)
-        return Layout(None, f"{left_text} -> {names} {right_text}", tuple(range(reduced_ndim)))
+        return Arrangement(None, f"{left_text} -> {names} {right_text}", tuple(range(reduced_ndim)))
     names_left = [axis if axis == _ELLIPSIS else axis[0] for axis in left.composition]
     unnamed = ndim - len(names_left) + left.has_ellipsis
     if (unnamed < 0) or (not left.has_ellipsis and unnamed != 0):
@@ -138,7 +138,7 @@ def _cached_layout(pattern: str, ndim: int) -> Layout:
     axes = tuple(dim for dim in range(ndim) if dim not in kept)
     order = iter(kept)
     permute = tuple(dim if dim in axes else next(order) for dim in range(ndim))
-    return Layout(None if permute == tuple(range(ndim)) else permute, None, axes)
+    return Arrangement(None if permute == tuple(range(ndim)) else permute, None, axes)
 
 
 def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
