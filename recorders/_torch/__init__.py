@@ -1,98 +1,157 @@
-"""Every private API of PyTorch that this package uses, checked on torch 2.13; nothing else in it imports one.
+"""Every private API of PyTorch that this package uses: what eager mode asks is here, what compiled programs ask in `compiler.py`.
 
-All names are there from torch 2.8 on, so eager mode needs no more. Inside compiled graphs they do what they should from 2.13 on.
-
-A name that begins with an underscore may go in any release. If one is gone, this file says what it was for.
+`needs.py` says what is off without each. A name that begins with an underscore may go in any release. If one is gone, the package
+is imported all the same, what can be done without it is done, and `warn_of_missing` and reports tell what is off.
 """
 
 from __future__ import annotations
 
 import ctypes
 import inspect
-import sys
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, partial
 from itertools import chain, repeat, starmap
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch._dynamo import callback as compilation
-from torch._dynamo.comptime import ComptimeContext, comptime
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _disable_current_modes as no_modes
+from torch import Tensor
+
+from recorders._torch.needs import NEEDS
+from recorders.errors import RecordingWarning
+from reducers._torch import MissingInTorchError, missing, or_else, reach
+from reducers.errors import warn_user
 
 __all__ = [
+    "CALL_CODE",
     "CAPTURES_IN_GRAPHS",
-    "ComptimeContext",
+    "MODES_STAY",
+    "STEP_CODE",
     "NoAutocast",
     "NoInference",
     "at_end_of_backward",
     "autocast_is_on",
-    "autograd_node",
-    "break_graph",
-    "compilation",
-    "compile_always",
-    "comptime",
     "graph_task",
     "graph_task_address",
     "group_timeout",
-    "has_compiled",
     "has_dispatch_modes",
     "has_global_hooks",
+    "hooks_ref",
     "inside_transform",
     "is_batched",
     "is_being_written_down",
     "is_distributed",
     "is_fake",
     "is_plain_moment",
-    "make_effectful",
+    "made_by_graph",
     "may_run_again",
-    "never_trace",
+    "missing",
     "no_modes",
     "outside_modes",
-    "run_of_node",
-    "run_uncompiled",
     "set_grad_enabled",
-    "skip_frames",
+    "step_was_skipped",
     "style_layouts",
+    "warn_of_missing",
     "without_modes",
 ]
 
 CAPTURES_IN_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)  # whether monitors can record there
 
+_told: set[str] = set()
+
+
+def warn_of_missing() -> None:
+    """Warns of private APIs that this torch was found not to have, unless this was told before."""
+    new = [message for message in missing() if message not in _told]
+    if new:
+        _told.update(new)
+        warn_user(f"{'; '.join(new)}. All else is recorded as usual: use the torch that docs/torch.md names", RecordingWarning)
+
+
+def _kinds_of_devices() -> list[str]:
+    found = torch.accelerator.current_accelerator()
+    return ["cpu", *([] if found is None else [found.type])]
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind in _kinds_of_devices():
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _length_of(name: str) -> Callable[[], int]:
+    stack = or_else(name, list)
+    return lambda: len(stack())
+
+
+def _tracing_or_none() -> bool | None:
+    return torch.jit.is_tracing() or None  # type: ignore[attr-defined, no-untyped-call]
+
+
+def _task_by_node() -> int:
+    node = or_else("torch._C._current_autograd_node", lambda: None)
+    return -1 if node() is None else 0
+
+
 # Contexts written in C: those written in Python can be interrupted while they end, and then leave a mode as it was inside.
-NoInference = torch._C._InferenceMode
-NoAutocast = torch._C._DisableAutocast
-set_grad_enabled = torch._C._set_grad_enabled  # a function, where torch.set_grad_enabled is a context written in Python
+NoInference = or_else("torch._C._InferenceMode", torch.inference_mode)
+NoAutocast = or_else("torch._C._DisableAutocast", _without_autocast)
+set_grad_enabled = or_else("torch._C._set_grad_enabled", torch.set_grad_enabled)  # a function; the other is a context, too
 
 # Functions that a hook calls every time are bound here, because a global is found faster than an attribute.
-graph_task = torch._C._current_graph_task_id  # -1 if no backward runs in this thread
-autograd_node = torch._C._current_autograd_node  # the node whose backward runs in this thread; None if none does
-autocast_is_on = torch._C._is_any_autocast_enabled
-is_batched = torch._C._functorch.is_legacy_batchedtensor
+graph_task: Callable[[], int] = or_else("torch._C._current_graph_task_id", _task_by_node)  # -1 if no backward runs in this thread
+autocast_is_on = or_else("torch._C._is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, _kinds_of_devices())))
+is_batched = or_else("torch._C._functorch.is_legacy_batchedtensor", lambda _: False)
 _inference_is_on = torch.is_inference_mode_enabled
-_interpreter = torch._C._functorch.peek_interpreter_stack
-_jit_trace = torch._C._get_tracing_state
-_count_dispatch = torch._C._len_torch_dispatch_stack
-_count_function = torch._C._len_torch_function_stack
-_pop_dispatch = torch._C._pop_torch_dispatch_stack
-_pop_function = torch._C._pop_torch_function_stack
-_push_dispatch = torch._C._push_on_torch_dispatch_stack
-_push_function = torch._C._push_on_torch_function_stack
+_interpreter = or_else("torch._C._functorch.peek_interpreter_stack", None) or or_else(
+    "torch._C._functorch.maybe_current_level", lambda: None
+)
+_jit_trace = or_else("torch._C._get_tracing_state", _tracing_or_none)
+_count_dispatch = or_else("torch._C._len_torch_dispatch_stack", None) or _length_of(
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack"
+)
+_count_function = or_else("torch._C._len_torch_function_stack", None) or _length_of(
+    "torch.overrides._get_current_function_mode_stack"
+)
+_pop_dispatch = or_else("torch._C._pop_torch_dispatch_stack", None)
+_pop_function = or_else("torch._C._pop_torch_function_stack", None)
+_push_dispatch = or_else("torch._C._push_on_torch_dispatch_stack", None)
+_push_function = or_else("torch._C._push_on_torch_function_stack", None)
+_dispatch_mode = or_else("torch._C._get_dispatch_mode", None)
+_dispatch_keys = or_else("torch._C._TorchDispatchModeKey", None)
+_function_mode = or_else("torch._C._get_function_stack_at", None)
+
+# Modes of PyTorch itself, below the user's on the stack: while a program is traced, tensors have no meaning without them.
+_INTERNAL = () if _dispatch_keys is None else tuple(_dispatch_keys.__members__.values())
+_PROXY = None if _dispatch_keys is None else _dispatch_keys.PROXY
+MODES_STAY = next((message for message in missing() if NEEDS["torch._C._get_dispatch_mode"] in message), "")
+_DEVICE_MODES = or_else("torch.utils._device.DeviceContext", ())
+
+# The code of the functions that call a module, with that of the one within that calls the hooks; and of the one that calls `step`.
+_call = or_else("torch.nn.Module._call_impl", None)
+CALL_CODE: CodeType | None = getattr(_call, "__code__", None)
+_step = or_else("torch.optim.Optimizer.profile_hook_step", None)
+STEP_CODE: CodeType | None = None if _step is None else getattr(_step(lambda: None), "__code__", None)
 
 
 def without_modes(call: Callable[..., Any], *args: Any) -> Any:
     """Call `call(*args)` without all modes, also those of PyTorch: fake tensors, inference, autocast, gradients, default device."""
     return outside_modes(_run_plainly, call, args)
+
+
+@contextmanager
+def _no_modes_or_refused() -> Iterator[None]:
+    if _count_dispatch():
+        reach("torch.utils._python_dispatch._disable_current_modes")  # raises what is off
+    yield
+
+
+no_modes = or_else("torch.utils._python_dispatch._disable_current_modes", _no_modes_or_refused)
 
 
 def _run_plainly(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -104,7 +163,8 @@ def _run_plainly(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def group_timeout(group: Any, device: torch.device) -> float | None:
     """The seconds that collectives of a process group wait for a rank; None if it cannot be told. For errors only."""
     try:
-        seconds: float = group._get_backend(device).options._timeout.total_seconds()
+        backend = reach("torch.distributed.ProcessGroup._get_backend")(group, device)
+        seconds: float = backend.options._timeout.total_seconds()
     except Exception:
         return None
     return seconds
@@ -134,12 +194,41 @@ def style_layouts(module: torch.nn.Module, side: str) -> tuple[Any, tuple[Any, .
 
 def is_fake(tensor: object) -> bool:
     """Whether this is a tensor of `FakeTensorMode`, which has a shape but no data."""
-    return isinstance(tensor, FakeTensor)
+    kind = _fake_class()
+    return isinstance(tensor, kind) if kind else any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__)
 
 
-# Modes of PyTorch itself, below the user's on the stack: while a program is traced, tensors have no meaning without them.
-_INTERNAL = tuple(torch._C._TorchDispatchModeKey.__members__.values())
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
+@cache
+def _fake_class() -> Any:
+    return or_else("torch._subclasses.fake_tensor.FakeTensor", None)
+
+
+def has_global_hooks() -> bool:
+    """Whether the user has hooks on all modules of the process."""
+    return bool(or_else("torch.nn.modules.module._has_any_global_hook", lambda: True)())
+
+
+def hooks_ref(handle: Any) -> Callable[[], Any]:
+    """A weak reference to the dictionary in which the hook of a handle is, or was."""
+    found: Callable[[], Any] | None = getattr(handle, "hooks_dict_ref", None)
+    return found or (lambda: handle.__getstate__()[0])  # what PyTorch pickles of a handle
+
+
+def step_was_skipped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a GradScaler told a fused optimizer on the CPU that this step overflowed. On a device, asking would synchronise."""
+    found = vars(optimizer).get("found_inf")  # an attribute that GradScaler sets
+    return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())
+
+
+def made_by_graph(tensor: Tensor) -> bool:
+    """Whether a compiled graph returned `tensor` among others; if they are computed from it, a hook outside misses gradients."""
+    node: Any = tensor.grad_fn
+    if type(node).__name__ != "CompiledFunctionBackward":
+        return False
+    try:
+        return len(reach("torch._C._FunctionBase._input_metadata").__get__(node)) > 1
+    except MissingInTorchError:
+        return True
 
 
 def graph_task_address() -> int | None:
@@ -149,11 +238,6 @@ def graph_task_address() -> int | None:
         return ctypes.cast(library._ZN5torch8autograd25get_current_graph_task_idEv, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
-
-
-def has_compiled() -> bool:
-    """Whether `torch.compile` has looked at any program in this process."""
-    return bool(torch._dynamo.utils.counters["frames"])
 
 
 def has_dispatch_modes() -> bool:
@@ -168,7 +252,15 @@ def inside_transform() -> bool:
 
 def is_being_written_down() -> bool:
     """Whether a program is being written down by `torch.jit.trace` or `make_fx`."""
-    return _jit_trace() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
+    return _jit_trace() is not None or _proxy_is_on()
+
+
+def _proxy_is_on() -> bool:
+    if _dispatch_mode is None or _PROXY is None:
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        return get_proxy_mode() is not None
+    return _dispatch_mode(_PROXY) is not None
 
 
 def is_plain_moment(tensor: Tensor) -> bool:
@@ -183,95 +275,19 @@ def is_plain_moment(tensor: Tensor) -> bool:
     )
 
 
-def run_of_node(target: Any) -> tuple[fx.Interpreter | None, bool]:
-    """The run of an FX graph of which a node calls `target` now, as AOT does, and whether no later node of the graph calls it.
-
-    The run is None if there is none: in a backward, and if a graph runs as Python code.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "run_node":
-            run, node = frame.f_locals.get("self"), frame.f_locals.get("n")
-            if isinstance(run, fx.Interpreter) and isinstance(node, fx.Node):
-                return (run, _is_last(node)) if node.target is target else (None, False)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None, False
-
-
-def _is_last(node: fx.Node) -> bool:
-    later = node.next
-    while later.op != "root":
-        if later.target is node.target:
-            return False
-        later = later.next
-    return True
-
-
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Call `call` when the backward ends that runs in this thread."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+    """Call `call` when the backward ends that runs in this thread.
 
-
-def make_effectful(operator: Any) -> None:
-    """Keep `operator`, which returns nothing, in compiled graphs, in its order: a graph drops what has no effect."""
-    _register_effectful_op(operator, _EffectType.ORDERED)
+    Raises:
+        MissingInTorchError: this torch cannot do that.
+    """
+    reach("torch.autograd.Variable._execution_engine").queue_callback(call)
 
 
 def may_run_again() -> bool:
     """Whether a checkpoint may run this forward again, or does so: hooks keep what it saves, or a backward is under way."""
-    return graph_task() != -1 or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def run_uncompiled(code: CodeType) -> None:
-    """Let functions with this code run as they are if they are reached outside a graph; inside one they are traced all the same."""
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-
-
-def never_trace(function: Callable[..., Any]) -> None:
-    """Run `function`, and all that it calls, as plain Python if it is called outside of a graph while Dynamo is on.
-
-    If a frame that is being traced calls it, Dynamo traces it all the same.
-    """
-    run_uncompiled(function.__code__)
-
-
-def skip_frames(code: CodeType, skip: bool) -> None:
-    """Run calls of `code` as plain Python, or as usual again. Dynamo sees the functions that it calls in either case."""
-    action = _FrameAction.SKIP if skip else _FrameAction.DEFAULT
-    set_code_exec_strategy(code, _FrameExecStrategy(action, _FrameAction.DEFAULT))
-
-
-def compile_always(function: Any) -> None:
-    """Trace `function`, or the one that it wraps in the end, as if it had been given to `torch.compile` itself.
-
-    Dynamo leaves frames alone that show no tensors at their start, unless they are the function that the user compiles.
-    """
-    from torch._dynamo.eval_frame import always_optimize_code_objects
-
-    function = inspect.unwrap(function)
-    if inspect.isfunction(function):
-        always_optimize_code_objects[function.__code__] = True
-
-
-def break_graph() -> bool:
-    """Called while Dynamo traces: end the graph here; return False if the user demands one graph (`fullgraph=True`)."""
-    if _one_graph():
-        return False
-    import torch._dynamo
-
-    torch._dynamo.graph_break()
-    return True
-
-
-def _one_graph() -> bool:
-    """Whether the user demands one graph of the frame that is being traced."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    tracer = InstructionTranslator.current_tx()
-    return bool(tracer.one_graph or tracer.error_on_graph_break)
-
-
-_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does
+    hooks = or_else("torch._C._autograd._top_saved_tensors_default_hooks", lambda _: True)
+    return graph_task() != -1 or hooks(True) is not None
 
 
 def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
@@ -294,6 +310,8 @@ def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
     """
     if not _count_dispatch() and not _count_function():
         return call(*args)
+    if MODES_STAY:
+        raise MissingInTorchError(MODES_STAY)
     # Both lists are filled, and emptied again, by single calls into C: an asynchronous exception comes before or after them.
     dispatch: list[Any] = [None]
     function: list[Any] = [None]
@@ -311,10 +329,10 @@ def outside_modes(call: Callable[..., Any], *args: Any) -> Any:
 def _user_dispatch_modes() -> int:
     """How many dispatch modes on the stack are the user's."""
     count = _count_dispatch()
-    return count and count - sum(torch._C._get_dispatch_mode(key) is not None for key in _INTERNAL)
+    return count and count - sum(_dispatch_mode(key) is not None for key in _INTERNAL)
 
 
 def _user_function_modes() -> int:
     """How many function modes to take off: none if they only set the default device."""
-    modes = map(torch._C._get_function_stack_at, range(_count_function()))
-    return 0 if all(isinstance(mode, DeviceContext) for mode in modes) else _count_function()
+    modes = map(_function_mode, range(_count_function()))
+    return 0 if all(isinstance(mode, _DEVICE_MODES) for mode in modes) else _count_function()

@@ -1,19 +1,180 @@
-"""What is asked of `torch.compile` while it traces a program, and of what it has compiled. See `recorders/_torch/__init__.py`."""
+"""What is asked of `torch.compile`: before it traces a program, while it does, and of what it has compiled.
+
+Nothing here imports Dynamo. What asks it of something does so when a program is traced, or if Dynamo is imported; what it must know
+before is told by `reducers._torch.when_dynamo_is_imported`. See `needs.py` for what happens if a private API is gone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from types import CodeType
 from typing import Any
 
-from torch import nn
-from torch._dynamo.comptime import ComptimeContext
+from torch import Tensor, fx, nn
 
-__all__ = ["drop_graphs", "guard_absent_hooks", "keep_in_traced_call", "restore_in_traced_call"]
+from recorders._torch import MODES_STAY
+from reducers._torch import (
+    MissingInTorchError,
+    constant_in_graphs,
+    dynamo_is_imported,
+    or_else,
+    reach,
+    tell_dynamo,
+    when_dynamo_is_imported,
+)
+
+__all__ = [
+    "before_compiling",
+    "break_graph",
+    "compile_always",
+    "comptime",
+    "drop_graphs",
+    "guard_absent_hooks",
+    "has_compiled",
+    "is_nested",
+    "is_node_in_reach",
+    "keep_in_traced_call",
+    "make_effectful",
+    "never_trace",
+    "restore_in_traced_call",
+    "run_of_node",
+    "run_uncompiled",
+    "skip_frames",
+    "why_no_graphs",
+    "without_new_guards",
+]
 
 
-def keep_in_traced_call(context: ComptimeContext, name: str, owner: str, callee: CodeType) -> None:
+def comptime(call: Callable[[Any], None]) -> None:
+    """Calls `call` with what Dynamo knows, while it traces the caller. Call it as an attribute of this module."""
+    raise RuntimeError("this torch has no torch._dynamo.comptime")  # a traced hook catches it, and reports a failure
+
+
+def _take_comptime() -> None:
+    global comptime
+    comptime = reach("torch._dynamo.comptime.comptime")
+
+
+when_dynamo_is_imported(_take_comptime)
+
+
+def has_compiled() -> bool:
+    """Whether `torch.compile` has looked at any program in this process."""
+    if not dynamo_is_imported():
+        return False
+    counters = or_else("torch._dynamo.utils.counters", None)
+    return counters is None or bool(counters["frames"])
+
+
+def run_of_node(target: Any) -> tuple[fx.Interpreter | None, bool]:
+    """The run of an FX graph of which a node calls `target` now, as AOT does, and whether no later node of the graph calls it.
+
+    The run is None if there is none: in a backward, and if a graph runs as Python code.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "run_node":
+            run, node = frame.f_locals.get("self"), frame.f_locals.get("n")
+            if isinstance(run, fx.Interpreter) and isinstance(node, fx.Node):
+                return (run, _is_last(node)) if node.target is target else (None, False)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None, False
+
+
+def _is_last(node: fx.Node) -> bool:
+    later = node.next
+    while later.op != "root":
+        if later.target is node.target:
+            return False
+        later = later.next
+    return True
+
+
+_not_effectful: list[str] = []
+
+
+def make_effectful(operator: Any) -> None:
+    """Keep `operator`, which returns nothing, in compiled graphs, in its order: a graph drops what has no effect."""
+    try:
+        register = reach("torch._higher_order_ops.effects._register_effectful_op")
+        register(operator, reach("torch._higher_order_ops.effects._EffectType").ORDERED)
+    except MissingInTorchError as error:
+        _not_effectful.append(str(error))
+
+
+def why_no_graphs() -> str:
+    """Why nothing is recorded inside compiled graphs; "" if it is."""
+    return _not_effectful[0] if _not_effectful else MODES_STAY
+
+
+def _set_strategy(code: CodeType, outside: str, inside: str) -> None:
+    try:
+        action = reach("torch._C._dynamo.eval_frame._FrameAction")
+        strategy = reach("torch._C._dynamo.eval_frame._FrameExecStrategy")(getattr(action, outside), getattr(action, inside))
+        reach("torch._C._dynamo.eval_frame.set_code_exec_strategy")(code, strategy)
+    except MissingInTorchError:
+        return
+
+
+def run_uncompiled(code: CodeType) -> None:
+    """Let functions with this code run as they are if they are reached outside a graph; inside one they are traced all the same."""
+    _set_strategy(code, "SKIP", "SKIP")
+
+
+def never_trace(function: Callable[..., Any]) -> None:
+    """Run `function`, and all that it calls, as plain Python if it is called outside of a graph while Dynamo is on.
+
+    If a frame that is being traced calls it, Dynamo traces it all the same.
+    """
+    run_uncompiled(function.__code__)
+
+
+def skip_frames(code: CodeType | None, skip: bool) -> None:
+    """Run calls of `code` as plain Python, or as usual again. Dynamo sees the functions that it calls in either case."""
+    if code is not None:
+        _set_strategy(code, "SKIP" if skip else "DEFAULT", "DEFAULT")
+
+
+def compile_always(function: Any) -> None:
+    """Trace `function`, or the one that it wraps in the end, as if it had been given to `torch.compile` itself.
+
+    Dynamo leaves frames alone that show no tensors at their start, unless they are the function that the user compiles.
+    """
+    function = inspect.unwrap(function)
+    if inspect.isfunction(function):
+        when_dynamo_is_imported(lambda: _compile_always(function.__code__))
+
+
+def _compile_always(code: CodeType) -> None:
+    reach("torch._dynamo.eval_frame.always_optimize_code_objects")[code] = True
+
+
+def break_graph() -> bool:
+    """Called while Dynamo traces: end the graph here; return False if the user demands one graph (`fullgraph=True`)."""
+    if _one_graph():
+        return False
+    import torch._dynamo
+
+    torch._dynamo.graph_break()
+    return True
+
+
+@constant_in_graphs
+def _one_graph() -> bool:
+    """Whether the user demands one graph of the frame that is being traced."""
+    try:
+        tracer = reach("torch._dynamo.symbolic_convert.InstructionTranslator").current_tx()
+        return bool(tracer.one_graph or tracer.error_on_graph_break)
+    except (MissingInTorchError, AttributeError):
+        return True  # then no graph is broken that must not be
+
+
+def keep_in_traced_call(context: Any, name: str, owner: str, callee: CodeType) -> None:
     """Keeps the local variable `name` of the code that is traced, until the traced call ends that called `callee`.
 
     It is kept with Dynamo's record of that call, and freed with it, however the call ends. What is put into an object from outside
@@ -23,28 +184,52 @@ def keep_in_traced_call(context: ComptimeContext, name: str, owner: str, callee:
         owner: the name of a local variable, a tensor; each tensor has a value of its own.
         callee: what the call calls, perhaps through other functions, to get to the code that is traced.
     """
-    here, call = _translators(context, callee)
-    vars(call).setdefault(_KEPT, {})[id(context.get_local(owner).as_fake())] = here.symbolic_locals[name]
+    with suppress(MissingInTorchError):
+        here, call = _translators(context, callee)
+        vars(call).setdefault(_KEPT, {})[id(context.get_local(owner).as_fake())] = here.symbolic_locals[name]
 
 
-def restore_in_traced_call(context: ComptimeContext, name: str, owner: str, callee: CodeType) -> None:
+def restore_in_traced_call(context: Any, name: str, owner: str, callee: CodeType) -> None:
     """Sets the local variable `name` to what was kept in this call, and keeps it no longer; leaves it if nothing was kept."""
-    here, call = _translators(context, callee)
-    kept = vars(call).get(_KEPT, {}).pop(id(context.get_local(owner).as_fake()), None)
-    if kept is not None:
-        here.symbolic_locals[name] = kept
+    with suppress(MissingInTorchError):
+        here, call = _translators(context, callee)
+        kept = vars(call).get(_KEPT, {}).pop(id(context.get_local(owner).as_fake()), None)
+        if kept is not None:
+            here.symbolic_locals[name] = kept
+
+
+def _translator(context: Any) -> Any:
+    name = "torch._dynamo.comptime.ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator"
+    return reach(name)(context)
 
 
 _KEPT = "_kept_by_torch_recorders"
 
 
-def _translators(context: ComptimeContext, callee: CodeType) -> tuple[Any, Any]:
+def _translators(context: Any, callee: CodeType) -> tuple[Any, Any]:
     """What Dynamo traces now, and the call around it that calls `callee`."""
-    here: Any = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    here: Any = _translator(context)
     call = here
     while call.f_code is not callee:
         call = call.parent
     return here, call.parent
+
+
+def is_node_in_reach(context: Any, node: fx.Node) -> bool:
+    """Whether the code that is traced now is part of the graph of `node`, or of a checkpoint in that graph."""
+    tracer, checkpoint = _tracer(context), or_else("torch.ops.higher_order.tag_activation_checkpoint", None)
+    while tracer.graph is not node.graph and checkpoint is not None and tracer.source_target is checkpoint:
+        tracer = tracer.parent
+    return bool(tracer.graph is node.graph)
+
+
+def is_nested(context: Any) -> bool:
+    """Whether the code that is traced now is part of a graph within another one, such as that of a checkpoint."""
+    return _tracer(context).parent is not None
+
+
+def _tracer(context: Any) -> Any:
+    return reach("torch._dynamo.output_graph.OutputGraph.current_tracer").__get__(_translator(context).output)
 
 
 def drop_graphs(wanted: Callable[[type, type | None], bool]) -> bool | None:
@@ -59,21 +244,23 @@ def drop_graphs(wanted: Callable[[type, type | None], bool]) -> bool | None:
         None if there was no such code; whether it was dropped. It is not if the user forbids to compile anew, or the compiler has
         no such functions; without these all programs are taken for affected.
     """
+    if not dynamo_is_imported():
+        return None
     try:
-        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
-        from torch._dynamo import convert_frame, eval_frame
-
-        codes = [code for weak in list(convert_frame.input_codes.seen) if (code := weak()) is not None]
-        found = [code for code in codes if any(_has(entry, wanted) for entry in _debug_get_cache_entry_list(code))]
+        seen = reach("torch._dynamo.convert_frame.input_codes").seen
+        entries = reach("torch._C._dynamo.eval_frame._debug_get_cache_entry_list")
+        codes = [code for weak in list(seen) if (code := weak()) is not None]
+        found = [code for code in codes if any(_has(entry, wanted) for entry in entries(code))]
         if not found:
             return None
-        if eval_frame._stance.stance == "fail_on_recompile":
+        if reach("torch._dynamo.eval_frame._stance").stance == "fail_on_recompile":
             return False
-        with convert_frame.compile_lock:
+        reset = reach("torch._C._dynamo.eval_frame.reset_code")
+        with reach("torch._dynamo.convert_frame.compile_lock"):
             for code in found:
-                reset_code(code)
-    except (ImportError, AttributeError):
-        return False
+                reset(code)
+    except (MissingInTorchError, AttributeError):
+        return False if has_compiled() else None
     return True
 
 
@@ -105,22 +292,107 @@ def guard_absent_hooks(wanted: Callable[[nn.Module, str], bool]) -> None:
     the graph made for the one without would be run for the other, too. The setting `skip_nnmodule_hook_guards` would guard the
     absent hooks of all modules, in each call.
     """
-    try:
-        from torch._dynamo.guards import GuardBuilder
+    global _absence_is_wanted
+    first, _absence_is_wanted = _absence_is_wanted is None, wanted
+    if first:
+        when_dynamo_is_imported(_guard_absent_hooks)
 
-        usual = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
-    except (ImportError, AttributeError):  # then only graphs of modules of one class that are compiled apart from each other differ
-        return
-    if getattr(usual, "asks", None) is not None:
-        return
+
+_absence_is_wanted: Callable[[nn.Module, str], bool] | None = None
+
+
+def _guard_absent_hooks() -> None:
+    usual = reach("torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT")
 
     @wraps(usual)
     def guard_if_wanted(builder: Any, guard: Any) -> None:
-        kind = guard.name.rpartition(".")[2]
-        if kind in ("_forward_hooks", "_forward_pre_hooks") and wanted(builder.get(guard.originating_source.base), kind):
+        kind, wanted = guard.name.rpartition(".")[2], _absence_is_wanted
+        asked = kind in ("_forward_hooks", "_forward_pre_hooks")
+        if asked and wanted is not None and wanted(builder.get(guard.originating_source.base), kind):
             builder.SEQUENCE_LENGTH(guard)
         else:
             usual(builder, guard)
 
-    guard_if_wanted.asks = wanted  # type: ignore[attr-defined]
-    GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_if_wanted  # type: ignore[method-assign]
+    import torch._dynamo.guards
+
+    torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_if_wanted  # type: ignore[method-assign]
+
+
+class _Callbacks(list[Any]):
+    """Callbacks of the compiler. `torch._dynamo.reset()` clears the list; ours stay in it."""
+
+    def clear(self) -> None:
+        ours = [callback for callback in self if isinstance(callback, _BeforeCompiling)]
+        super().clear()
+        self.extend(ours)
+
+
+class _BeforeCompiling:
+    """A callback of the compiler that calls a function before Dynamo looks at a program."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.waits = False  # until Dynamo is imported
+
+    def __call__(self, found: Any) -> None:
+        triggers = or_else("torch._dynamo.callback.CallbackTrigger", None)
+        if triggers is None or found.callback_trigger is triggers.DYNAMO:
+            self.call()
+
+    def install(self) -> bool:
+        """Puts the callback in place, if it is not; returns False if this torch has no place for it."""
+        handler = or_else("torch._dynamo.callback.callback_handler", None)
+        if handler is not None and self not in handler.start_callbacks:
+            handler.start_callbacks = _Callbacks([*handler.start_callbacks, self])
+        return handler is not None
+
+    def install_or_call(self) -> None:
+        if not self.install():
+            self.call()
+
+
+_before_compiling: dict[Callable[[], object], _BeforeCompiling] = {}
+
+
+def before_compiling(call: Callable[[], object]) -> bool:
+    """Calls `call()` before Dynamo looks at a program, from now on.
+
+    Returns:
+        False if this torch cannot tell: then `call` was called if Dynamo is imported, and is called as soon as it is.
+    """
+    callback = _before_compiling.setdefault(call, _BeforeCompiling(call))
+    if dynamo_is_imported():
+        tell_dynamo()
+        return callback.install()
+    if not callback.waits:
+        callback.waits = True
+        when_dynamo_is_imported(callback.install_or_call)
+    return True
+
+
+_symbols = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+
+
+@contextmanager
+def without_new_guards(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Raises an error, in the graph that is being traced, if code asks what size a symbol of the tensors stands for.
+
+    The answer would be a guard: the user's program would be compiled again for other sizes, and after some of them not at all. A
+    backward that is compiled later can have no guards any more, and would be wrong for other sizes.
+    """
+    symbol: Any = next((size for tensor in tensors for size in tensor.shape if not isinstance(size, int)), None)
+    if symbol is None:
+        yield
+        return
+    refuse = reach("torch.fx.experimental.symbolic_shapes.ShapeEnv.error_on_new_guards")
+    _symbols.addFilter(_is_no_refusal)
+    try:
+        with refuse(symbol.node.shape_env):
+            yield
+    finally:
+        _symbols.removeFilter(_is_no_refusal)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Whether a message of PyTorch is not that of the error, which the user need not see."""
+    return "failed during evaluate_expr" not in str(record.msg)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
+from reducers._torch import or_else
 
 __all__ = ["at_start_of_cuda"]
 
 # Calls a function when CUDA is first used, or now if it is in use: so nothing has to be asked before, in each call of a hook.
-at_start_of_cuda = torch.cuda._lazy_call
+at_start_of_cuda: Callable[[Callable[[], object]], object] = or_else("torch.cuda._lazy_call", lambda call: call())

@@ -19,15 +19,12 @@ import sys
 from types import FrameType
 from typing import Any
 
-from torch import nn
-
-from recorders._torch import ComptimeContext
+from recorders._torch import CALL_CODE
 from recorders._torch.compiler import keep_in_traced_call, restore_in_traced_call
 from recorders.capture.hooks import Hook
 
 __all__ = ["forward_frame", "keep", "keep_traced", "kept", "restore_traced"]
 
-_CALL = nn.Module._call_impl.__code__
 _HOOK = Hook.__call__.__code__
 
 
@@ -59,10 +56,10 @@ def forward_frame() -> FrameType:
         frame = frame.f_back
     frame = frame.f_back or frame
     outer = frame.f_back  # PyTorch calls hooks in a function within `_call_impl`, but after an exception in `_call_impl` itself
-    return outer if outer is not None and outer.f_code is _CALL and frame.f_code in _CALL.co_consts else frame
+    return outer if outer is not None and outer.f_code is CALL_CODE and frame.f_code in CALL_CODE.co_consts else frame
 
 
-def keep_traced(context: ComptimeContext) -> None:
+def keep_traced(context: Any) -> None:
     """For `comptime` in a function that a `Hook` calls while a graph is traced: keeps its variable `value` until the call ends.
 
     The function has a variable `receiver`, too, whose tensor tells the values of several monitors apart.
@@ -70,6 +67,6 @@ def keep_traced(context: ComptimeContext) -> None:
     keep_in_traced_call(context, "value", "receiver", _HOOK)
 
 
-def restore_traced(context: ComptimeContext) -> None:
+def restore_traced(context: Any) -> None:
     """For `comptime` in a later hook on the same call: sets the variable `value` to what was kept, if anything was."""
     restore_in_traced_call(context, "value", "receiver", _HOOK)

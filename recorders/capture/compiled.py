@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recorders._torch import NoAutocast, outside_modes
+from recorders._torch.compiler import without_new_guards
 from recorders.capture import packing
 from recorders.capture.gathering import Lift, gather, hand_over, hand_over_at_end
-from recorders.capture.guards import without_new_guards
 from recorders.capture.handles import emit_accumulations
 from recorders.capture.layouts import CHANGES, as_text, as_text_of_all
 from recorders.capture.operands import is_spread, local_part
@@ -30,6 +30,7 @@ from recorders.capture.operators import can_record
 from recorders.capture.packs import packed
 from recorders.capture.receivers import find_twin
 from reducers import Reducer, State
+from reducers._torch import constant_in_graphs, in_graphs
 from reducers.combinators.in_graphs import GraphObservation, copied_observation, graph_observations, is_faster_outside
 
 __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
@@ -44,12 +45,13 @@ def emit_call(receiver: Tensor, operands: Any, stream: str) -> None:
         torch.ops.torch_recorders.receive_call(receiver, stream, layout, tensors, numbers, "")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _among_ranks() -> bool:
     """Whether there may be DTensors. Dynamo cannot be asked: it does not tell DTensors from other tensors."""
     return dist.is_available() and dist.is_initialized()
 
 
+@in_graphs
 def _emit_parts(receiver: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
     """A node of the user's graph: the same for operands that may be DTensors; passes on the parts that this rank holds."""
     outside_modes(_emit_local, receiver, layout, tensors, numbers, stream)
@@ -61,10 +63,7 @@ def _emit_local(receiver: Tensor, layout: str, tensors: list[Tensor], numbers: l
         torch.ops.torch_recorders.receive_call(receiver, stream, layout, parts, numbers, told)
 
 
-torch.fx.has_side_effect(_emit_parts)
-torch.compiler.allow_in_graph(_emit_parts)  # type: ignore[no-untyped-call]
-
-
+@in_graphs  # it returns nothing, and would be removed
 def emit_leaves(
     receiver: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None = None
 ) -> None:
@@ -114,19 +113,13 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
             torch.ops.torch_recorders.receive(receiver, stream, layout, [torch.stack(pack) for pack in packs], told)
 
 
-torch.fx.has_side_effect(emit_leaves)  # otherwise the compiler removes the node, because it returns nothing
-torch.compiler.allow_in_graph(emit_leaves)  # type: ignore[no-untyped-call]
-
-
+@in_graphs
 def emit_failure(receiver: Tensor) -> None:
     """A node of the user's graph: calls the operator that reports a failure."""
     outside_modes(torch.ops.torch_recorders.fail, receiver)
 
 
-torch.fx.has_side_effect(emit_failure)
-torch.compiler.allow_in_graph(emit_failure)  # type: ignore[no-untyped-call]
-
-
+@in_graphs
 def emit_keep(receiver: Tensor) -> Tensor:
     """A node of the user's graph: calls the operator that keeps what is given, and returns its number.
 
@@ -134,9 +127,6 @@ def emit_keep(receiver: Tensor) -> Tensor:
     """
     number: Tensor = outside_modes(torch.ops.torch_recorders.keep_given, receiver)
     return number
-
-
-torch.compiler.allow_in_graph(emit_keep)  # type: ignore[no-untyped-call]
 
 
 def _read(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, list[GraphObservation]] | None:

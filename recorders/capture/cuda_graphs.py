@@ -28,4 +28,4 @@ def _is_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
-at_start_of_cuda(lambda: CAPTURES.append(_is_captured))  # type: ignore[no-untyped-call]
+at_start_of_cuda(lambda: CAPTURES.append(_is_captured))

@@ -26,8 +26,8 @@ from recorders._torch import (
     graph_task,
     is_being_written_down,
     outside_modes,
-    run_of_node,
 )
+from recorders._torch.compiler import run_of_node
 from recorders.capture.entering import guarded
 from recorders.capture.packs import packed, packed_together
 from reducers import State

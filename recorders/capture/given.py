@@ -7,24 +7,19 @@ So what it needs is kept at the forward, in the hook for the gradient; compiled 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from types import FrameType
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 
-from recorders._torch import autograd_node, graph_task
+from recorders._torch import graph_task
 from recorders.capture.operands import as_operand, plain
 
-__all__ = ["BatchContext", "Block", "Given", "Taking", "block_of", "current", "keep", "number_of", "remember", "under"]
-
-_KEPT = "_torch_recorders_given"
+__all__ = ["BatchContext", "Block", "Given", "Taking", "block_of", "current", "keep", "number_of", "under"]
 
 
 class Given(NamedTuple):
@@ -95,7 +90,11 @@ class Block:
 
 
 _NOTHING = Block({})
-_RECOMPUTED = Block({}, "its forward ran again in a backward, and what was given at the first time was not kept")
+_RECOMPUTED = Block(
+    {},
+    "its forward ran again in a backward, as under checkpoint(..., use_reentrant=True), and what was given at the first time was "
+    "not kept: use checkpoint(..., use_reentrant=False)",
+)
 _SEVERAL = "its tensor was used under several given(...) blocks before its gradient came, which is of all of them"
 _LOST = Block({}, "the compiled graph did not keep it until the backward")
 _current: ContextVar[Block] = ContextVar("given", default=_NOTHING)
@@ -132,26 +131,9 @@ def under(block: Block, function: Callable[..., None], *args: Any, **kwargs: Any
         _current.reset(token)
 
 
-def remember() -> None:
-    """Keeps what is given for forwards that a function of autograd runs again in its backward, as reentrant checkpointing does.
-
-    In the first forward there are no gradients, so no hooks on tensors that could keep it. But the `forward` of that function calls
-    it, and the argument `ctx` of that is the node that runs the second one. Without this
-    `test_gradients_have_the_context_of_their_forward_under_checkpointing` fails.
-    """
-    block = _at_forward()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("ctx",):
-            node = frame.f_locals.get("ctx")
-            if isinstance(node, BackwardCFunction):
-                setattr(node, _KEPT, block)
-        frame = frame.f_back
-
-
 def _at_forward() -> Block:
-    """Returns what is given at this forward, or was given at the first one if this one runs in a backward."""
-    return _current.get() if graph_task() == -1 else getattr(autograd_node(), _KEPT, _RECOMPUTED)
+    """Returns what is given at this forward; of one that runs in a backward, as checkpoints do, nobody can tell it."""
+    return _current.get() if graph_task() == -1 else _RECOMPUTED
 
 
 def number_of(block: Block) -> Tensor:

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from recorders._torch import make_effectful, may_run_again
+from recorders._torch import may_run_again
+from recorders._torch.compiler import make_effectful
 from recorders.capture.accumulators import Observed, owner_of
 from recorders.capture.entering import guarded
 from reducers import Reducer, Statistic
@@ -125,5 +126,5 @@ def _add(handle: Tensor, observed: Observed, x: Tensor) -> None:
 _library: Any = torch.library.Library("torch_recorders", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("accumulate(Tensor handle, int slot, str path, str columns, int[] axes, float threshold, str told, Tensor x) -> ()")
 _library.impl("accumulate", _accumulate, "CompositeExplicitAutograd")
-_library._register_fake("accumulate", lambda *_: None)
+torch.library.register_fake("torch_recorders::accumulate", lambda *_: None, lib=_library)
 make_effectful(torch.ops.torch_recorders.accumulate.default)

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import assume_constant_result, is_compiling
+from torch.compiler import is_compiling
 
-from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes, run_uncompiled
+from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes
+from recorders._torch.compiler import run_uncompiled, why_no_graphs
 from recorders.capture.entering import PASSED_ON, Fail, report_failure
 from recorders.errors import RecordingWarning
+from reducers._torch import constant_in_graphs, tell_dynamo
 from reducers.errors import warn_user
 
 __all__ = ["TRACED", "Hook"]
@@ -66,10 +68,8 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         if is_compiling():
             if self.trace is not None:
-                if not CAPTURES_IN_GRAPHS:
-                    _warn_of_old_torch()
+                if not self._mark_traced():
                     return
-                self._mark_traced()
                 try:
                     trace = getattr(TRACED, self.trace) if isinstance(self.trace, str) else self.trace
                     trace(self.receiver, *args)
@@ -89,11 +89,14 @@ class Hook:
         """The object whose method the hook calls; None if it calls a function."""
         return getattr(getattr(self.usual, "func", self.usual), "__self__", None)
 
-    @assume_constant_result  # type: ignore[untyped-decorator]
+    @constant_in_graphs
     def _mark_traced(self) -> bool:
-        """Sets `traced`; called while a graph is traced."""
-        self.traced = True
-        return True
+        """Called while a graph is traced: sets `traced`; returns False if this torch cannot record in graphs."""
+        tell_dynamo()
+        if not CAPTURES_IN_GRAPHS:
+            _warn_of_old_torch()
+        self.traced = CAPTURES_IN_GRAPHS and not why_no_graphs()
+        return self.traced
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies as a no-op: the `__exit__` of a `nullcontext` takes any arguments and returns None.
@@ -104,20 +107,14 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-@assume_constant_result  # type: ignore[untyped-decorator]
-def _warn_of_old_torch() -> bool:
-    """Warns once in a process; called while a graph is traced."""
-    return _warned()
-
-
 @cache
-def _warned() -> bool:
+def _warn_of_old_torch() -> None:
+    """Warns once in a process."""
     warn_user(
         f"recording inside torch.compile needs torch 2.13 or later, and this is torch {torch.__version__}: monitors record nothing "
         "in compiled graphs; use a later torch, or run the network without torch.compile",
         RecordingWarning,
     )
-    return True
 
 
 # Outside a compiled graph (after a graph break, or on the outermost module) a hook runs as plain Python. Otherwise Dynamo would

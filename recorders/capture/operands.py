@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recorders._torch import graph_task, inside_transform, is_batched, is_being_written_down
 from recorders.errors import OperandError
+from reducers._torch import constant_in_graphs
 
 __all__ = [
     "TRACED",
@@ -211,7 +212,7 @@ def tracing() -> bool:
     return is_being_written_down()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _transforming() -> bool:
     return inside_transform()
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders._torch import graph_task_address, make_effectful
+from recorders._torch import graph_task_address
+from recorders._torch.compiler import make_effectful
 from recorders.capture import packing
 from recorders.capture.entering import guarded
 from recorders.capture.gathering import from_text as together_from
@@ -104,7 +105,7 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lam
     _library.define(schema, tags=(torch.Tag.cudagraph_unsafe, *tags))
     name = schema.partition("(")[0]
     _library.impl(name, run, "CompositeExplicitAutograd")
-    _library._register_fake(name, fake)
+    torch.library.register_fake(f"torch_recorders::{name}", fake, lib=_library)
     # Without an effect it would be removed, or run again in a backward. Ordered, because some statistics depend on the order.
     make_effectful(getattr(torch.ops.torch_recorders, name).default)
 

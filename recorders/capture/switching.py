@@ -18,7 +18,8 @@ from weakref import WeakSet
 
 from torch import nn
 
-from recorders._torch import compilation
+from recorders._torch import hooks_ref
+from recorders._torch.compiler import before_compiling
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
@@ -49,15 +50,16 @@ def grouped(handles: Iterable[Any]) -> list[Group]:
     """Groups the hooks of these handles by dictionary. Hooks that a graph contains are left out, because they must stay in."""
     found: dict[int, tuple[Any, list[int]]] = {}
     for handle in handles:
-        hooks = handle.hooks_dict_ref()
+        dictionary = hooks_ref(handle)
+        hooks = dictionary()
         if isinstance(hooks, OrderedDict) and not getattr(hook_of(handle), "traced", False):
-            found.setdefault(id(hooks), (handle.hooks_dict_ref, []))[1].append(handle.id)
+            found.setdefault(id(hooks), (dictionary, []))[1].append(handle.id)
     return [(hooks, tuple(ids)) for hooks, ids in found.values()]
 
 
 def hook_of(handle: Any) -> Any:
     """Returns the hook of this handle, whether it is out or not; None if it was removed, or there is no handle."""
-    hooks = None if handle is None else handle.hooks_dict_ref()
+    hooks = None if handle is None else hooks_ref(handle)()
     if hooks is None:
         return None
     with SWITCHING:
@@ -67,7 +69,7 @@ def hook_of(handle: Any) -> Any:
 def remove(handle: Any) -> None:
     """Removes the hook of this handle, whether it is out or not."""
     with SWITCHING:
-        hooks = handle.hooks_dict_ref()
+        hooks = hooks_ref(handle)()
         getattr(hooks, "__dict__", {}).get(_OUT, {}).pop(handle.id, None)
         handle.remove()
 
@@ -164,8 +166,7 @@ class SwitchedHooks:
             self._wait *= 2
             self.again = sys.maxsize if all(final for _, final in found) else step + self._wait
             self._groups = grouped(handle for handles, _ in found for handle in handles) if self._restored < PATIENCE else []
-        if self._groups:
-            _install_callback()
+        if self._groups and before_compiling(_put_all_back):
             self._out = self._groups
             take_out(self._out)
 
@@ -186,23 +187,9 @@ class SwitchedHooks:
 _all: WeakSet[SwitchedHooks] = WeakSet()
 
 
-class _Callbacks(list[Any]):
-    """Callbacks of the compiler. `torch._dynamo.reset()` clears the list; `_before_compiling` stays in it."""
-
-    def clear(self) -> None:
-        super().clear()
-        self.append(_before_compiling)
-
-
-def _install_callback() -> None:
-    handler = compilation.callback_handler
-    if _before_compiling not in handler.start_callbacks:
-        handler.start_callbacks = _Callbacks([*handler.start_callbacks, _before_compiling])
-
-
-def _before_compiling(found: Any) -> None:
+def _put_all_back() -> None:
     """Puts all hooks back before Dynamo looks at a program. A function that a monitor compiles for itself contains no modules."""
-    if found.callback_trigger is compilation.CallbackTrigger.DYNAMO and not capturing():
+    if not capturing():
         with SWITCHING:
             every = list(_all)
         for switched in every:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from recorders._torch import warn_of_missing
 from recorders.capture.hooks import Hook
 from recorders.capture.renewal import hooks_are_on
 from recorders.capture.switching import hook_of, remove
@@ -56,6 +57,7 @@ class Attachment:
     def put_on(self, module: nn.Module, handles: list[Any]) -> None:
         """Takes over the handles of new hooks on `module`; graphs that were compiled without those hooks are dropped."""
         self.handles = handles
+        warn_of_missing()
         if any(isinstance(hook := hook_of(handle), Hook) and hook.trace is not None for handle in handles):
             hooks_are_on(module)
 

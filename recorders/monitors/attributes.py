@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from recorders._torch import NoInference, comptime
+from recorders._torch import NoInference, compiler
 from recorders.capture.calls import forward_frame, keep, keep_traced, kept, restore_traced
 from recorders.capture.operands import as_operand, items, mapped, tracing
 from recorders.errors import TargetError
@@ -234,11 +234,11 @@ class DifferenceMonitor(_AttributeMonitor):
     def _trace_before(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
         if not tracing() and in_due_step(self) and wanted_in_graph(self, module):
             value = (mapped(self._read(module, self.attr), _copy),)  # noqa: F841  # the next line reads it
-            comptime(keep_traced)
+            compiler.comptime(keep_traced)
 
     def _trace_after(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
         value: tuple[Any] | None = None
-        comptime(restore_traced)
+        compiler.comptime(restore_traced)
         if value is not None and wanted_in_graph(self, module):
             trace(self, receiver, (self._read(module, self.attr), value[0]))
 

@@ -13,6 +13,7 @@ from recorders.capture.compiled import emit_call, emit_keep, emit_leaves
 from recorders.capture.entering import guarded
 from recorders.capture.receivers import find_receiver, find_twin
 from recorders.monitors.origins import first_sight
+from reducers._torch import in_graphs, when_dynamo_is_imported
 
 __all__ = ["hook", "hook_given", "hook_in_graph", "kept_in_graph", "watch_uncompiled"]
 
@@ -34,12 +35,22 @@ def hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
     return tensor.register_hook(function)  # type: ignore[no-untyped-call]
 
 
-@torch.compiler.disable(reason="a leaf outlives the graph")  # type: ignore[no-untyped-call, untyped-decorator]
 def watch_uncompiled(receiver: Tensor, module: nn.Module, value: Any) -> None:
-    """Watches the leaves of `value` in plain Python, from within a graph; does nothing if the monitor is gone."""
+    """Watches the leaves of `value` in plain Python, from within a graph; does nothing if the monitor is gone.
+
+    Call it as an attribute of this module: it is another function once Dynamo is imported.
+    """
     monitor = _monitor_of(receiver)
     if monitor is not None:
         monitor._watch_to_its_end(module, value)
+
+
+def _disable() -> None:
+    global watch_uncompiled
+    watch_uncompiled = torch.compiler.disable(watch_uncompiled, reason="a leaf outlives the graph")  # type: ignore[no-untyped-call]
+
+
+when_dynamo_is_imported(_disable)
 
 
 def hook_given(tensor: Tensor, receiver: Tensor, path: str, seen: tuple[Tensor, ...]) -> None:
@@ -69,6 +80,7 @@ def _monitor_of(receiver: Tensor) -> Any:
     return None if found is None else found.monitor
 
 
+@in_graphs  # it returns nothing, and would be removed
 def hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str, handle: Tensor | None) -> None:
     """Registers a hook on a tensor of the user's graph: a node of it, which runs when AOT traces the graph and its backward.
 
@@ -87,7 +99,3 @@ def hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str, handle:
             emit_leaves(receiver, key, [path], [gradient], path, handle)
 
     hook(tensor, arrive)
-
-
-torch.fx.has_side_effect(hook_in_graph)  # it returns nothing, and would be removed
-torch.compiler.allow_in_graph(hook_in_graph)  # type: ignore[no-untyped-call]

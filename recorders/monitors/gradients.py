@@ -10,17 +10,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders._torch import graph_task
+from recorders._torch import graph_task, made_by_graph
 from recorders.capture.calls import forward_frame, kept
 from recorders.capture.calls import keep as keep_in_call
 from recorders.capture.compiled import emit_failure
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
-from recorders.capture.given import block_of, keep, remember, under
+from recorders.capture.given import block_of, keep, under
 from recorders.capture.layouts import Told
 from recorders.capture.operands import TRACED, leaves, pack, symbolic, tracing
+from recorders.monitors import gradient_hooks
 from recorders.monitors.base import Monitor
-from recorders.monitors.gradient_hooks import hook, hook_given, hook_in_graph, kept_in_graph, watch_uncompiled
+from recorders.monitors.gradient_hooks import hook, hook_given, hook_in_graph, kept_in_graph
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.origins import origin_of
@@ -28,6 +29,7 @@ from recorders.monitors.record import add_alone
 from recorders.monitors.sightings import Call, Living, Sighting, tell_of_gradients
 from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
+from reducers._torch import constant_in_graphs
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -82,7 +84,7 @@ class GradientMonitor(Monitor):
             return
         self._see()
         if any(tensor.is_leaf for _, tensor in found):
-            watch_uncompiled(receiver, module, value)
+            gradient_hooks.watch_uncompiled(receiver, module, value)
         elif torch.is_grad_enabled() and wanted_in_graph(self, module):
             for path, tensor in found:
                 origin = origin_of(tensor, receiver)
@@ -90,10 +92,10 @@ class GradientMonitor(Monitor):
                     hook_in_graph(tensor, receiver, self.twin_key, path, handle)
                 elif origin == "given" or (origin == "given within" and self.bare and not self.given):
                     hook_given(tensor, receiver, path, kept_in_graph(self, tensor, receiver))
-                elif origin == "given within":  # the hook is outside of the checkpoint, and what it would need inside
+                elif origin != "hooked":  # the hook is outside of the checkpoint, and what it would need inside
                     emit_failure(receiver)
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant_in_graphs
     def _see(self) -> bool:
         """Called while a graph is traced. As a constant, because within checkpointing a graph must not change attributes."""
         self._seen = True
@@ -111,8 +113,6 @@ class GradientMonitor(Monitor):
             return []
         self._seen = True
         if not torch.is_grad_enabled():
-            if self.given:
-                remember()
             self._skip("no gradient will come (no_grad)")
             return []
         found = list(leaves(value))
@@ -155,7 +155,7 @@ class GradientMonitor(Monitor):
 
     def _hooked(self, tensor: Tensor, version: int, path: str) -> Sighting:
         sighting, leaf = Sighting(version), tensor.is_leaf
-        self.partial = self.partial or _used_inside(tensor)
+        self.partial = self.partial or made_by_graph(tensor)
 
         def arrive(gradient: Tensor | None) -> None:  # no reference to the module: if it keeps its output, that would be a cycle
             guarded(self._fail, self._arrived, gradient, sighting, leaf, path)
@@ -296,9 +296,3 @@ class BackwardInputMonitor(GradientMonitor):
 
     def _trace_before(self, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> None:
         self._trace_watch(receiver, module, pack(args, kwargs[0] if kwargs else {}))
-
-
-def _used_inside(tensor: Tensor) -> bool:
-    """Whether a compiled graph returned `tensor` among others; if they are computed from it, a hook outside misses gradients."""
-    node = tensor.grad_fn
-    return type(node).__name__ == "CompiledFunctionBackward" and len(node._input_metadata) > 1  # type: ignore[union-attr]

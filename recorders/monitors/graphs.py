@@ -24,6 +24,7 @@ from recorders.monitors.places import note_places
 from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
 from recorders.schedule.clock import Clock
 from recorders.schedule.stopwatch import Timer, entrance, timed_together
+from reducers._torch import constant_in_graphs
 
 __all__ = ["GraphReceiver", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
 
@@ -69,7 +70,7 @@ def handle_in_graph(twin: Traced, receiver: Tensor, tensors: list[Tensor]) -> Te
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _handed_out(key: str, kind: str, index: int | None) -> bool:
     twin = find_twin(key)
     return twin is not None and hand_out(twin, kind, index)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders._torch import ComptimeContext, comptime
+from recorders._torch import compiler
+from reducers._torch import MissingInTorchError, constant_in_graphs
 
 __all__ = ["first_sight", "origin_of"]
 
@@ -30,27 +31,19 @@ class _Answer:
     origin = ""
 
 
-def _in_reach(node: torch.fx.Node, context: ComptimeContext) -> bool:
-    """Whether the code that is traced now is part of the graph of `node`, or of a checkpoint in that graph."""
-    tracer: Any = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.current_tracer
-    while tracer.graph is not node.graph and tracer.source_target is torch.ops.higher_order.tag_activation_checkpoint:
-        tracer = tracer.parent
-    return tracer.graph is node.graph
-
-
-def _ask(context: ComptimeContext) -> None:
+def _ask(context: Any) -> None:
     tensor, receiver = context.get_local("tensor"), context.get_local("receiver")
-    node: Any = tensor.as_proxy().node  # type: ignore[union-attr]
-    if node.op != "placeholder" and _in_reach(node, context):
-        _Answer.origin = "made here"
-    else:
-        fake: Any = tensor.as_fake()
-        tracer: Any = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.current_tracer
-        given = "given" if tracer.parent is None else "given within"
-        _Answer.origin = given if first_sight(fake, receiver.as_fake()) else "hooked"  # type: ignore[arg-type]
+    node: Any = tensor.as_proxy().node
+    _Answer.origin = "unknown"
+    with contextlib.suppress(MissingInTorchError):
+        if node.op != "placeholder" and compiler.is_node_in_reach(context, node):
+            _Answer.origin = "made here"
+        else:
+            given = "given within" if compiler.is_nested(context) else "given"
+            _Answer.origin = given if first_sight(tensor.as_fake(), receiver.as_fake()) else "hooked"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _answer() -> str:
     return _Answer.origin
 
@@ -60,8 +53,8 @@ def origin_of(tensor: Tensor, receiver: Tensor) -> str:
 
     Returns:
         "made here"; "given" if it is an input of the graph, "given within" if that is seen within a checkpoint; "hooked" if it has
-        a hook.
+        a hook; "unknown" if this torch does not tell.
     """
-    comptime(_ask)
+    compiler.comptime(_ask)
     origin: str = _answer()
     return origin

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recorders._torch import has_compiled
+from recorders._torch.compiler import has_compiled
 from recorders.capture.operands import mapped
 from recorders.recorder.selection import Criteria, Names, select_modules
 

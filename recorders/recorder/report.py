@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from recorders._torch import has_compiled
+from recorders._torch.compiler import has_compiled
 from recorders.capture.cuda_graphs import IN_CUDA_GRAPH
 from recorders.capture.operands import TRACED
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
@@ -21,6 +21,7 @@ from recorders.monitors.parameters import ParameterMonitor
 from recorders.recordings.nonfinite import LeftOut
 from recorders.recordings.shown import Rows, Table, shown_name
 from recorders.schedule.clock import shown_steps
+from reducers._torch import missing
 from reducers.kernels.dispatch import troubles
 from reducers.kernels.loop import libraries
 
@@ -62,7 +63,8 @@ class Report(Table):
     Attributes:
         rows: one for each subrecorder.
         loops: where the loops that reduce CPU tensors are compiled and kept, or why they are not.
-        troubles: what makes recording slower than it could be: no compiler, a folder that cannot be written, a kernel that failed.
+        troubles: what makes recording slower than it could be: no compiler, a folder that cannot be written, a kernel that failed;
+            and what is off because this torch has no longer a private API that it needs.
     """
 
     rows: tuple[ReportRow, ...]
@@ -133,7 +135,7 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
                 _nonfinite(monitor),
             )
         )
-    return Report(tuple(rows), libraries.state(), troubles())
+    return Report(tuple(rows), libraries.state(), (*troubles(), *missing()))
 
 
 def _nonfinite(monitor: Monitor) -> dict[str, LeftOut]:

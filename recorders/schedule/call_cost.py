@@ -45,7 +45,7 @@ class CallCost:
         One call at a time: a second one would find its code in the caches, and take several times less than in a training. Nothing
         is measured while the user has global hooks, because these would get to know the modules.
         """
-        if not has_global_hooks():  # type: ignore[no-untyped-call]
+        if not has_global_hooks():
             self._turn = (self._turn + 1) % 3
             module = _modules()[self._turn]
             started = perf_counter()

@@ -13,7 +13,8 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from recorders._torch import never_trace
+from recorders._torch import hooks_ref
+from recorders._torch.compiler import never_trace
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
@@ -124,7 +125,7 @@ def _listen() -> None:
     It comes first, because PyTorch fails if a hook that goes, as those of `steps` may, is not the last.
     """
     handle: Any = register_optimizer_step_post_hook(_after_step)
-    handle.hooks_dict_ref().move_to_end(handle.id, last=False)
+    hooks_ref(handle)().move_to_end(handle.id, last=False)
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:

@@ -12,12 +12,13 @@ from types import FrameType
 from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from recorders._torch import break_graph, compile_always, never_trace, skip_frames
+from recorders._torch import STEP_CODE, step_was_skipped
+from recorders._torch.compiler import break_graph, compile_always, never_trace, skip_frames
 from recorders.capture.batching import StepBatch
 from recorders.capture.entering import failure_of, guarded
 from recorders.capture.switching import SWITCHING
@@ -27,6 +28,7 @@ from recorders.schedule.planned import StepPlans
 from recorders.schedule.readings import Reading
 from recorders.schedule.stopwatch import HookTiming, TimedStepBatch, Timer, open_samples
 from recorders.schedule.under_way import Step, StepCounter, StepsUnderWay
+from reducers._torch import constant_in_graphs
 
 __all__ = ["StepHandle", "StepMonitor", "count_steps", "monitors_of_steps", "stop_counting"]
 
@@ -106,7 +108,7 @@ class _Steps:
             register_optimizer_step_post_hook(self.after)
         if not self.active:
             self.active = True
-            skip_frames(_STEP_CALL, True)
+            skip_frames(STEP_CODE, True)
 
     def drop(self, module: nn.Module | None, monitor: StepMonitor) -> None:
         with SWITCHING:
@@ -124,7 +126,7 @@ class _Steps:
                 self.clocks = [pair for pair in self.clocks if pair[0]() is not None and pair[1]() is not None]
             if self.active and not self.monitors and not self.clocks:
                 self.active = False
-                skip_frames(_STEP_CALL, False)
+                skip_frames(STEP_CODE, False)
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.active:
@@ -152,7 +154,7 @@ class _Steps:
             self._seen.add(type(optimizer))
             compile_always(type(optimizer).step)
         step = _under_way.begin(optimizer, frame)
-        if self.listeners and step.own and not _skipped(optimizer):
+        if self.listeners and step.own and not step_was_skipped(optimizer):
             return self._notify(step.own, optimizer, "_before_step", *([] if _has_closure(args, kwargs) else ["_at_gradients"]))
         return None
 
@@ -165,7 +167,7 @@ class _Steps:
         """Ends a step, for all monitors and clocks; returns what one of them raised because the user asks for it."""
         timing = HookTiming() if open_samples else None
         clocks, failed, steps = list[StepCounter](), None, _under_way.steps
-        if self.listeners or len(steps) != 1 or steps[0].frame != id(frame) or "found_inf" in vars(optimizer):
+        if self.listeners or len(steps) != 1 or steps[0].frame != id(frame) or step_was_skipped(optimizer):
             failed = self._after(optimizer, frame, args, kwargs, clocks)
         else:
             clocks += self._clocks_of(optimizer, steps.pop().clocks)
@@ -183,7 +185,7 @@ class _Steps:
         """Notifies the monitors of the end of the step; adds the clocks that advance now to `clocks`."""
         failed = None
         step = _under_way.end(optimizer, frame)
-        skipped = _skipped(optimizer)
+        skipped = step_was_skipped(optimizer)
         if not skipped:
             step.clocks = self._clocks_of(optimizer, step.clocks)
         owner = step.owner if step.outer else None
@@ -274,23 +276,18 @@ IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"
 _steps = _Steps()
 _numbers = itertools.count()
 _under_way = StepsUnderWay()
-_STEP_CALL = Optimizer.profile_hook_step(
-    lambda: None
-).__code__  # the function in which PyTorch wraps each `step`; it calls the hooks
 
 never_trace(_Steps.before)
 never_trace(_Steps.after)
 
 
+@constant_in_graphs
 def _count_lost_steps() -> None:
     """Counts, for the report, a graph whose steps cannot be recorded. Dynamo runs it as plain Python, once for each graph."""
     with SWITCHING:
         found = [monitor for monitors in _steps.monitors.values() for monitor in monitors]
     for monitor in found:
         monitor.counts[IN_ONE_GRAPH] = monitor.counts.get(IN_ONE_GRAPH, 0) + 1
-
-
-_count_lost_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch._dynamo.assume_constant_result does
 
 
 def _pass_on(failed: Exception | None) -> None:
@@ -310,9 +307,3 @@ def _share_groups(one: Optimizer, other: Optimizer) -> bool:
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether `step` was given a closure. A closure computes the gradients within the step, so they are final after it."""
     return kwargs.get("closure") is not None or any(argument is not None for argument in args[1:2])
-
-
-def _skipped(optimizer: Optimizer) -> bool:
-    """Whether a GradScaler told a fused optimizer on the CPU that this step overflowed. On a device, asking would synchronise."""
-    found = vars(optimizer).get("found_inf")
-    return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())

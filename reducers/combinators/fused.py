@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
-import torch._inductor.exc  # torch 2.8 does not import it by itself
 from torch import Tensor
 
+from reducers._torch import compiled_apart, failed_to_compile, has_no_compiler
 from reducers.combinators.wrapper import Wrapper
 from reducers.core.reducer import Reducer
 from reducers.core.states import to_device
@@ -21,7 +20,6 @@ from reducers.state import State
 __all__ = ["Fused"]
 
 _RECOMPILES = 64  # one graph handles all shapes, but only one number of axes, dtype and memory layout
-_NO_COMPILER = (torch._dynamo.exc.BackendCompilerFailed, torch._inductor.exc.InductorError)
 _compiler_errors: list[Exception] = []
 
 
@@ -63,24 +61,20 @@ def _lift(reducer: Reducer, method: str) -> Callable[[Tensor], State | None]:
         state: State = getattr(reducer, method)({}, x)
         return state
 
-    lift.__code__ = lift.__code__.replace()  # the compiler caches a limited number of graphs per code object
-    compiled: Any = torch.compile(lift, dynamic=True)
-
+    compiled = compiled_apart(lift, _RECOMPILES)
     errors: list[Exception] = []
 
     def guarded(x: Tensor) -> State | None:
         if _compiler_errors or errors:
             return None
         try:
-            with torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
-                state: State = compiled(x)
-        except _NO_COMPILER as error:
-            _compiler_errors.append(error)
-            _warn("updates are not fused", error)
-            return None
-        except torch._dynamo.exc.TorchDynamoException as error:  # the eager update raises the reducer's own error, if any
-            errors.append(error)
-            _warn(f"{reducer!r} is not fused", error)
+            state: State = compiled(x)
+        except Exception as error:  # the eager update raises the reducer's own error, if any
+            if not failed_to_compile(error):
+                raise
+            nowhere = has_no_compiler(error)
+            (_compiler_errors if nowhere else errors).append(error)
+            _warn("updates are not fused" if nowhere else f"{reducer!r} is not fused", error)
             return None
         return state
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
 from einops import EinopsError, rearrange
 from einops.parsing import ParsedExpression
 from torch import Tensor
 
+from reducers._torch import constant_in_graphs
 from reducers.errors import PatternError
 
 __all__ = ["CHANNELS", "arrange", "arrange_all", "kept_axes", "moves_nothing", "rows", "sides", "validate", "validate_features"]
@@ -97,7 +97,7 @@ def validate_features(*patterns: str) -> None:
         raise PatternError(f"patterns {patterns} reduce the same axes in different orders, so their rows would not match")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _layout(pattern: str, ndim: int) -> Arrangement | str:
     """Return the layout or an error message. An exception raised in here would break the compiled program of the caller."""
     try:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers._torch import constant_in_graphs
 from reducers.core.checks import check_keys, check_shape
 from reducers.core.constants import Constant, constant_tensor
 from reducers.core.reducer import Reducer
@@ -31,7 +32,7 @@ def apply(state: State, start: Tensor | float) -> Tensor:
     return torch.where(state["decay"] == 0, state["gain"], state["decay"] * start + state["gain"])
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def decays(tau: tuple[Constant, ...], step_time: float) -> Tensor:
     """Return what remains of a trace after one step, `exp(-step_time / tau)`, on the CPU."""
     found: Tensor = _cached_decays(tau, step_time)

@@ -310,4 +310,4 @@ _library.define(
     tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag),
 )
 _library.impl("loop", _in_graph, "CPU")
-_library._register_fake("loop", _like_table)
+torch.library.register_fake("reducers::loop", _like_table, lib=_library)

@@ -164,7 +164,7 @@ def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.
 _library: Any = torch.library.Library("reducers", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("join_in_place(Tensor handle, Tensor partials, str columns, ScalarType dtype, int slot) -> ()")
 _library.impl("join_in_place", _join_in_place, "CompositeExplicitAutograd")
-_library._register_fake("join_in_place", lambda *_: None)
+torch.library.register_fake("reducers::join_in_place", lambda *_: None, lib=_library)
 
 
 def _partials(x: Tensor, axes: tuple[int, ...], columns: str) -> Tensor:

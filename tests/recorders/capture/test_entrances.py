@@ -70,6 +70,7 @@ REGISTER = {
     "queue_callback": 0,
     "impl": 1,
     "_Callbacks": 0,
+    "before_compiling": 0,
 }
 """What takes a function that PyTorch calls, and the position of it among the arguments."""
 
@@ -80,6 +81,8 @@ UNGUARDED = {
     # the guard is in the function that calls these two
     "recorders._torch.__init__": {"call"},
     "recorders.monitors.gradient_hooks": {"function"},
+    # so is it in what `before_compiling` is given
+    "recorders._torch.compiler": {"[*handler.start_callbacks, self]"},
 }
 
 

@@ -16,7 +16,7 @@ from reducers import Mean
 @pytest.fixture(autouse=True)
 def _old(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> None:
     monkeypatch.setattr(hooks, "CAPTURES_IN_GRAPHS", False)
-    hooks._warned.cache_clear()
+    hooks._warn_of_old_torch.cache_clear()
 
 
 def test_an_old_torch_is_told_of_once_and_the_network_computes_the_same() -> None:
