@@ -47,7 +47,7 @@ class Rig:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3)
         self.net(torch.ones(1, 2)).sum().backward()
         self.attached = attach(self.net, self.optimizer)
-        self.run(400)  # the first steps are all measured
+        self.run(400)  # with a budget the first steps are measured
 
     def run(self, steps: int = STEPS) -> float:
         """Microseconds a step."""

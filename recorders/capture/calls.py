@@ -52,7 +52,7 @@ def forward_frame() -> FrameType:
     The frame is the same before the forward, after it, and after an exception.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code is not _HOOK:  # a measured step adds frames
+    while frame.f_back is not None and frame.f_code is not _HOOK:  # a timed step adds frames
         frame = frame.f_back
     frame = frame.f_back or frame
     outer = frame.f_back  # PyTorch calls hooks in a function within `_call_impl`, but after an exception in `_call_impl` itself

@@ -13,7 +13,7 @@ from recorders._torch import outside_modes
 from recorders.errors import MonitorError, RecordingWarning
 from reducers.errors import warn_user
 
-__all__ = ["PASSED_ON", "Fail", "failure_of", "guarded", "report_failure"]
+__all__ = ["PASSED_ON", "Fail", "failure_of", "guarded", "report_failure", "timed"]
 
 PASSED_ON = (MonitorError, Warning)
 """What the user asks for: by `on_error="raise"`, or by making errors of warnings."""
@@ -22,6 +22,22 @@ Fail: TypeAlias = "Callable[..., object] | str"
 """What is called with an exception; or the name of the entrance, if no monitor is at fault."""
 
 _told: set[tuple[str, str]] = set()
+
+timing: Callable[..., Any] | None = None
+"""What times the work of monitors in a measured step; None in all other steps, in which no clock is read.
+
+`recorders.schedule.stopwatch` sets it. It is called with whose work it is, what to call, and the arguments: with the method of a
+monitor, a monitor or its receiver, the numbers of several receivers, or the name of an entrance that no monitor owns.
+"""
+
+joining: Callable[..., Any] | None = None
+"""What times the reduction of pending observations while steps are measured, whichever step it is in; otherwise None."""
+
+
+def timed(owner: object, run: Callable[..., Any], *args: Any) -> Any:
+    """Calls `run(*args)`, and returns its result; the seconds are those of `owner`, if the step is timed."""
+    watch = timing
+    return run(*args) if watch is None else watch(owner, run, *args)
 
 
 def guarded(fail: Fail, run: Callable[..., Any], *args: Any) -> Any:
@@ -33,7 +49,8 @@ def guarded(fail: Fail, run: Callable[..., Any], *args: Any) -> Any:
     [ValueError("invalid literal for int() with base 10: 'x'")]
     """
     try:
-        return outside_modes(run, *args)
+        watch = timing  # read once, because another thread may end the measured step
+        return outside_modes(run, *args) if watch is None else outside_modes(watch, fail, run, *args)
     except PASSED_ON:
         raise
     except Exception as error:
@@ -43,7 +60,7 @@ def guarded(fail: Fail, run: Callable[..., Any], *args: Any) -> Any:
 def failure_of(fail: Fail, run: Callable[..., object], *args: Any) -> Exception | None:
     """Calls `run(*args)`; returns what it raised if that is `PASSED_ON`: the caller raises it when all others were called."""
     try:
-        run(*args)
+        timed(fail, run, *args)
     except PASSED_ON as error:
         return error
     except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -56,10 +55,6 @@ class Rows(Protocol):
     def calls(self) -> int:
         """How many were added without a look at the monitors, since `take_calls`."""
 
-    @property
-    def seconds(self) -> float:
-        """The seconds that it took to add all of these."""
-
     def take_calls(self) -> int:
         """Returns `calls`, and begins to count anew."""
 
@@ -84,7 +79,7 @@ class LiftRows:
         self._monitors, self._kinds = monitors, [(pack.shape, pack.dtype, pack.device) for pack in packs]
         self.capacity = capacity_for(sum(pack.nbytes for pack in packs), monitors)
         self._packs = [torch.empty((self.capacity, *shape), dtype=dtype, device=device) for shape, dtype, device in self._kinds]
-        self.ready, self.count, self.calls, self.seconds = False, 0, 0, 0.0
+        self.ready, self.count, self.calls = False, 0, 0
         self._lock = new_lock()
 
     def another(self) -> LiftRows:
@@ -108,10 +103,8 @@ class LiftRows:
         """Adds a row if nothing has to be asked of the monitors, and there will be room for another one."""
         if not self.ready or self.count + 1 >= self.capacity:
             return False
-        started = perf_counter()
         added = self.add(observation)
         self.calls += added
-        self.seconds += perf_counter() - started
         return added
 
     def packs(self, start: int, stop: int) -> list[Tensor]:

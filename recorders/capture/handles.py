@@ -22,7 +22,7 @@ from torch import Tensor
 from recorders._torch import may_run_again
 from recorders._torch.compiler import make_effectful
 from recorders.capture.accumulators import Observed, owner_of
-from recorders.capture.entering import guarded
+from recorders.capture.entering import guarded, timed
 from reducers import Reducer, Statistic
 from reducers.core.inputs import observation
 from reducers.core.patterns import arrange
@@ -112,7 +112,7 @@ def _add(handle: Tensor, observed: Observed, x: Tensor) -> None:
     if kernels is None or not kernels.is_captured():
         owner = owner_of(handle)
         if owner is not None:
-            owner.accumulate(observed, x)
+            timed(owner, owner.accumulate, observed, x)
         return
     # The handle may be a copy that belongs to the CUDA graph. The kernels find out whether there are accumulators of this size.
     try:

@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 
 from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes
 from recorders._torch.compiler import run_uncompiled, why_no_graphs
+from recorders.capture import entering
 from recorders.capture.entering import PASSED_ON, Fail, report_failure
 from recorders.errors import RecordingWarning
 from reducers._torch import constant_in_graphs, tell_dynamo
@@ -47,7 +48,7 @@ class Hook:
 
     Attributes:
         usual: the function that was given as `run`.
-        run: the function that is called outside of graphs: `usual`, or a timed version of it during a measured step.
+        run: the function that is called outside of graphs: `usual`, unless somebody wants to know of the next call.
         traced: whether a graph contains the hook, and guards that it is registered.
     """
 
@@ -78,7 +79,11 @@ class Hook:
                         torch.ops.torch_recorders.fail(self.receiver)
             return
         try:
-            outside_modes(self.run, *args)
+            watch = entering.timing
+            if watch is None:
+                outside_modes(self.run, *args)
+            else:
+                outside_modes(watch, self.fail, self.run, *args)
         except PASSED_ON:  # written out: a call of `guarded` would cost each observation
             raise
         except Exception as error:

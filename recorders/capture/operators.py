@@ -12,7 +12,7 @@ from torch import Tensor
 from recorders._torch import graph_task_address
 from recorders._torch.compiler import make_effectful
 from recorders.capture import packing
-from recorders.capture.entering import guarded
+from recorders.capture.entering import guarded, timed
 from recorders.capture.gathering import from_text as together_from
 from recorders.capture.layouts import from_text
 from recorders.capture.receivers import find_receiver
@@ -36,7 +36,7 @@ def _call_receiver(method: str, receiver: Tensor, *args: Any) -> Any:
 
     def call() -> Any:
         found = find_receiver(receiver)
-        return None if found is None else getattr(found, method)(*args)
+        return None if found is None else timed(found, getattr(found, method), *args)
 
     return guarded(_HERE, call)
 
@@ -68,7 +68,7 @@ def _call_receivers(method: str, receivers: list[Tensor], tensors: list[Tensor],
         numbers = [*map(int, receivers)]
     first = next(filter(None, map(find_receiver, numbers)), None)
     if first is not None:
-        guarded(_HERE, getattr(type(first), method), numbers, tensors, together_from(text))
+        guarded(_HERE, timed, numbers, getattr(type(first), method), numbers, tensors, together_from(text))
 
 
 _number = attrgetter("number")

@@ -29,7 +29,6 @@ from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.shown import Recorded
 from recorders.schedule.clock import Clock
-from recorders.schedule.stopwatch import Timer
 from reducers import Reducer, State
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ class Monitor(Recorded, Past, ABC):
         self.name, self.hooks, self.context = "", Attachment(), BatchContext()
         self.counts, self.leaf_calls = dict[str, int](), dict[str, int]()
         self.last_error: str | None = None
-        self.timer: Timer | None = None  # set while a measured step times this monitor
         self.compiled = self.dry_run = self.doubtful = False  # a graph recorded; only shapes; its pattern may not keep channels
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
         self.receiver, self.twin_key = GraphReceiver(self), ""

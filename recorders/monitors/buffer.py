@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from recorders._torch import is_plain_moment
+from recorders.capture import entering
 from recorders.capture.accumulators import Accumulators
 from recorders.capture.buffers import EMPTY, MonitorState, Pending, flush, new_buffer, new_lift_buffer
 from recorders.capture.changes import Changes
@@ -17,7 +19,6 @@ from recorders.capture.packs import unpacked
 from recorders.capture.slots import new_slots
 from recorders.errors import OperandError
 from recorders.recordings.placement import Placement
-from recorders.schedule.stopwatch import exclude, now
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
 from reducers.core.states import check_states, without_values
@@ -38,7 +39,7 @@ class Buffer:
         stored: the states, the counts and the pending observations.
         lock: is held while `stored` changes; reentrant, because a signal handler may read in the middle of an update.
         failed: pending observations that could not be reduced, each with its error; the monitor reports and removes them.
-        flush_seconds: seconds that reducing pending observations has taken.
+        flush_seconds: seconds that reducing pending observations has taken while steps were measured.
         shared: whether the tensors are those of the net, of which all ranks have copies or parts.
         places: which part of a tensor that ranks share the states of a leaf are of, by leaf.
         accumulators: what graphs on a GPU accumulate there, by device; it is no part of `stored` until somebody looks.
@@ -187,11 +188,11 @@ class Buffer:
         """Reduces all pending observations, or only those for which no bit depends on when; returns what is stored then."""
         if self.stored.has_pending:
             with self.lock:
-                started = now()
                 self.changes.note()  # no graph in another thread adds to what is about to be reduced
-                self.stored, failed = as_monitor(flush, self.stored, self.engine, exact_only)
+                watch = entering.joining
+                run = as_monitor if watch is None else partial(watch, self, as_monitor)
+                self.stored, failed = run(flush, self.stored, self.engine, exact_only)
                 self.failed += failed
-                self.flush_seconds += exclude(started)
         return self.stored
 
     def collect(self, exact_only: bool = False) -> MonitorState:
@@ -227,13 +228,11 @@ class Buffer:
         with self.lock:
             if not self.stored.has_pending:
                 return self._with_accumulated(self.stored, take=False)
-            started = now()
             state: MonitorState
             state, failed = as_monitor(flush, self.stored, self.engine)
             if failed:
                 self.stored = state
                 self.failed += failed
-            self.flush_seconds += exclude(started)
             return self._with_accumulated(state, take=False)
 
     def next_failure(self) -> tuple[Exception, Any] | None:

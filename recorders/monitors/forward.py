@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import outside_modes
+from recorders.capture.entering import timed
 from recorders.capture.operands import as_operands, pack
 from recorders.capture.receivers import new_twin_key
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.record import add_alone, add_at_once, is_ignored, reduce_at_once
-from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -141,11 +141,9 @@ class CallMonitor(Monitor):
             if wanted_in_graph(self, self.module):
                 trace(self, self.receiver.tensor, tuple(map(as_operands, values)))
         else:
-            outside_modes(self._pushed, *values)
+            outside_modes(timed, self, self._pushed, *values)
 
-    @entrance
     def _pushed(self, *values: Any) -> None:
-        """A method of its own, because `push` may be traced into a graph, which would guard the timer."""
         module = self.module
         self._ensure_clock()
         if self.on_error == "disable" and self.last_error is not None:

@@ -27,7 +27,6 @@ from recorders.monitors.options import MonitorOptions
 from recorders.monitors.origins import origin_of
 from recorders.monitors.record import add_alone
 from recorders.monitors.sightings import Call, Living, Sighting, tell_of_gradients
-from recorders.schedule.stopwatch import entrance, tensor_hook
 from reducers import Reducer
 from reducers._torch import constant_in_graphs
 
@@ -170,7 +169,6 @@ class GradientMonitor(Monitor):
         same = (known for known in self._watched if node is not None and known.grad_fn is node)
         return next((self._watched[known] for known in same if known.output_nr == tensor.output_nr), None)
 
-    @tensor_hook
     def _arrived(self, gradient: Tensor | None, sighting: Sighting, leaf: bool, path: str) -> None:
         call = sighting.take_leaf() if leaf else sighting.last
         if call is None:
@@ -187,7 +185,6 @@ class GradientMonitor(Monitor):
             else:
                 under(block, self._record, self.module, gradient, *call.seen, path=path)
 
-    @entrance
     def _arrived_at_graph(self, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
         """Records the gradient of an input of a compiled graph. The mode was asked when the graph was traced."""
         self._receive_call(lambda: (gradient, *seen), path)

@@ -23,7 +23,6 @@ from recorders.monitors.graph_rows import Handed, Lifted, Read, add_at_once, add
 from recorders.monitors.places import note_places
 from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
 from recorders.schedule.clock import Clock
-from recorders.schedule.stopwatch import Timer, entrance, timed_together
 from reducers._torch import constant_in_graphs
 
 __all__ = ["GraphReceiver", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
@@ -36,7 +35,6 @@ class Traced(Recording, Protocol):
 
     twin_key: str
     compiled: bool
-    timer: Timer | None
     _clock: Clock | None
 
     @property
@@ -118,12 +116,6 @@ class GraphReceiver:
         """The monitor; None if it no longer exists."""
         return self._monitor()
 
-    @property
-    def timer(self) -> Timer | None:
-        """That of the monitor."""
-        monitor = self._monitor()
-        return None if monitor is None else monitor.timer
-
     def hold(self, device: torch.device) -> None:
         """Gets a handle for the device, unless there is one; see `hand_out`."""
         monitor = self._monitor()
@@ -144,7 +136,6 @@ class GraphReceiver:
         if monitor is not None:
             monitor.counts[UNREADY] = monitor.counts.get(UNREADY, 0) + count
 
-    @entrance
     def accumulate(self, observed: Observed, x: Tensor) -> None:
         """Records an observation in place, on the device. A CUDA graph that replays it does not call this."""
         monitor = self._monitor()
@@ -167,7 +158,6 @@ class GraphReceiver:
         elif not accumulators.add(observed, x):
             self.miss(1)
 
-    @entrance
     def receive(self, layout: str, packs: list[Tensor], stream: str, told: Mapping[str, Told]) -> None:
         """Records an observation that the graph lifted."""
         monitor = self._monitor()
@@ -191,7 +181,6 @@ class GraphReceiver:
         if not (flush_filled(numbers, monitors, together) or _left_out(numbers)):
             _receive_together(numbers, together, lambda: Read(together, tensors))
 
-    @entrance
     def receive_leaves(self, leaves: dict[str, Tensor], stream: str, told: Mapping[str, Told]) -> None:
         """Records an observation that the graph could not lift."""
         monitor = self._monitor()
@@ -203,7 +192,6 @@ class GraphReceiver:
 
             work(monitor, None, (leaves,), add)
 
-    @entrance
     def receive_call(self, operands: Callable[[], Any], stream: str, told: Mapping[str, Told]) -> None:
         """Records an observation whose operands callables need."""
         monitor = self._monitor()
@@ -239,7 +227,6 @@ def _left_out(numbers: Sequence[int]) -> bool:
 def _receive_together(numbers: Sequence[int], together: Together, hand_over: Callable[[], Handed]) -> None:
     receivers = list(map(find_receiver, numbers))
     monitors = [None if receiver is None else receiver.monitor for receiver in receivers]
-    timers = [monitor.timer for monitor in monitors if monitor is not None and monitor.timer is not None]
     handed: list[Handed] = []
 
     def add() -> bool:
@@ -247,7 +234,7 @@ def _receive_together(numbers: Sequence[int], together: Together, hand_over: Cal
         return add_together(numbers, monitors, handed[0])
 
     try:
-        if timed_together(timers, add):
+        if add():
             return
     except Exception as error:  # the tensors could not be read
         for monitor in filter(None, monitors):

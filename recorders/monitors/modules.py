@@ -8,7 +8,6 @@ from torch import nn
 
 from recorders.monitors.base import Monitor
 from recorders.monitors.options import MonitorOptions
-from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ class ModuleMonitor(Monitor):
     def _attach(self, module: nn.Module) -> list[Any]:
         return []
 
-    @entrance
     def tick(self) -> None:
         """Records what the function computes now, unless the monitor is off."""
         module = self.module

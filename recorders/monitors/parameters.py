@@ -22,7 +22,6 @@ from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.record import is_ignored
 from recorders.schedule.readings import Reading, nothing
-from recorders.schedule.stopwatch import entrance
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -98,7 +97,6 @@ class ParameterMonitor(ModuleParameterMonitor):
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)
 
-    @entrance
     def tick(self) -> None:
         """Records the present values, if `when="tick"`."""
         module = self.module

@@ -1,4 +1,4 @@
-"""Overhead: what recording costs, and the budget that limits it."""
+"""Overhead: what recording costs, as it is shown, and the budget that limits it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recorders.recordings.shown import Rows, Table, shown_name
+from recorders.schedule.meter import Meter
 
-__all__ = ["Overhead", "check_budget", "shown_cadence"]
+__all__ = ["Overhead", "check_budget", "overhead", "shown_cadence"]
 
 
 @dataclass(frozen=True, repr=False)
 class Overhead(Table):
-    """What recording costs per step, averaged over recently measured steps.
+    """What recording costs per step, as measured in some steps.
 
-    Host time is measured without waiting for devices. Work that is put off to reduce observations together counts in the step that
-    does it. Reading results is not counted, nor is what compiled graphs compute for recording in their own kernels.
+    Host time is measured without waiting for devices. The time in which pending observations are reduced is shared out over the
+    steps that record. Reading results is not counted.
 
     Attributes:
-        seconds: what recording takes of a step, on the host: the work of monitors in all threads, the calls of their hooks by
-            PyTorch, and a shared part: the work of the clock, switching hooks, and measuring.
+        seconds: what recording takes of a step: what steps that record take longer than others, or if there are no others the work
+            of the monitors in all threads; the clock, and what monitors cost in steps that record nothing.
         step_seconds: the duration of a step, recording included.
-        by_name: the seconds of each subrecorder, without the shared part.
+        by_name: the seconds of the work of each subrecorder.
         steps: the number of measured steps.
         every_step: the present cadence: one in this many of the steps that monitors choose is recorded.
         budget: the share of the steps' time that recording may take; None for no limit.
         device_seconds: what monitors take of a step on the current stream of a CUDA device, gaps between kernels included; None
             without such a device.
         note: what is not included.
-        lower_bound: whether every step recorded. Then there is nothing to compare with, and what recording slows down elsewhere, by
-            what it leaves in the caches, is not included. `docs/speed.md` shows how much that is.
+        lower_bound: whether every step recorded. Then there is nothing to compare with, and what PyTorch takes to call hooks, and
+            what recording slows down elsewhere, is not included. `docs/speed.md` shows how much that is.
+        error: the standard error of `seconds`, if steps were compared.
         loops: where the loops that reduce CPU tensors are compiled and kept, or why they are not.
         troubles: what makes recording slower than it could be: no compiler, a folder that cannot be written, a kernel that failed.
 
@@ -53,6 +55,7 @@ class Overhead(Table):
     device_seconds: float | None = None
     note: str = ""
     lower_bound: bool = False
+    error: float | None = None
     loops: str = ""
     troubles: tuple[str, ...] = ()
 
@@ -82,8 +85,8 @@ class Overhead(Table):
         if not self.steps:
             return f"nothing was measured{cadence}; {self.note}"
         device = "" if self.device_seconds is None else f", {_shown(self.device_seconds)} on the device"
-        least = "at least " if self.lower_bound else ""
-        head = f"recording takes {least}{_shown(self.seconds)} of a step of {_shown(self.step_seconds)}: {100 * self.share:.2g} %"
+        took = f"{'at least ' * self.lower_bound}{_shown(self.seconds)}" + (f" (+- {_shown(self.error)})" if self.error else "")
+        head = f"recording takes {took} of a step of {_shown(self.step_seconds)}: {100 * self.share:.2g} %"
         return f"{head}{device}, measured on the {self.where} over {self.steps} steps{cadence}"
 
     def rows_shown(self) -> Rows:
@@ -93,6 +96,37 @@ class Overhead(Table):
 
     def _ordered(self) -> list[tuple[str, float]]:
         return sorted(self.by_name.items(), key=lambda item: -item[1])
+
+
+def overhead(meter: Meter, *, started: bool) -> Overhead:
+    """What a meter measured; `started` is whether its clock advances."""
+    found, every, budget = meter.measured(), meter.every_step, meter.budget
+    if not found.measured:
+        note = "the next steps are: call overhead() again after some of them, the first of which is left out"
+        if not started:
+            note = "the clock has not advanced: call recorder.attach(optimizer), or recorder.step() after every step"
+        return Overhead(math.nan, math.nan, {}, 0, every, budget, note=note)
+    often, seconds = found.often(every), found.cost(every)
+    left_out = ["reading results"]
+    if not found.compared:
+        left_out.append("what recording slows down elsewhere: no steps without recording were measured")
+        if any(monitor.compiled for monitor in meter.monitors.values()):
+            left_out.append("what compiled graphs compute for it in their own kernels")
+    note = f"not included: {', '.join(left_out)}"
+    if budget is not None and found.least_share > budget:
+        note += "; no cadence keeps within the budget: steps that record nothing exceed it already"
+    return Overhead(
+        seconds,
+        found.bare + seconds,
+        meter.by_name(found),
+        found.measured,
+        every,
+        budget,
+        often * found.on_device if found.device else None,
+        note,
+        not found.compared,
+        often * found.difference[1] if found.compared else None,
+    )
 
 
 def check_budget(budget: object) -> float | None:

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from recorders.capture.renewal import together
 from recorders.monitors.base import Monitor
-from recorders.recorder.meter import Meter
-from recorders.recorder.overhead import Overhead, check_budget, shown_cadence
+from recorders.recorder.overhead import Overhead, check_budget, overhead, shown_cadence
 from recorders.recorder.pairs import OfPairs
 from recorders.recorder.plan import Plan, plan
 from recorders.recorder.prototypes import Prototype
@@ -24,6 +23,7 @@ from recorders.recorder.subrecorders import Subrecorders
 from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
 from recorders.schedule.forgotten import forget
+from recorders.schedule.meter import Meter
 from reducers.kernels.dispatch import troubles
 from reducers.kernels.loop import libraries
 
@@ -45,7 +45,7 @@ class Recorder(OfPairs):
         fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass: faster for reducers made of
             several others and tensors of several MB, but the first observation of each kind takes seconds. If compilation fails,
             there is one warning. Compiled nets reduce in their own graph anyway.
-        budget: the largest share of the steps' time that recording may take, such as 0.03. If it takes more, only one in 2, 3, 4,
+        budget: the largest share of the steps' time that recording may take, such as 0.03. If it takes more, only one in 3, 4, 5,
             ... of the steps that a monitor chooses is recorded; if steps that record nothing exceed it too, recording stops with
             a warning. Needs a clock that advances (`attach` or `step`). A compiled net gets one more graph and keeps its hooks.
         **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module: it exists at
@@ -75,7 +75,6 @@ class Recorder(OfPairs):
         **monitors: Prototype,
     ) -> None:
         self._clock, self._meter = Clock(), Meter(check_budget(budget))
-        self._clock.measure(self._meter)
         if (monitor is None) == (not monitors):
             raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
         self._subrecorders = Subrecorders(monitors if monitor is None else {"": monitor}, self._clock, self._meter, fuse)
@@ -299,5 +298,15 @@ class Recorder(OfPairs):
         return report(self._selected(), self._subrecorders.gone)
 
     def overhead(self) -> Overhead:
-        """What recording costs in this run, as measured in some steps of the clock: in total and by subrecorder. See `Overhead`."""
-        return replace(self._meter.overhead(), loops=libraries.state(), troubles=troubles())
+        """What recording costs a step, in total and by subrecorder; measured only if it is asked for. See `Overhead`.
+
+        With a `budget` it is measured from the beginning. Without one, the first call tells nothing yet, and measures the next 64
+        steps that record; a later call tells what was found, and if those steps are over, measures the next ones. All other steps
+        read no clock. No observation is left out for it: if each step records, there is nothing to compare with, and the figure is
+        the least that recording costs.
+        """
+        self._clock.measure(self._meter)  # counts the steps up to now
+        found = overhead(self._meter, started=self._clock.step > 0 or self._clock.attached)
+        if self._meter.ask():
+            self._clock.measure(self._meter)
+        return replace(found, loops=libraries.state(), troubles=troubles())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from recorders.capture import layouts
+from recorders.capture.entering import timed
 from recorders.capture.given import BatchContext
 from recorders.capture.switching import hook_of
 from recorders.errors import SelectionError
@@ -23,11 +24,11 @@ from recorders.monitors.snapshots import resume
 from recorders.monitors.twins import leave_clock
 from recorders.recorder.attached import warn_of_equals
 from recorders.recorder.blocks import Blocks
-from recorders.recorder.meter import Meter
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join, recipes
 from recorders.recorder.selection import Place, unwrapped
 from recorders.recordings.recording import Subrecording, check_same_names, lookup
 from recorders.schedule.clock import Clock
+from recorders.schedule.meter import Meter
 from reducers.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Subrecorders(Mapping[str, Monitor]):
         self._by_module: weakref.WeakKeyDictionary[nn.Module, list[Monitor]] = weakref.WeakKeyDictionary()
         self._counting: RemovableHandle | None = None
         self._alone, self._stopped = set[str](), False  # the names of those that were not selected from a net
-        meter.give_up = weakref.WeakMethod(self._give_up)
+        self._limit()
         for group, prototype in self.prototypes.items():
             if isinstance(prototype, CallMonitor):
                 self._monitors[group] = prototype.constructor()
@@ -77,8 +78,7 @@ class Subrecorders(Mapping[str, Monitor]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({**state, "_by_module": weakref.WeakKeyDictionary(), "context": BatchContext(weakref.ref(self))})
-        self._clock.measure(self._meter)
-        self._meter.give_up = weakref.WeakMethod(self._give_up)
+        self._limit()
         for name, monitor in self.items():
             self._configure(name, monitor)
             self._meter.add(name, monitor)
@@ -234,7 +234,7 @@ class Subrecorders(Mapping[str, Monitor]):
         """Calls `tick` of the monitors that record at ticks."""
         for monitor in self.values():
             if isinstance(monitor, (ParameterMonitor, ModuleMonitor)):
-                monitor.tick()
+                timed(monitor, monitor.tick)
 
     def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> None:
         """Adds what monitors or subrecordings of the same names hold; if one does not fit, raises and changes none."""
@@ -271,7 +271,14 @@ class Subrecorders(Mapping[str, Monitor]):
             monitor.deregister()
         if self._counting is not None:
             self._clock.uncount()
-            self._counting = self._meter.counting = None
+            self._counting = None
+
+    def _limit(self) -> None:
+        """Measures what the monitors cost, if there is a budget."""
+        self._meter.give_up = weakref.WeakMethod(self._give_up)
+        if self._meter.budget is not None:
+            self._meter.ask()
+        self._clock.measure(self._meter)
 
     def _give_up(self) -> None:
         """Takes everything off, because no cadence keeps the budget."""
@@ -290,7 +297,7 @@ class Subrecorders(Mapping[str, Monitor]):
             return
         self._clock.watch(net)
         if (self._clock.attached or self._meter.budget is not None) and hook_of(self._counting) is None:
-            self._counting = self._meter.counting = self._clock.count(net)
+            self._counting = self._clock.count(net)
 
     def _chosen(self, groups: str | Iterable[str] | None) -> dict[str, Monitor]:
         """The prototypes of these groups."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,37 +15,16 @@ from recorders.capture.receivers import new_receiver
 from recorders.capture.switching import SwitchedHooks, grouped, put_back, remove
 from recorders.errors import MonitorError
 from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
-from recorders.schedule.standing import StandingClock
-from recorders.schedule.steps import count_steps, stop_counting
-from recorders.schedule.stopwatch import now
+from recorders.schedule.steps import count_steps, stop_counting, watch_for_standing
 from reducers.kernels.locks import new_lock
+
+if TYPE_CHECKING:
+    from recorders.schedule.meter import Meter
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
 MANY = 64  # the most steps without a decision of the groups: hooks may have been put back for the compiler meanwhile
 Phase: TypeAlias = Literal["module", "grad"]
-
-
-class StepMeter(Protocol):
-    """Measures the steps of a clock; see `recorders.recorder.meter.Meter`."""
-
-    budget: float | None
-    every_step: int
-    counting: Any
-    uneventful: int
-
-    def begin(self, records: bool) -> None:
-        """Begins a step; `records` says whether any monitor that the clock switches records in it."""
-
-    def end(self) -> int:
-        """Ends a step; returns the cadence from now on."""
-        ...
-
-    def drop(self) -> None:
-        """Discards the measurement of the present step."""
-
-    def switched(self, started: float) -> None:
-        """Adds the time since `started`, in which hooks were taken out or put back."""
 
 
 class Clock:
@@ -72,14 +51,13 @@ class Clock:
         self._begun = False
         self._net: weakref.ref[nn.Module] | None = None
         self._groups: list[StepGroup] = []
-        self._meter: StepMeter | None = None
+        self._meter: Meter | None = None
         self._handle: Any = None
         self._counting = SwitchedHooks()
         self.busy, self.cadence = False, 1
-        self._uneventful = self._skipped = 0  # coming steps in which nothing is switched; how many have ended
+        self._quiet = self._skipped = 0  # coming steps in which nothing is switched or measured; how many have ended
         self._lock = new_lock()
         self._receiver = new_receiver(self)
-        self._standing = StandingClock(self)
 
     @property
     def step(self) -> int:
@@ -121,32 +99,32 @@ class Clock:
             MonitorError: as if `step` is set.
         """
         with self._lock:
-            meter = self._meter
-            if self._uneventful and (meter is None or meter.uneventful):
-                self._uneventful -= 1
+            if self._quiet:
+                self._quiet -= 1
                 self._skipped += 1
                 self._step += 1
                 self._micro_batch, self._begun = 0, False
-                if meter is not None:
-                    meter.uneventful -= 1
                 return
-            self._standing.off()
-            if self._skipped:
-                self._catch_up()
+            self._catch_up()
+            meter, quiet = self._meter, MANY
             if meter is not None:
                 self.cadence = meter.end()
             try:
                 self._set_step(self._step + 1)
             finally:
                 if meter is not None:
-                    meter.begin(self.busy)
-            self._uneventful = min([MANY, *[group.undue_steps(self._step, self.cadence) for group in self._groups]])
+                    quiet = meter.begin(self.busy)
+                    self._meter = meter if meter.measuring else None
+            self._quiet = min([quiet, MANY, *[group.undue_steps(self._step, self.cadence) for group in self._groups]])
 
     def _catch_up(self) -> None:
-        """Counts the skipped steps in the groups. Then the groups decide at every step, until the next undue steps are known."""
-        for group in self._groups:
-            group.skip(self._step - self._skipped, self._skipped)
-        self._uneventful = self._skipped = 0
+        """Counts the skipped steps. Then everybody is asked at every step, until the next quiet steps are known."""
+        if self._skipped:
+            for group in self._groups:
+                group.skip(self._step - self._skipped, self._skipped)
+            if self._meter is not None:
+                self._meter.skip(self._skipped)
+        self._quiet = self._skipped = 0
 
     def _set_step(self, step: int) -> None:
         """Sets the step, and switches the groups for which the decision has changed."""
@@ -157,10 +135,7 @@ class Clock:
             group.decide(step, self.cadence)
             busy = busy or group.due
             if group.due != group.notified or group.error is not None:
-                started = None if self._meter is None else now()
                 failed = group.notify(step) or failed
-                if self._meter is not None and started is not None:
-                    self._meter.switched(started)
             elif not group.due and step >= group.hooks.again:
                 group.hooks.off(group.monitors, step)
         if busy != self.busy:
@@ -210,7 +185,6 @@ class Clock:
             raise TypeError(f"a clock is attached to a torch.optim.Optimizer, or advanced by hand; got {type(optimizer).__name__}")
         count_steps(optimizer, self)
         self.attached = True
-        self._standing.off()
         return self
 
     def detach(self) -> Clock:
@@ -219,11 +193,11 @@ class Clock:
         self.attached = False
         return self
 
-    def measure(self, meter: StepMeter) -> None:
-        """Notifies `meter` of every step from now on, and takes the cadence from it."""
+    def measure(self, meter: Meter) -> None:
+        """Notifies `meter` of steps as long as it measures, and takes the cadence from it."""
         with self._lock:
             self._catch_up()
-            self._meter, self.cadence = meter, meter.every_step
+            self._meter, self.cadence = meter if meter.measuring else None, meter.every_step
 
     def watch(self, net: nn.Module) -> None:
         """Takes the phase from `net`, which is held weakly; see `expect`."""
@@ -238,7 +212,7 @@ class Clock:
     def expect(self, net: nn.Module | None) -> None:
         """Warns if `net` trains and the clock stands still, unless an optimizer advances it or no monitor depends on it."""
         if net is not None and self.expected:
-            self._standing.on(net)
+            watch_for_standing(self, net)
 
     def count(self, net: nn.Module) -> Any:
         """Counts the forwards of `net` as micro-batches; returns the handle of the hook, or None if `net` takes no hooks."""
@@ -280,10 +254,10 @@ class Clock:
             self._catch_up()
             for group in self._groups:
                 group.monitors.discard(monitor)
+            self._groups = [group for group in self._groups if group.monitors]
 
     def restore_hooks(self, monitor: Any) -> None:
         """Puts the hooks of `monitor` back, before hooks are removed or added."""
-        self._standing.off()
         with self._lock:
             self._catch_up()
             put_back(grouped(monitor.all_handles()))

@@ -22,15 +22,23 @@ from recorders._torch.compiler import break_graph, compile_always, never_trace, 
 from recorders.capture.batching import StepBatch
 from recorders.capture.entering import failure_of, guarded
 from recorders.capture.switching import SWITCHING
+from recorders.schedule import standing
 from recorders.schedule.forgotten import tell_forgotten, warnings_due
 from recorders.schedule.listeners import Listeners
 from recorders.schedule.planned import StepPlans
 from recorders.schedule.readings import Reading
-from recorders.schedule.stopwatch import HookTiming, TimedStepBatch, Timer, open_samples
 from recorders.schedule.under_way import Step, StepCounter, StepsUnderWay
 from reducers._torch import constant_in_graphs
 
-__all__ = ["StepHandle", "StepMonitor", "count_steps", "monitors_of_steps", "stop_counting"]
+__all__ = [
+    "StepHandle",
+    "StepMonitor",
+    "count_steps",
+    "monitors_of_steps",
+    "parameters_watched",
+    "stop_counting",
+    "watch_for_standing",
+]
 
 
 class StepMonitor(Protocol):
@@ -41,12 +49,10 @@ class StepMonitor(Protocol):
 
     Attributes:
         counts: the number of calls, and by reason the number of calls that were not recorded.
-        timer: is set while a measured step times the monitor.
         absence: why nothing is recorded of a parameter of which there is nothing to read.
     """
 
     counts: dict[str, int]
-    timer: Timer | None
     absence: ClassVar[str]
 
     def _reading(self, moment: str) -> Reading | None:
@@ -101,11 +107,15 @@ class _Steps:
             self.clocks = [pair for pair in self.clocks if pair[1]() is not clock]
             self._deactivate_unused()
 
-    def _activate(self) -> None:
+    def install(self) -> None:
+        """Puts the hooks on, which do nothing by themselves."""
         if not self._installed:
             self._installed = True
             register_optimizer_step_pre_hook(self.before)
             register_optimizer_step_post_hook(self.after)
+
+    def _activate(self) -> None:
+        self.install()
         if not self.active:
             self.active = True
             skip_frames(STEP_CODE, True)
@@ -139,14 +149,11 @@ class _Steps:
 
     def _begin(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
         """Begins a step; returns what a monitor raised because the user asks for it."""
-        timing = HookTiming() if open_samples else None
         steps, failed = _under_way.steps, None
         if steps or self.listeners or type(optimizer) not in self._seen:
             failed = self._before(optimizer, frame, args, kwargs)
         else:  # only clocks are attached; no further call, because every step of every optimizer would pay for it
             steps.append(Step(optimizer=weakref.ref(optimizer), frame=id(frame)))
-        if timing is not None:
-            timing.end()
         return failed
 
     def _before(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
@@ -159,20 +166,20 @@ class _Steps:
         return None
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.active or is_dynamo_compiling():
+        if not (self.active or standing.clocks) or is_dynamo_compiling():
             return
-        _pass_on(guarded(_HERE, self._end, optimizer, sys._getframe(1), args, kwargs))
+        failed = guarded(_HERE, self._end, optimizer, sys._getframe(1), args, kwargs) if self.active else None
+        if standing.clocks:
+            failed = failed or failure_of(_HERE, standing.tell, optimizer)
+        _pass_on(failed)
 
     def _end(self, optimizer: Optimizer, frame: FrameType, args: Any, kwargs: Any) -> Exception | None:
         """Ends a step, for all monitors and clocks; returns what one of them raised because the user asks for it."""
-        timing = HookTiming() if open_samples else None
         clocks, failed, steps = list[StepCounter](), None, _under_way.steps
         if self.listeners or len(steps) != 1 or steps[0].frame != id(frame) or step_was_skipped(optimizer):
             failed = self._after(optimizer, frame, args, kwargs, clocks)
         else:
             clocks += self._clocks_of(optimizer, steps.pop().clocks)
-        if timing is not None:
-            timing.end()
         for clock in clocks:  # after the monitors, whose observations belong to the step that ends
             failed = failure_of(_HERE, clock.advance) or failed
         if not clocks:
@@ -213,7 +220,7 @@ class _Steps:
     def _notify(self, mine: set[int], optimizer: Optimizer, *moments: str) -> Exception | None:
         """Notifies all monitors; returns what the first of them raised because the user asks for it. After an interrupt, none."""
         failed: Exception | None = None
-        step_batch, listeners = TimedStepBatch() if open_samples else StepBatch(), self.listeners.now()
+        step_batch, listeners = StepBatch(), self.listeners.now()
         for number in guarded(_HERE, self._plans.gather, listeners, mine, optimizer, moments, step_batch) or ():
             module_ref, monitor_ref = listeners[number]
             module, monitor = module_ref(), monitor_ref()
@@ -222,10 +229,7 @@ class _Steps:
                 continue
             for moment in moments:
                 notify = getattr(monitor, moment)
-                if isinstance(step_batch, TimedStepBatch):
-                    error = failure_of(monitor._fail, step_batch.notify, monitor.timer, notify, module, optimizer, mine)
-                else:
-                    error = failure_of(monitor._fail, notify, module, optimizer, mine, step_batch)
+                error = failure_of(monitor._fail, notify, module, optimizer, mine, step_batch)
                 failed = failed or error
         recorded = failure_of(_HERE, step_batch.record)
         return failed or recorded
@@ -269,6 +273,23 @@ def monitors_of_steps(module: nn.Module) -> list[Any]:
     """The monitors that are told of the optimizer steps which change parameters of `module`."""
     with SWITCHING:
         return list(_steps.monitors.get(module, ()))
+
+
+def parameters_watched() -> list[tuple[Any, int]]:
+    """The monitors that are told of optimizer steps, and the elements of the parameters that each of them watches."""
+    with SWITCHING:
+        found: list[tuple[nn.Module, list[Any]]] = [(module, [*monitors]) for module, monitors in _steps.monitors.items()]
+    return [
+        (monitor, sum(parameter.numel() for _, parameter in monitor._parameters(module)))
+        for module, monitors in found
+        for monitor in monitors
+    ]
+
+
+def watch_for_standing(clock: StepCounter, net: nn.Module) -> None:
+    """Warns if `net` trains, and this clock, whose steps monitors wait for, stands still; both are held weakly."""
+    _steps.install()
+    standing.add(clock, net)
 
 
 _HERE = "the hook on optimizers"

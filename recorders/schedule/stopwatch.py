@@ -1,45 +1,27 @@
-"""Sample: a step in which the work of monitors is timed, on the host and on the device.
+"""Stopwatch: in a measured step, the seconds that the work of each monitor takes, on the host and on the device.
 
-A monitor starts to work when a hook, a compiled graph, an optimizer step or the user calls one of its methods. A `Hook` has a timed
-version of what it calls; the other methods are marked with `@entrance`. Outside of measured steps no time is read.
+The guard at every entrance from PyTorch (`recorders.capture.entering`) calls what this file gives it, or reads no clock at all.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
-from recorders.capture.batching import PlannedRows, StepBatch
-from recorders.capture.hooks import Hook
-from recorders.capture.switching import hook_of
-from recorders.schedule.call_cost import CallCounts
+from recorders.capture import entering
+from recorders.capture.receivers import find_receiver
 from reducers.kernels.locks import new_lock
+from reducers.kernels.loop.tables import Table
 
-__all__ = [
-    "HookTiming",
-    "Sample",
-    "Seconds",
-    "TimedStepBatch",
-    "Timer",
-    "entrance",
-    "exclude",
-    "now",
-    "open_samples",
-    "tensor_hook",
-    "timed_together",
-]
+__all__ = ["Stopwatch", "now", "time_joins"]
 
-CLOCK = "\0"  # stands for the clock among the names of subrecorders
-Method = TypeVar("Method", bound=Callable[..., Any])
-Result = TypeVar("Result")
+Key: TypeAlias = "int | str"  # the `id` of a monitor, or the name of an entrance that no monitor owns
 
 
 def now() -> float:
@@ -47,274 +29,154 @@ def now() -> float:
     return perf_counter()
 
 
-class Seconds(defaultdict[str, float]):
-    """Seconds by name."""
+class _Wanted(dict[int, "weakref.ref[Any]"]):
+    """Those who want to know how long something takes, held weakly. As long as anybody does, the guard calls a function for it."""
 
-    def __init__(self) -> None:
-        super().__init__(float)
+    def __init__(self, what: str, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._what, self._function = what, function
 
-    def add(self, other: Mapping[str, float]) -> None:
-        """Adds the seconds of `other`."""
-        for name, seconds in other.items():
-            self[name] += seconds
+    def change(self, by: Any, wanted: bool) -> None:
+        """Adds somebody, or takes somebody out, who is taken out anyway if it is freed."""
+        key = id(by)
+        if wanted:
+            self[key] = weakref.ref(by, lambda _: self._drop(key))
+            setattr(entering, self._what, self._function)
+        else:
+            self._drop(key)
 
+    def _drop(self, key: int) -> None:
+        self.pop(key, None)
+        if not self:
+            setattr(entering, self._what, None)
 
-class Timer(NamedTuple):
-    """What a monitor is timed by during a measured step: the step, and the monitor's name in it."""
-
-    sample: Sample
-    name: str
-
-
-def entrance(method: Method) -> Method:
-    """Marks a method with which a graph or the user starts the work of a monitor. It is timed while the monitor has a `Timer`."""
-    return _timed_method(method, (0, 0))
-
-
-def tensor_hook(method: Method) -> Method:
-    """Like `entrance`, for what a hook on a tensor calls: what PyTorch takes to call the hook is counted too."""
-    return _timed_method(method, (0, 1))
+    def now(self) -> list[Any]:
+        """Those who are there."""
+        return [found for ref in list(self.values()) if (found := ref()) is not None]
 
 
-def _timed_method(method: Method, calls: tuple[int, int]) -> Method:
-    @functools.wraps(method)
-    def enter(self: Any, *args: Any) -> Any:
-        timer: Timer | None = self.timer
-        if timer is None:
-            return method(self, *args)
-        return timer.sample.time(timer.name, calls, method, self, *args)
-
-    return cast(Method, enter)
-
-
-def timed_together(timers: Sequence[Timer], function: Callable[..., Result], *args: Any) -> Result:
-    """Calls `function(*args)`, the work of several monitors at once, and shares out the seconds; returns what it returns."""
-    samples = {timer.sample: timer for timer in timers}
-    if not samples or (_inside.sample is not None and _inside.sample.open):
-        return function(*args)
-    outer, outer_timer = _inside.sample, _inside.timer
-    sample, _inside.timer = samples.popitem()
-    _inside.sample = sample
-    started, event = perf_counter(), sample.new_event()
-    try:
-        return function(*args)
-    finally:
-        _inside.sample, _inside.timer = outer, outer_timer
-        mine = [timer.name for timer in timers if timer.sample is sample]
-        sample.add({name: 1 / len(mine) for name in mine}, started, event)
-
-
-def exclude(started: float) -> float:
-    """The seconds since `started`, in which observations of many steps were reduced; leaves them out of the measured step."""
-    seconds = perf_counter() - started
-    if _inside.timer is not None:
-        _inside.timer.sample.exclude(_inside.timer.name, seconds)
-    return seconds
-
-
-class Sample:
-    """A measured step.
+class _Call:
+    """Work that a thread does now.
 
     Attributes:
-        busy: whether some monitor records in this step.
-        open: whether the step goes on.
-        seconds: the seconds that monitors took, by name.
-        calls: the hooks that PyTorch called, by name.
-        excluded: the seconds of the step that count for all steps: see `exclude`.
-        upkeep: the seconds that the clock and the hooks on optimizers took.
-        pairs: device events, before and after the work of a monitor.
-        ended: when the step ended.
+        keys: whose it is; several monitors share it equally.
+        owned: whether it is that of monitors. What is called within it is part of it then.
+        outer: the work within which it is done.
+        inner: the seconds of it that count elsewhere.
     """
 
-    def __init__(self, busy: bool) -> None:
-        self.busy, self.open = busy, True
-        self.ended = self.upkeep = self.excluded = 0.0
-        self.seconds, self.calls = Seconds(), CallCounts()
-        self.pairs: list[tuple[Any, Any]] = []
-        self._started: float | None = None
-        self._new_event, self._lock = _event_maker(), new_lock()
-        self._hooks: list[weakref.ref[Hook]] = []
-        self._monitors: list[weakref.ref[Any]] = []
-        self._rows: dict[Any, tuple[float, list[str]]] = {}  # of graphs: the seconds before, and whose they are
-        self._ref = weakref.ref(self, open_samples.discard)
-        hash(self._ref)  # while it can be computed: a reference keeps the hash of what it refers to
+    __slots__ = ("inner", "keys", "outer", "owned", "started")
 
-    def begin(self, monitors: Mapping[str, Any], counting: Any = None) -> float:
-        """Begins the step; returns the time. `counting` is the handle of the clock's own hook."""
-        modules: set[int] = set()
-        if counting is not None:
-            self._time_hook(CLOCK, counting, (1, 0))
-        for name, monitor in monitors.items():
-            self._monitors.append(weakref.ref(monitor))
-            monitor.timer = Timer(self, name)
+    def __init__(self, owner: Any, outer: _Call | None) -> None:
+        found = owner if isinstance(owner, list) else [owner if isinstance(owner, str) else getattr(owner, "__self__", owner)]
+        found = [find_receiver(each) if isinstance(each, int) else each for each in found]
+        self.keys: list[Key] = [each if isinstance(each, str) else id(getattr(each, "monitor", each)) for each in found]
+        self.owned, self.outer, self.inner = not isinstance(owner, str), outer, 0.0
+        self.started = perf_counter()
+
+
+class _Here(threading.local):
+    call: _Call | None = None
+
+
+_here, _lock = _Here(), new_lock()
+
+
+class Stopwatch:
+    """Times the work of all monitors, from `start` until `stop`.
+
+    Attributes:
+        seconds: by the `id` of a monitor, or by the name of an entrance that no monitor owns.
+        pairs: device events, before and after the work of a thread.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[Key, float] = defaultdict(float)
+        self.pairs: list[tuple[Any, Any]] = []
+        self._tables: dict[Table, tuple[float, list[Key]]] = {}
+
+    def start(self, monitors: Iterable[Any]) -> float:
+        """Starts; returns the time. What graphs hand over without any Python is timed for these monitors."""
+        for monitor in monitors:
             for buffer in monitor.buffer.graph_buffers:
-                self._rows.setdefault(buffer.rows, (buffer.rows.seconds, []))[1].append(name)
-            for handle in monitor.all_handles():
-                first = handle in monitor.hooks.handles and id(monitor.module) not in modules
-                modules.add(id(monitor.module))
-                self._time_hook(name, handle, (1, 0) if first else (0, 1))
-        open_samples.add(self._ref)
+                if isinstance(buffer.rows, Table):
+                    buffer.rows.time(True)
+                    self._tables.setdefault(buffer.rows, (buffer.rows.seconds, []))[1].append(id(monitor))
+        _running.change(self, True)
         self._started = perf_counter()
         return self._started
 
-    def _time_hook(self, name: str, handle: Any, calls: tuple[int, int]) -> None:
-        hook = hook_of(handle)
-        if isinstance(hook, Hook):
-            self._hooks.append(weakref.ref(hook))
-            hook.run = functools.partial(self.time, name, calls, hook.usual)
+    def stop(self) -> float:
+        """Stops; returns the time. Of work that goes on in this thread, what was done until now counts."""
+        ended, later, call = perf_counter(), 0.0, _here.call
+        _running.change(self, False)
+        while call is not None:
+            lasted = ended - max(call.started, self._started)
+            self._add(call.keys, lasted - call.inner - later)
+            later, call = lasted, call.outer
+        for table, (before, keys) in self._tables.items():
+            table.time(False)
+            self._add(keys, table.seconds - before)
+        return ended
 
-    def exclude(self, name: str, seconds: float) -> None:
-        """Leaves out seconds of the work of a monitor that are few and long, and counted by themselves."""
-        with self._lock:
-            self.excluded += seconds
-            self.seconds[name] -= seconds
+    def end(self, call: _Call, ended: float, *events: Any) -> None:
+        """Adds a call that has ended, and the events before and after it."""
+        self._add(call.keys, ended - max(call.started, self._started) - call.inner)
+        if None not in events:
+            self.pairs.append(events)
 
-    def end(self) -> float | None:
-        """Ends the step; returns its seconds without those excluded, or None if its beginning was interrupted."""
-        self.ended = perf_counter()
-        self.close()
-        return None if self._started is None else self.ended - self._started - self.excluded
-
-    def close(self) -> None:
-        """Stops all timing for this step."""
-        self.open = False
-        open_samples.discard(self._ref)
-        for hook in [ref() for ref in self._hooks]:
-            if hook is not None:
-                hook.run = hook.usual
-        for monitor in [ref() for ref in self._monitors]:
-            if monitor is not None:
-                monitor.timer = None
-        for rows, (before, names) in self._rows.items():
-            self.seconds.add(dict.fromkeys(names, (rows.seconds - before) / len(names)))
-        self._rows = {}
-
-    def time(self, name: str, calls: tuple[int, int], function: Callable[..., Any], *args: Any) -> Any:
-        """Calls `function(*args)`, adds the seconds it takes to `name`, and returns what it returns.
-
-        What is called from within other timed work is part of that work. `calls` says how many hooks PyTorch called for it, see
-        `CallCounts`.
-        """
-        outer, outer_timer = _inside.sample, _inside.timer
-        if not self.open or (outer is not None and outer.open):
-            return function(*args)
-        _inside.sample, _inside.timer = self, Timer(self, name)
-        started, event = perf_counter(), self.new_event()
-        try:
-            return function(*args)
-        finally:
-            _inside.sample, _inside.timer = outer, outer_timer
-            self.add({name: 1.0}, started, event, calls)
-
-    def new_event(self) -> Any:
-        """An event that marks this moment on the device; None if there is no device."""
-        return None if self._new_event is None else self._new_event()
-
-    def add(self, shares: Mapping[str, float], started: float, event: Any, calls: tuple[int, int] = (0, 0)) -> None:
-        """Adds the seconds since `started` to several names, to each its share of them."""
-        seconds, ended = perf_counter() - started, None if event is None else self.new_event()
-        with self._lock:
-            for name, share in shares.items():
-                if any(calls):
-                    self.calls.add({name: calls})
-                if name == CLOCK:
-                    self.upkeep += seconds * share
-                else:
-                    self.seconds[name] += seconds * share
-            if ended is not None and shares:
-                self.pairs.append((event, ended))
+    def _add(self, keys: list[Key], seconds: float) -> None:
+        with _lock:
+            for key in keys:
+                self.seconds[key] += max(0.0, seconds) / len(keys)
 
 
-class TimedStepBatch(StepBatch):
-    """A `StepBatch` of a measured step. The seconds of reducing it are shared out by the number of elements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._giver: Timer | None = None  # of the monitor that is notified now
-        self._elements: Counter[Timer | None] = Counter()
-
-    def notify(self, timer: Timer | None, moment: Callable[..., None], *args: Any) -> None:
-        """Calls `moment(*args, self)`, a method of the monitor that has this timer."""
-        self._giver = timer
-        try:
-            if timer is None:
-                moment(*args, self)
-            else:
-                timer.sample.time(timer.name, (0, 0), moment, *args, self)
-        finally:
-            self._giver = None
-
-    def accepts(self, x: Tensor) -> bool:
-        accepted = super().accepts(x)
-        if accepted:
-            self._elements[self._giver] += x.numel()
-        return accepted
-
-    def add_planned(self, planned: PlannedRows, tensors: Sequence[Tensor], afters: Sequence[Tensor] = ()) -> None:
-        super().add_planned(planned, tensors, afters)
-        self._count(planned, tensors)
-
-    def keep_planned(self, planned: PlannedRows, kept: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-        super().keep_planned(planned, kept, tensors)
-        self._count(planned, tensors)
-
-    def _count(self, planned: PlannedRows, tensors: Sequence[Tensor]) -> None:
-        for monitor, *_, operands, _ in planned.seen(tensors):
-            self._elements[getattr(monitor, "timer", None)] += operands[0].numel()
-
-    def record(self) -> None:
-        events = {timer.sample: timer.sample.new_event() for timer in self._elements if timer is not None}
-        outer, _inside.sample = _inside.sample, next(iter(events), None)
-        started = perf_counter()
-        try:
-            super().record()
-        finally:
-            _inside.sample = outer
-            total = self._elements.total()
-            for sample, event in events.items():
-                mine = {timer.name: count / total for timer, count in self._elements.items() if timer and timer.sample is sample}
-                sample.add(mine, started, event)
+def _time(owner: Any, run: Callable[..., Any], *args: Any) -> Any:
+    """Calls `run(*args)` and returns its result; adds its seconds to `owner`, without those of monitors that it calls."""
+    outer = _here.call
+    if outer is not None and outer.owned:
+        return run(*args)
+    event = None if outer is not None else _new_event()
+    call = _here.call = _Call(owner, outer)
+    try:
+        return run(*args)
+    finally:
+        ended, _here.call = perf_counter(), outer
+        if outer is not None:
+            outer.inner += ended - call.started
+        after = None if event is None else _new_event()
+        for stopwatch in _running.now():
+            stopwatch.end(call, ended, event, after)
 
 
-class _Inside(threading.local):
-    """What times the work that this thread does now: the sample, and the timer of a monitor if it is the work of one."""
-
-    sample: Sample | None = None
-    timer: Timer | None = None
+_running = _Wanted("timing", _time)
 
 
-_inside = _Inside()
-
-# The measured steps that go on now. It is read at every step of every optimizer, so it is a plain set.
-open_samples: set[weakref.ref[Sample]] = set()
-
-
-class HookTiming:
-    """Times a hook on optimizers in the measured steps that go on: what it takes beyond the work of monitors is their upkeep."""
-
-    def __init__(self) -> None:
-        self._samples = [sample for sample in [ref() for ref in list(open_samples)] if sample is not None]
-        self._before = [sum(sample.seconds.values()) for sample in self._samples]
-        self._started = perf_counter()
-
-    def end(self) -> None:
-        """The hook has done its work."""
-        took = perf_counter() - self._started
-        for sample, before in zip(self._samples, self._before, strict=True):
-            sample.upkeep += max(0.0, took - sum(sample.seconds.values()) + before)
-            sample.calls.add({CLOCK: (0, 1)})
-
-
-def _event_maker() -> Callable[[], Any] | None:
-    """What makes a CUDA event on the current stream, without waiting for the device; None if CUDA is not in use."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+def _new_event() -> Any:
+    """A CUDA event on the current stream, without waiting; None without a device, or if what runs is only captured."""
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
-    def new_event() -> Any:
-        if torch.cuda.is_current_stream_capturing():  # what is captured does not run now
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
-    return new_event
+def time_joins(meter: Any, on: bool) -> None:
+    """Times the reduction of pending observations. It is seldom and long, so it counts in no step, but for all of them."""
+    _meters.change(meter, on)
+
+
+def _join(buffer: Any, run: Callable[..., Any], *args: Any) -> Any:
+    started = perf_counter()
+    try:
+        return run(*args)
+    finally:
+        seconds = perf_counter() - started
+        buffer.flush_seconds += seconds
+        if _here.call is not None:
+            _here.call.inner += seconds
+        for meter in _meters.now():
+            meter.joined += seconds
+
+
+_meters = _Wanted("joining", _join)

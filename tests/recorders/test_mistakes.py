@@ -182,8 +182,9 @@ def test_a_clock_that_stands_still_is_told_of_once(how: str) -> None:
     optimizer = torch.optim.Adam(net.parameters(), fused=True)
     _kept = CHOOSING[how](net)
     _step(net, optimizer, micro_batches=4)
+    net(torch.ones(2, 3))
     with pytest.warns(RecordingWarning, match=r"stands at step 0 still.*attach\(optimizer\), or recorder\.step\(\)") as found:
-        net(torch.ones(2, 3))
+        _step(net, optimizer)
     assert [Path(warning.filename).name for warning in found] == [Path(__file__).name]
     _step(net, optimizer)  # a second warning would be an error
 

@@ -77,6 +77,7 @@ struct Table {
   int64_t ready;            // whether nothing has to be asked before a row is added
   int64_t count;            // of the rows
   int64_t calls;            // of the operator that nobody else saw
+  int64_t timed;            // whether these are timed
   int64_t nanoseconds;      // that these took
 };
 
@@ -262,10 +263,10 @@ static bool add_row(const Argument* arguments) {
   size_t length = 0;
   void* string = reinterpret_cast<void*>(arguments[2]);
   if (torch_string_length(string, &length) || length < sizeof(Table::key) || torch_string_c_str(string, &text)) return false;
-  const int64_t started = nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex);
   Table* table = table_of(receivers, text);
   if (!table || size_t(table->reader->tensors) != tensors.size() || tensors.size() > MOST_TENSORS) return false;
+  const int64_t started = table->timed ? nanoseconds() : 0;
   const void* data[MOST_TENSORS];
   const Reader& reader = *table->reader;
   for (int64_t number = 0; number < reader.layouts; ++number) {
@@ -279,7 +280,7 @@ static bool add_row(const Argument* arguments) {
     if (!read(reader, layout, data, table->rows + table->count * reader.bytes)) return false;
     ++table->count;
     ++table->calls;
-    table->nanoseconds += nanoseconds() - started;
+    if (started) table->nanoseconds += nanoseconds() - started;
     if (table->count < table->capacity) return true;
     table->ready = 0;
     filled = true;

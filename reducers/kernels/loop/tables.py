@@ -90,6 +90,7 @@ class _Table(ctypes.Structure):
         ("ready", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("calls", ctypes.c_int64),
+        ("timed", ctypes.c_int64),
         ("nanoseconds", ctypes.c_int64),
     )
 
@@ -164,8 +165,12 @@ class Table:
 
     @property
     def seconds(self) -> float:
-        """The seconds that all these calls took."""
+        """The seconds that these calls took while the table was timed."""
         return 1e-9 * int(self._struct.nanoseconds)
+
+    def time(self, on: bool) -> None:
+        """Time such calls, or no longer."""
+        self._struct.timed = int(on)
 
     def take_calls(self) -> int:
         """Return `calls`, and begin to count anew."""

@@ -35,10 +35,9 @@ from recorders import (
 from recorders.capture import batching, entering
 from recorders.capture.switching import hook_of
 from recorders.monitors.graphs import GraphReceiver
-from recorders.schedule import planned
+from recorders.schedule import planned, standing
 from recorders.schedule.clock import Clock
 from recorders.schedule.planned import StepPlans
-from recorders.schedule.standing import StandingClock
 from recorders.schedule.steps import _Steps
 from reducers import CKA, Count, Mean, Norm, Quantile, Sum
 
@@ -242,7 +241,7 @@ def test_what_fails_beside_the_monitors_is_told_and_the_training_goes_on(which: 
 def test_what_fails_while_it_looks_for_a_clock_that_stands_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     net = new_net()
     recorder = Recorder(ForwardMonitor(Count(), every_step=2)).modules(net, names="first")
-    monkeypatch.setattr(StandingClock, "see_step", planted)
+    monkeypatch.setattr(standing, "tell", planted)
     with pytest.warns(RecordingWarning, match="planted"):
         train(net)
     recorder.deregister()

@@ -77,7 +77,6 @@ def test_in_steps_that_are_not_due_no_hook_is_there_and_counts_are_as_they_were(
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     recorder = Recorder(**kinds(every_step=3)).modules(models[0]).attach(optimizers[0])
-    recorder._meter.switch(False)
     told = listening_monitors()
     found, ids = [], {key for module in models[0].modules() for key in module._forward_hooks}
     for step in range(10):

@@ -65,8 +65,11 @@ def test_rows_hold_what_updates_give(operator: Operator) -> None:
             for key, value in reducer.update({}, x).items():
                 torch.testing.assert_close(state[key], value, rtol=1e-12, atol=1e-12)
     assert operator.table.calls == 3
+    assert operator.table.seconds == 0
+    operator.table.time(True)
+    assert operator(*tensors[0])
     assert operator.table.seconds > 0
-    assert (operator.table.take_calls(), operator.table.calls) == (3, 0)
+    assert (operator.table.take_calls(), operator.table.calls) == (4, 0)
 
 
 def test_what_the_operator_leaves_to_the_slow_one(operator: Operator) -> None:
