@@ -1,5 +1,6 @@
 """Records what happens inside PyTorch networks: monitors capture tensors, reducers reduce them, recordings keep the results."""
 
+from recorders.capture.calls import Call
 from recorders.capture.channels import channel_axis, register_channel_axis
 from recorders.capture.layouts import register_layouts
 from recorders.errors import (
@@ -56,6 +57,7 @@ __all__ = [
     "Attached",
     "BackwardInputMonitor",
     "BackwardMonitor",
+    "Call",
     "CallMonitor",
     "Clock",
     "CorruptRecordingError",

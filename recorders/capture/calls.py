@@ -1,4 +1,4 @@
-"""Values that belong to one call of a module, kept in the frame of that call.
+"""Call: what a monitor sees at one of its sites. And values that belong to one call of a module, kept in the frame of that call.
 
 A hook before the forward may keep a value for the hook after it. PyTorch does not call the second hook if the call is interrupted
 (`KeyboardInterrupt`). The frame of the call is freed in any case, and the value with it. No other call, of this thread or of
@@ -16,16 +16,79 @@ PEP 667 specifies that `frame.f_locals` accepts new names; versions of Python be
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from collections.abc import Mapping
+from types import FrameType, MappingProxyType
 from typing import Any
+
+from torch import Tensor, nn
 
 from recorders._torch import CALL_CODE
 from recorders._torch.compiler import keep_in_traced_call, restore_in_traced_call
 from recorders.capture.hooks import Hook
+from recorders.capture.operands import pack
 
-__all__ = ["forward_frame", "keep", "keep_traced", "kept", "restore_traced"]
+__all__ = ["Call", "forward_frame", "keep", "keep_traced", "kept", "restore_traced"]
 
 _HOOK = Hook.__call__.__code__
+
+
+class Call:
+    """What a monitor sees at one of its sites: the part of a call of a module that is known there.
+
+    Attributes:
+        site: the name of the site; see `Monitor.sites`.
+        module: the module; None if it no longer exists, or if there is none.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        output: what it returned.
+        before: a copy of what `Monitor.watched` returned before the forward.
+        gradient: the gradient of the loss with respect to `tensor`.
+        tensor: a leaf of the output or the inputs, as it was at the forward; None if nobody needs it.
+        values: what was pushed, or read of the module.
+        operands: what the kind made of all this; None before that.
+    """
+
+    __slots__ = ("args", "before", "gradient", "kwargs", "module", "operands", "output", "site", "tensor", "values")
+
+    def __init__(
+        self,
+        site: str,
+        module: nn.Module | None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        output: Any = None,
+        *,
+        before: Any = None,
+        gradient: Tensor | None = None,
+        tensor: Tensor | None = None,
+        values: tuple[Any, ...] = (),
+    ) -> None:
+        self.site, self.module, self.args, self.kwargs, self.output = site, module, args, kwargs, output
+        self.before, self.gradient, self.tensor, self.values = before, gradient, tensor, values
+        self.operands: tuple[Any, ...] | None = None
+
+    @property
+    def inputs(self) -> Any:
+        """The tensor itself if the call had one input, a tuple if it had several, a dict if some were keywords; None if none."""
+        return pack(self.args, self.kwargs)
+
+    @property
+    def seen(self) -> tuple[Any, ...]:
+        """The operands of a kind that computes none itself."""
+        if self.site == "forward":
+            return self.output, self.inputs
+        if self.site == "forward_pre":
+            return (self.inputs,)
+        if self.site == "around_forward":
+            return self.output, self.inputs, self.before
+        if self.gradient is not None:
+            return (self.gradient,) if self.tensor is None else (self.gradient, self.tensor)
+        return self.values
+
+    @property
+    def shown(self) -> tuple[Any, ...]:
+        """What a message shows."""
+        return self.seen if self.operands is None else self.operands
 
 
 def keep(frame: FrameType, name: str, value: Any) -> None:

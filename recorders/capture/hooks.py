@@ -19,18 +19,18 @@ from recorders.errors import RecordingWarning
 from reducers._torch import constant_in_graphs, tell_dynamo
 from reducers.errors import warn_user
 
-__all__ = ["TRACED", "Hook"]
+__all__ = ["SPECS", "Hook"]
 
 
-class _Traced:
-    """Functions that hooks call while a graph is traced, as attributes.
+class _Specs:
+    """What is called while a graph is traced, as `trace(hook, receiver, *args)`: functions as attributes, by key.
 
     If many hooks hold one object, the compiler compares what each of them holds with the first, in Python, in every call of the
-    graph. By a name all of them find it in one place, which is looked at once.
+    graph. By a key all of them find it in one place, which is looked at once.
     """
 
 
-TRACED = _Traced()
+SPECS = _Specs()
 
 
 class Hook:
@@ -41,8 +41,8 @@ class Hook:
 
     Args:
         run: is called outside of graphs.
-        trace: is called while a graph is traced, with `receiver` before the other arguments: a function, or the name of one in
-            `TRACED`. If it is None, nothing is called.
+        trace: is called while a graph is traced, with `receiver` before the other arguments: a function; or a text, the key of
+            one of `SPECS` and the name of this hook there. If it is None, nothing is called.
         receiver: see `recorders.capture.receivers.new_receiver`.
         fail: is called with the exception of `run`, and the module; or names the hook, in a warning.
 
@@ -72,8 +72,11 @@ class Hook:
                 if not self._mark_traced():
                     return
                 try:
-                    trace = getattr(TRACED, self.trace) if isinstance(self.trace, str) else self.trace
-                    trace(self.receiver, *args)
+                    if isinstance(self.trace, str):
+                        key, _, hook = self.trace.partition(" ")
+                        getattr(SPECS, key)(hook, self.receiver, *args)
+                    else:
+                        self.trace(self.receiver, *args)
                 except Exception:  # for example of a property that is read; it would end the user's compilation
                     if self.receiver is not None:
                         torch.ops.torch_recorders.fail(self.receiver)
@@ -91,8 +94,9 @@ class Hook:
 
     @property
     def owner(self) -> Any:
-        """The object whose method the hook calls; None if it calls a function."""
-        return getattr(getattr(self.usual, "func", self.usual), "__self__", None)
+        """The object whose method the hook calls, or which a partial function has for its first argument; None if there is none."""
+        function, given = getattr(self.usual, "func", self.usual), getattr(self.usual, "args", (None,))
+        return getattr(function, "__self__", given[0])
 
     @constant_in_graphs
     def _mark_traced(self) -> bool:

@@ -25,14 +25,14 @@ class Attachment:
         handles: the handles of the hooks that are on.
         suspended: the handles of the hooks that had to stay in the module.
         module_class: the name of the module's class; it is known after the module is gone.
-        twin: the `Twin` whose methods the hooks call while a graph is traced; None if none of them was made yet.
+        spec: the `TraceSpec` that hooks find while a graph is traced; None if no hook needed one yet.
     """
 
     def __init__(self) -> None:
         self.handles: list[Any] = []
         self.suspended: list[Any] = []
         self.module_class = ""
-        self.twin: Any = None
+        self.spec: Any = None
         self._module: weakref.ref[nn.Module] | None = None
 
     @property
@@ -49,7 +49,7 @@ class Attachment:
 
     def move(self, module: nn.Module) -> None:
         """Removes suspended hooks; `module` is the module from now on."""
-        suspended, self.suspended, self.twin = self.suspended, [], None
+        suspended, self.suspended, self.spec = self.suspended, [], None
         for handle in suspended:
             remove(handle)
         self._module, self.module_class = weakref.ref(module), type(module).__name__

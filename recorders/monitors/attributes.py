@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from recorders._torch import NoInference, compiler
-from recorders.capture.calls import forward_frame, keep, keep_traced, kept, restore_traced
-from recorders.capture.operands import as_operand, items, mapped, tracing
+from recorders.capture.calls import Call
+from recorders.capture.operands import as_operand, items
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
-from recorders.monitors.graphs import in_due_step, trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions, as_names
-from recorders.monitors.record import NothingToRecordError, is_ignored
+from recorders.monitors.record import NothingToRecordError
 from reducers import Reducer
 from reducers.errors import did_you_mean
 
@@ -30,6 +28,8 @@ __all__ = ["DifferenceMonitor", "StateMonitor", "beside"]
 
 class _AttributeMonitor(Monitor):
     """A monitor that reads attributes of its module, by dot path."""
+
+    of_module = True
 
     def __init__(
         self, reducer: Reducer, attr: str | Sequence[str], module: nn.Module | None = None, **options: Unpack[MonitorOptions]
@@ -59,11 +59,11 @@ class _AttributeMonitor(Monitor):
                 f"model; put a ForwardMonitor on the module {place!r} instead, which returns it whenever it is computed"
             )
 
-    def _read(self, module: nn.Module, name: str) -> Any:
+    def _read(self, module: nn.Module | None, name: str) -> Any:
         try:
             return as_operand(operator.attrgetter(name)(module))
         except AttributeError:
-            known = beside(module, name)
+            known = [] if module is None else beside(module, name)
             raise TargetError(
                 f"{self.describe(module)}: {type(module).__name__} has no attribute {name!r}; {did_you_mean(name, known)}it has "
                 f"{known}. If forward sets it, give it a first value (such as None) before the monitor is put on"
@@ -130,29 +130,15 @@ class StateMonitor(_AttributeMonitor):
         **options: Unpack[MonitorOptions],
     ) -> None:
         self.as_prehook = as_prehook
+        self.sites = ("forward_pre",) if as_prehook else ("forward",)
         super().__init__(reducer, attr, module, **options)
 
     @classmethod
     def partialconstructor(cls, reducer: Reducer, **options: Unpack[StateOptions]) -> MonitorConstructor[Self]:
         return checked_recipe(cls, reducer, options, cls._defaults)
 
-    def _attach(self, module: nn.Module) -> list[Any]:
-        if self.as_prehook:
-            return [module.register_forward_pre_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
-        return [module.register_forward_hook(self._hook(self._see, "_trace_see"), prepend=self.prepend)]
-
-    def _see(self, module: nn.Module, *_: Any) -> None:
-        if not is_ignored(self) and self._due(module, self._training(module)):
-            try:
-                operands = [self._read(module, name) for name in self._names]
-            except Exception as error:  # a property may raise anything
-                self._fail(error, module, ())
-                return
-            self._record(module, *operands)
-
-    def _trace_see(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        if wanted_in_graph(self, module):
-            trace(self, receiver, tuple(self._read(module, name) for name in self._names))
+    def operands(self, call: Call) -> tuple[Any, ...]:
+        return tuple(self._read(call.module, name) for name in self._names)
 
     def _default(self, *operands: Any) -> Any:
         if isinstance(self.attr, str):
@@ -177,70 +163,18 @@ class DifferenceMonitor(_AttributeMonitor):
     tensor([2.])
     """
 
+    sites = ("around_forward",)
+
     def __init__(self, reducer: Reducer, attr: str, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         if not isinstance(attr, str):
             raise TargetError(f"DifferenceMonitor watches one attribute; got {attr!r}: make one monitor for each")
-        self._key = f"before of monitor {id(self)}"  # of the value before, in the frame of the call
         super().__init__(reducer, attr, module, **options)
 
-    def _attach(self, module: nn.Module) -> list[Any]:
-        before = module.register_forward_pre_hook(self._hook(self._before, "_trace_before"), prepend=self.prepend)
-        return [before, module.register_forward_hook(self._hook(self._after, "_trace_after"), prepend=self.prepend)]
+    def watched(self, call: Call) -> Any:
+        return self._read(call.module, self.attr)
 
-    def _before(self, module: nn.Module, *_: Any) -> None:
-        """Keeps a copy, if the call is recorded: that is decided now, unless there is a `condition`, which may look at the call."""
-        gate = self.gate
-        if tracing() or not gate.on:
-            return
-        copies: tuple[Any, ...] = ()
-        if not gate.active:
-            self._skip("not in its steps")
-            return
-        if is_ignored(self):
-            return
-        if gate.condition is None and not self._due(module, self._training(module)):
-            return
-        if gate.records_in(self._training(module)):
-            try:
-                value = self._read(module, self.attr)
-            except Exception as error:  # a property may raise anything
-                self._fail(error, module, ())
-                return
-            with NoInference(False), torch.no_grad():
-                copies = (mapped(value, _copy),)
-        keep(forward_frame(), self._key, (copies,))
-
-    def _after(self, module: nn.Module, *_: Any) -> None:
-        frame = forward_frame()
-        found = kept(frame, self._key)
-        if found is None:  # the call is not recorded, or the monitor was put on during the call, or reading failed
-            return
-        keep(frame, self._key, None)
-        (before,) = found
-        if not (self.gate.on and self.gate.active) or (
-            self.gate.condition is not None and not self._due(module, self._training(module))
-        ):
-            return
-        if not before:
-            self._skip("its mode changed during the call")
-            return
-        try:
-            after = self._read(module, self.attr)
-        except Exception as error:
-            self._fail(error, module, ())
-            return
-        self._record(module, after, *before)
-
-    def _trace_before(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        if not tracing() and in_due_step(self) and wanted_in_graph(self, module):
-            value = (mapped(self._read(module, self.attr), _copy),)  # noqa: F841  # the next line reads it
-            compiler.comptime(keep_traced)
-
-    def _trace_after(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        value: tuple[Any] | None = None
-        compiler.comptime(restore_traced)
-        if value is not None and wanted_in_graph(self, module):
-            trace(self, receiver, (self._read(module, self.attr), value[0]))
+    def operands(self, call: Call) -> tuple[Any, ...]:
+        return self.watched(call), call.before
 
     def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
         after, before = operands
@@ -251,10 +185,6 @@ class DifferenceMonitor(_AttributeMonitor):
     def _default(self, *operands: Any) -> Any:
         difference = _difference(*operands)
         return operands[0] if difference is None else difference  # without a tensor in it, which is an error unless it is None
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
 
 
 def _difference(after: Any, before: Any) -> Any:

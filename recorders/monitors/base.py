@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from recorders.capture.buffers import MonitorState
+from recorders.capture.calls import Call
 from recorders.capture.given import BatchContext
 from recorders.capture.hooks import Hook
 from recorders.capture.layouts import Told
@@ -17,13 +17,14 @@ from recorders.monitors import channels
 from recorders.monitors.attachment import Attachment
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe, rebuild, recipe
-from recorders.monitors.failures import describe, fail
 from recorders.monitors.gate import Gate
+from recorders.monitors.gradient_hooks import Watch, receive_gradient
 from recorders.monitors.graphs import GraphReceiver, is_due_in_graph
 from recorders.monitors.options import MonitorOptions, check_options, spell_out
-from recorders.monitors.record import is_due, reduce, reducer_inputs, report_failures, work
+from recorders.monitors.record import Observer, report_failures
+from recorders.monitors.sites import GRADIENTS, SITES, check_sites, trace_hook
 from recorders.monitors.snapshots import copied, merged, snapshot
-from recorders.monitors.twins import name_of_trace, renew_twins
+from recorders.monitors.twins import name_of_hook, renew_spec
 from recorders.recordings.past import Past
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording
@@ -37,8 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 
-class Monitor(Recorded, Past, ABC):
+class Monitor(Observer, Recorded, Past):
     """Captures operands at one place of one module, reduces them, and holds the State.
+
+    A kind of monitor is a subclass that declares two things: its `sites`, where it looks, and `operands`, what it makes of what it
+    sees there. All else is the same for all kinds: see docs/adding-a-monitor.md.
 
     An observation passes, in this order: the gate (train/eval, steps, `condition`, `every`), `filter_`, then `map_` or `op_`, then
     `reducer.update`. All callables get detached operands. If one of them raises, the state stays as it was. Inside a compiled graph
@@ -50,6 +54,14 @@ class Monitor(Recorded, Past, ABC):
         **options: see `MonitorOptions`.
 
     Attributes:
+        sites: where this kind of monitor looks; one of these, or none if values are pushed or read:
+            "forward": after each forward; `call.output` and `call.inputs` are there.
+            "forward_pre": before each forward; `call.inputs`.
+            "around_forward": after each forward; `call.before` is a copy of what `watched` returned before it.
+            "output_gradient", "input_gradient": when the gradient of a tensor that the module returned, or was given, comes in the
+            backward; `call.gradient`, and `call.tensor` as it was at the forward.
+            "step": at the steps of optimizers; see `ModuleParameterMonitor`.
+            "forwards_of_two": after the forwards of two modules; see `PairMonitor`.
         gate: decides which observations are recorded.
         buffer: what was recorded.
         hooks: the hooks that are on, and the module.
@@ -63,16 +75,15 @@ class Monitor(Recorded, Past, ABC):
     """
 
     _defaults: ClassVar[dict[str, Any]]
-    attr: Any = None  # the attributes or parameters that the monitor watches, if any
+    sites: tuple[str, ...] = ()
     buffer_class: ClassVar[type[Buffer]] = Buffer
-    side: ClassVar[str] = ""  # "inputs" or "outputs" of a layer if it watches these, or their gradients: they have channels
-    patterns: tuple[str, ...] = ()  # those that the observation itself is reduced by, as far as they are known
-    hooks_change: ClassVar[bool] = False  # whether hooks are added while the monitor is on
-    records_recomputed: ClassVar[bool] = False  # whether calls in a recomputation by activation checkpointing count
+    hooks_change: bool = False  # whether hooks are added while the monitor is on
+    subject: ClassVar[Literal["calls", "module", "parameters", "values"]] = "calls"  # what it records of
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Spells out `**options` in the signature, so that help and editors show every argument."""
         super().__init_subclass__(**kwargs)
+        check_sites(cls)
         cls._defaults = spell_out(cls, Monitor)
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
@@ -89,8 +100,13 @@ class Monitor(Recorded, Past, ABC):
         self.compiled = self.dry_run = self.doubtful = False  # a graph recorded; only shapes; its pattern may not keep channels
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
         self.receiver, self.twin_key = GraphReceiver(self), ""
-        self._may_wait = self.bare and not self.given and self.buffer.batchable and type(self)._default is Monitor._default
-        self._quick = self._may_wait and self.gate.only_steps
+        kind = type(self)
+        self.as_seen = (kind.operands, kind._parts, kind._default) == (Observer.operands, Observer._parts, Observer._default)
+        self._may_wait = self.bare and self.as_seen and not self.given and self.buffer.batchable
+        self.watch = Watch() if self.sites and self.sites[0] in GRADIENTS else None
+        # Gradients arrive in a backward, and so do recomputations by activation checkpointing.
+        self.records_recomputed = self.watch is not None
+        self.hooks_change = self.hooks_change or "input_gradient" in self.sites
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
         self._clock: Clock | None = None  # one of its own only if no recorder gives it another
         if module is not None:
@@ -112,11 +128,6 @@ class Monitor(Recorded, Past, ABC):
         return recipe(type(self), self.reducer, given, self._defaults)
 
     @property
-    def module(self) -> nn.Module | None:
-        """The module of the monitor, referenced weakly; None if it has none, or the module no longer exists."""
-        return self.hooks.module
-
-    @property
     def registered(self) -> bool:
         """Whether the monitor's hooks are on."""
         return bool(self.hooks.handles)
@@ -136,7 +147,7 @@ class Monitor(Recorded, Past, ABC):
         self._clock = clock
         if self.gate.chooses_steps:
             clock.add(self)
-            renew_twins(self)
+            renew_spec(self)
 
     def register(self, module: nn.Module | None = None) -> Monitor:
         """Puts the hooks on `module`, or on the module that the monitor had before; returns the monitor.
@@ -163,26 +174,40 @@ class Monitor(Recorded, Past, ABC):
     def deregister(self) -> Monitor:
         """Takes the hooks off; what was recorded stays. Returns the monitor. Hooks that compiled graphs know are suspended."""
         self._restore_hooks()
+        if self.watch is not None:
+            self.watch.end()
         self.gate.turn(on=False)
         self.hooks.take_off(suspend=self.compiled)
         return self
 
-    @abstractmethod
     def _attach(self, module: nn.Module) -> list[Any]:
         """Puts the hooks on and returns their handles."""
+        return [handle for site in self.sites for handle in SITES[site].attach(self, module)]
+
+    def watched(self, call: Call) -> Any:
+        """Returns what is looked at before and after a forward, if the site is "around_forward"; before it, it is copied."""
+        raise NotImplementedError(f"{type(self).__name__}.watched(call): return what is to be copied before each forward")
 
     def applies(self, module: nn.Module) -> bool:
         """Whether `module` has what this monitor watches; a Recorder skips modules that do not."""
         return True
+
+    def missing(self, module: nn.Module) -> list[str]:
+        """Returns the names in `attr` of what `module` does not have, if the others are recorded."""
+        return []
 
     def _check(self, module: nn.Module) -> None:
         """Raises `TargetError` if `module` does not have what this monitor watches."""
         if not self.applies(module):
             raise TargetError(f"{self.describe(module)}: there is nothing on it for this monitor to watch")
 
-    def _hook(self, run: Callable[..., None], trace: str | None = None) -> Hook:
-        """A hook that calls `run`; in a graph that is being traced, the method `trace` of the twin."""
-        return Hook(run, None if trace is None else name_of_trace(self, trace), self.receiver.tensor, self._fail)
+    def _hook(self, run: Callable[..., None], name: str | None = None) -> Hook:
+        """A hook that calls `run`. While a graph is traced, `trace_hook` is called with the `name` of the hook, if it has one."""
+        return Hook(run, None if name is None else name_of_hook(self, name), self.receiver.tensor, self._fail)
+
+    def trace(self, hook: str, receiver: Tensor, *args: Any) -> None:
+        """Called while a graph is traced, of the monitor of a `TraceSpec`."""
+        trace_hook(self, hook, receiver, *args)
 
     def _ensure_clock(self) -> None:
         """Gives a monitor that chooses steps a clock, if it has none."""
@@ -210,36 +235,41 @@ class Monitor(Recorded, Past, ABC):
         """The handles of all its hooks that are on."""
         return [*self.hooks.handles]
 
-    def _default(self, *operands: Any) -> Any:
-        """What the reducer gets if there is neither `map_` nor `op_`."""
-        return operands[0]
-
-    def _inputs(self, operands: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
-        return channels.checked(self, reducer_inputs(self, operands)) if self.doubtful else reducer_inputs(self, operands)
-
-    def _training(self, module: nn.Module | None) -> bool:
-        """Whether what `module` does now counts as training."""
-        return self.gate.training(module)
-
-    def _due(self, module: nn.Module | None, training: bool, stream: object = "") -> bool:
-        """Counts a call; returns whether the gate lets its observation pass."""
-        return is_due(self, lambda: self.gate.refusal(training, stream), module, stream)
-
-    def _record(self, module: nn.Module | None, *operands: Any, path: str = "", told: Told | None = None) -> None:
-        """Records one observation that passed the gate; `path` is that of the leaf, if each leaf is observed by itself."""
-        work(self, module, operands, reduce, self, operands, path, told)
-
     def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
         """Records an observation that a compiled graph hands over without lifting it."""
-        if is_due_in_graph(self, stream):
+        if self.watch is not None:
+            receive_gradient(self, operands, stream, told)
+        elif is_due_in_graph(self, stream):
             self._record(self.module, *operands(), path=stream, told=told)
 
-    def _skip(self, reason: str) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+    def push(self, *values: Any) -> None:
+        """Records values, if this kind of monitor is given them by hand.
 
-    def _fail(self, error: Exception, module: Any = None, operands: tuple[Any, ...] = ()) -> None:
-        """Reports an exception of a callable or the reducer, as `on_error` says; the observation is left out."""
-        fail(self, error, module, operands)
+        Raises:
+            TargetError: it captures by itself.
+        """
+        raise TargetError(f"{self.describe()} captures by itself: push into a CallMonitor")
+
+    def tick(self) -> None:
+        """Records now, if this kind of monitor does so at ticks."""
+
+    def record_shapes(self) -> None:
+        """Records the shapes of what a dry run on the meta device does not come to, such as of parameters."""
+
+    def unseen(self) -> str:
+        """Returns why nothing may have come to the monitor, if its kind knows; "" if not."""
+        return "no gradient came: backward was not run, or the loss does not use its output" if self.seen else ""
+
+    @property
+    def seen(self) -> bool:
+        """Whether its module was called; or, in a shared graph, the module of a monitor with the same recipe. Gradients only."""
+        spec = self.hooks.spec
+        return self.watch is not None and (self.watch.seen or (spec is not None and spec.monitor.watch.seen))
+
+    @property
+    def partial(self) -> bool:
+        """Whether a compiled graph returned a tensor whose gradient is recorded: a hook outside of it misses a part of that."""
+        return self.watch is not None and self.watch.partial
 
     @plainly
     def flush(self) -> MonitorState:
@@ -276,6 +306,8 @@ class Monitor(Recorded, Past, ABC):
     @plainly
     def reset(self, keepshape: bool = False) -> None:
         """Deletes what was recorded, not hooks nor functions of `apply`; with `keepshape` states keep the shapes that they had."""
+        if self.watch is not None:
+            self.watch.forget()
         self.buffer.clear(keepshape)
         self.gate.clear()
         self.counts, self.leaf_calls, self.last_error = {}, {}, None
@@ -306,10 +338,6 @@ class Monitor(Recorded, Past, ABC):
         """From now on `peek` and `save` show `function(result, samples)`; states stay mergeable. Returns the monitor."""
         self._functions = (*self._functions, function)
         return self
-
-    def describe(self, module: nn.Module | None = None) -> str:
-        """Monitor, name and module, for messages."""
-        return describe(self, module if module is not None else self.module)
 
     def __repr__(self) -> str:
         return self.constructor.as_code(self.attr)

@@ -6,22 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import Parameter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from torch import nn
 from torch.overrides import get_testing_overrides
 
-__all__ = ["Caller", "call"]
-
-
-class Caller(Protocol):
-    """What a callable may ask a monitor for."""
-
-    name: str
-
-    @property
-    def module(self) -> nn.Module | None: ...
+__all__ = ["call"]
 
 
 class Takes(NamedTuple):
@@ -31,7 +21,7 @@ class Takes(NamedTuple):
     names: tuple[str, ...]
 
 
-def call(function: Callable[..., Any], operands: tuple[Any, ...], monitor: Caller) -> Any:
+def call(function: Callable[..., Any], operands: tuple[Any, ...], monitor: Any) -> Any:
     """Calls `function` with as many of the operands as it takes, and with the monitor's `module` and `name` if it asks for them."""
     try:
         takes = _known.get(function) or _known.setdefault(function, _inspect(function))

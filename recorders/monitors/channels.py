@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
@@ -23,28 +23,6 @@ __all__ = ["check", "checked", "resolve"]
 _told: WeakSet[Clock] = WeakSet()  # one warning is enough for all monitors of a recorder, which share a clock
 
 
-class Placed(Protocol):
-    """A monitor that sits on a layer."""
-
-    reducer: Reducer
-    buffer: Any
-    bare: bool
-    patterns: tuple[str, ...]
-    _clock: Clock | None
-    doubtful: bool
-
-    @property
-    def side(self) -> str: ...
-
-    @property
-    def buffer_class(self) -> Any: ...
-
-    @property
-    def module(self) -> nn.Module | None: ...
-
-    def describe(self, module: nn.Module | None = None) -> str: ...
-
-
 def check(reducer: Reducer, kind: Any) -> Reducer:
     """Returns the reducer of a monitor of this kind.
 
@@ -60,7 +38,7 @@ def check(reducer: Reducer, kind: Any) -> Reducer:
     return check_reducer(reducer, kind.__name__)
 
 
-def resolve(monitor: Placed, module: nn.Module) -> bool:
+def resolve(monitor: Any, module: nn.Module) -> bool:
     """Puts the channel axis of `module` into the reducer of a monitor that is about to sit on it; 1 if it is not known.
 
     Returns:
@@ -78,7 +56,7 @@ def resolve(monitor: Placed, module: nn.Module) -> bool:
     return judged and any(map(_keeps_second, monitor.patterns))
 
 
-def checked(monitor: Placed, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tuple[Tensor, ...]]:
+def checked(monitor: Any, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tuple[Tensor, ...]]:
     """Returns the first observation; warns if its channels are not on the axis that the pattern keeps."""
     monitor.doubtful = False
     module, x = monitor.module, next(iter(inputs.values()), (None,))[0]

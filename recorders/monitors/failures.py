@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from recorders.capture.given import Taking, current
+from recorders.capture.given import current
 from recorders.capture.operands import shapes
 from recorders.errors import MonitorError, RecordingWarning
 from reducers.errors import warn_user
@@ -17,29 +17,14 @@ __all__ = ["OnError", "describe", "fail"]
 OnError: TypeAlias = Literal["raise", "warn", "disable"]
 
 
-class Failing(Taking, Protocol):
-    """A monitor whose callable or reducer may fail."""
-
-    name: str
-    attr: Any
-    on_error: OnError
-    last_error: str | None
-
-    def describe(self, module: nn.Module | None = None) -> str: ...
-
-    def deregister(self) -> Any: ...
-
-    def _skip(self, reason: str) -> None: ...
-
-
-def describe(monitor: Failing, module: Any) -> str:
+def describe(monitor: Any, module: Any) -> str:
     """The kind of monitor, its name, what it watches, and the class of `module`."""
     name = f" {monitor.name!r}" if monitor.name else ""
     attr = f" of {monitor.attr!r}" if monitor.attr is not None else ""
     return f"{type(monitor).__name__}{name}{attr} on {type(module).__name__ if isinstance(module, nn.Module) else 'no module'}"
 
 
-def fail(monitor: Failing, error: Exception, module: Any, operands: tuple[Any, ...]) -> None:
+def fail(monitor: Any, error: Exception, module: Any, operands: tuple[Any, ...]) -> None:
     """Counts and remembers the failure, and does what `on_error` says.
 
     Raises:
@@ -73,7 +58,7 @@ def _shown(others: int) -> str:
     return f"; {many} of this recorder may meet the same, without a further warning: report() names all that did"
 
 
-def _others(monitor: Failing, error: Exception) -> int | None:
+def _others(monitor: Any, error: Exception) -> int | None:
     """How many other monitors of the recorder are made like this one; None if one of them has warned of the same mistake.
 
     A monitor that was reset since then has warned of nothing.

@@ -32,6 +32,7 @@ class Gate:
     Attributes:
         on: whether the hooks of the monitor are on.
         active: whether the present step is one of those that the monitor chooses; the clock sets it.
+        open: whether every call passes now, in either mode, without a further question.
         chooses_steps: whether the clock switches the monitor on and off.
         eligible: how many calls passed all gates but `every`, less one, by stream: the path of an operand, or a weak reference
             of an optimizer.
@@ -48,6 +49,7 @@ class Gate:
         self.every_step: int = options["every_step"]
         self.every: int = options["every"]
         self.on = self.active = True
+        self.open = self.only_steps
         self.shown: Callable[[bool], None] | None = None
         self.changes = Changes()
         self.chooses_steps = self.has_steps
@@ -62,6 +64,7 @@ class Gate:
         """Sets `on` or `active`."""
         self.on = self.on if on is None else on
         self.active = self.active if active is None else active
+        self.open = self.on and self.active and self.only_steps
         self.changes.note()
         if self.shown is not None:
             self.shown(self.on and self.active)
@@ -94,21 +97,18 @@ class Gate:
         due = self.every == 1 or (self.eligible.get("", -1) + 1) % self.every == 0
         return self.on and self.active and self.records_in(training) and due
 
-    def refusal(self, training: bool, stream: object = "") -> str:
-        """Why an observation of this mode is not recorded; "" if it is.
+    def refusal(self, training: bool | None, stream: object = "") -> str:
+        """Returns why an observation is not recorded; "" if it is.
 
         Args:
+            training: whether it counts as training; None if a compiled graph asked that when it was traced.
             stream: observations of each stream are counted by themselves for `every`.
 
         Raises:
             Exception: whatever `condition` raises.
         """
-        if not self.records_in(training):
+        if training is not None and not (self.train_update if training else self.eval_update):
             return WRONG_MODE[self.phase, training]
-        return self.refusal_in_any_mode(stream)
-
-    def refusal_in_any_mode(self, stream: object) -> str:
-        """The same without the mode, which a compiled graph asks for when it is traced; it asks for this when it runs."""
         if not self.active:
             return "not in its steps"
         if self.condition is not None and not self.condition():

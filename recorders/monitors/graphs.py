@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,7 @@ from recorders.capture.receivers import find_receiver, find_twin, new_receiver
 from recorders.errors import OperandError
 from recorders.monitors.graph_rows import Handed, Lifted, Read, add_at_once, add_together, flush_filled, let_wait
 from recorders.monitors.places import note_places
-from recorders.monitors.record import Recording, is_due, store, store_lifts, with_given, work
-from recorders.schedule.clock import Clock
+from recorders.monitors.record import Observer, store, store_lifts, with_given, work
 from reducers._torch import constant_in_graphs
 
 __all__ = ["GraphReceiver", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
@@ -30,32 +29,17 @@ __all__ = ["GraphReceiver", "handle_in_graph", "in_due_step", "is_due_in_graph",
 UNREADY = "no memory for it on the device when a CUDA graph ran"
 
 
-class Traced(Recording, Protocol):
-    """What a monitor needs to be part of compiled graphs."""
-
-    twin_key: str
-    compiled: bool
-    _clock: Clock | None
-
-    @property
-    def records_recomputed(self) -> bool: ...
-
-    def _training(self, module: nn.Module | None) -> bool: ...
-
-    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None: ...
-
-
-def wanted_in_graph(twin: Traced, module: nn.Module | None) -> bool:
+def wanted_in_graph(twin: Observer, module: nn.Module | None) -> bool:
     """Whether the graph that is being traced may record calls of `module`; what else the gate asks is asked when the graph runs."""
     return twin.gate.records_in(twin._training(module)) and not tracing()
 
 
-def in_due_step(twin: Traced) -> bool:
+def in_due_step(twin: Observer) -> bool:
     """Whether any monitor of the clock records in this step: a graph knows no more of the steps, so there are two graphs."""
     return not twin.gate.chooses_steps or twin._clock is None or twin._clock.busy
 
 
-def handle_in_graph(twin: Traced, receiver: Tensor, tensors: list[Tensor]) -> Tensor | None:
+def handle_in_graph(twin: Observer, receiver: Tensor, tensors: list[Tensor]) -> Tensor | None:
     """Called while a graph is traced: the handle of the receiver on the device of all these tensors; None if there is none.
 
     With a handle the graph need not know whether the step is due; see `recorders/capture/handles.py`.
@@ -74,7 +58,7 @@ def _handed_out(key: str, kind: str, index: int | None) -> bool:
     return twin is not None and hand_out(twin, kind, index)
 
 
-def trace(twin: Traced, receiver: Tensor, operands: tuple[Any, ...], path: str = "") -> None:
+def trace(twin: Observer, receiver: Tensor, operands: tuple[Any, ...], path: str = "") -> None:
     """Adds one observation to the graph that is being traced, for the monitor of `receiver`, if its step may be due."""
     found = list(leaves(twin._default(*operands), path)) if twin.bare else []
     tensors = [tensor for _, tensor in found]
@@ -87,7 +71,7 @@ def trace(twin: Traced, receiver: Tensor, operands: tuple[Any, ...], path: str =
         emit_call(receiver, operands, path)
 
 
-def is_due_in_graph(monitor: Traced, stream: str) -> bool:
+def is_due_in_graph(monitor: Observer, stream: str) -> bool:
     """Whether to record what a graph hands over; its mode was asked when the graph was traced."""
     if not monitor.gate.on:
         return False
@@ -95,7 +79,7 @@ def is_due_in_graph(monitor: Traced, stream: str) -> bool:
         monitor._skip("recomputed by checkpointing")
         return False
     monitor.compiled = True
-    return is_due(monitor, lambda: monitor.gate.refusal_in_any_mode(stream), None, stream)
+    return monitor._due(None, None, stream)
 
 
 class GraphReceiver:
@@ -105,7 +89,7 @@ class GraphReceiver:
         tensor: the number by which graphs know the receiver; see `new_receiver`.
     """
 
-    def __init__(self, monitor: Traced) -> None:
+    def __init__(self, monitor: Observer) -> None:
         self._monitor = weakref.ref(monitor)
         self.tensor = new_receiver(self)
         self._accumulators: dict[torch.device, Accumulators] = {}

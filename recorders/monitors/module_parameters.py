@@ -15,7 +15,6 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.options import MonitorOptions, as_names
 from recorders.schedule.readings import Reading, nothing
-from recorders.schedule.steps import StepHandle
 from reducers import Reducer
 from reducers.combinators.stacked import is_stackable
 from reducers.errors import did_you_mean
@@ -59,7 +58,10 @@ class ModuleParameterMonitor(Monitor):
             those are recorded that the module has; `plan()` and `report()` tell of the others.
     """
 
+    sites = ("step",)
+    of_module = True
     buffer_class = ParameterBuffer
+    subject = "parameters"
     absence: ClassVar[str] = ""  # why nothing is recorded of a parameter of which there is nothing to read
 
     def __init__(
@@ -113,9 +115,6 @@ class ModuleParameterMonitor(Monitor):
         there = self._parameters(module) if self.attr is not None else module._parameters.items()
         return [(path, parameter) for path, parameter in there if parameter is not None and id(parameter) in mine]
 
-    def _attach(self, module: nn.Module) -> list[Any]:
-        return [StepHandle(module, self)]
-
     def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         """Is called when the optimizer is about to change those in `mine`."""
 
@@ -142,6 +141,9 @@ class ModuleParameterMonitor(Monitor):
     def _training(self, module: nn.Module | None) -> bool:
         # PyTorch turns gradients off during a step, but a step is training
         return super()._training(module) if self.gate.phase == "module" else True
+
+    def unseen(self) -> str:
+        return "no optimizer step changed its parameters"
 
     def record_shapes(self) -> None:
         """Records the shapes of the parameters, for a dry run on the meta device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
@@ -36,14 +36,15 @@ class ModuleMonitor(Monitor):
     """
 
     when: ClassVar[str] = "tick"
+    subject = "module"
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         if options.get("op_") is None and options.get("map_") is None:
             raise TypeError("ModuleMonitor needs a function of the module: ModuleMonitor(Last(), op_=lambda module: ...)")
         super().__init__(reducer, module, **options)
 
-    def _attach(self, module: nn.Module) -> list[Any]:
-        return []
+    def unseen(self) -> str:
+        return "tick() was never called"
 
     def tick(self) -> None:
         """Records what the function computes now, unless the monitor is off."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from recorders.capture.compiled import emit_call
-from recorders.capture.hooks import Hook
 from recorders.capture.layouts import Told
-from recorders.capture.operands import mapped, plain_or_spread, tracing
-from recorders.capture.renewal import hooks_are_on
+from recorders.capture.operands import mapped, plain_or_spread
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
 from recorders.monitors.options import MonitorOptions
-from recorders.monitors.record import check_numbers, is_ignored
+from recorders.monitors.record import check_numbers
+from recorders.monitors.sites import copied
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -53,6 +50,8 @@ class PairMonitor(Monitor):
     (5, tensor(True))
     """
 
+    sites = ("forwards_of_two",)
+
     def __init__(
         self, reducer: Reducer, other: nn.Module | None = None, module: nn.Module | None = None, **options: Unpack[MonitorOptions]
     ) -> None:
@@ -73,18 +72,12 @@ class PairMonitor(Monitor):
     def partialconstructor(cls, reducer: Reducer, **options: Unpack[PairOptions]) -> MonitorConstructor[Self]:
         return checked_recipe(cls, reducer, options, cls._defaults)
 
-    def _attach(self, module: nn.Module) -> list[Any]:
-        other = self.other
-        if other is None:
-            raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
+    def other_module(self, module: nn.Module) -> nn.Module:
+        """The other module; raises `TargetError` if there is none."""
         self._waiting = None
-        hooks_are_on(other)
-        return [
-            place.register_forward_hook(
-                Hook(partial(self._arrive, side), _TRACE[side], self.receiver.tensor, self._fail), prepend=self.prepend
-            )
-            for side, place in (("mine", module), ("other", other))
-        ]
+        if (other := self.other) is None:
+            raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
+        return other
 
     def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
         self.compiled = True
@@ -94,14 +87,14 @@ class PairMonitor(Monitor):
         self._come(stream, lambda: operands()[0], lambda: operands()[0])
 
     def _arrive(self, side: str, *args: Any) -> None:
-        self._come(side, lambda: args[-1], lambda: mapped(args[-1], _copy))
+        self._come(side, lambda: args[-1], lambda: mapped(args[-1], copied))
 
     def _come(self, side: str, output: Callable[[], Any], copied: Callable[[], Any]) -> None:
         module = self.module
         if module is None:  # it no longer exists, and the other one does
             self.deregister()
             return
-        if not self.gate.on or is_ignored(self):
+        if not self.gate.on or not self._passes(module, ask=False):
             return
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting[0] == side:
@@ -147,20 +140,3 @@ class PairMonitor(Monitor):
 
 
 _NOT_KEPT = object()  # waits in place of an output
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _trace_mine(receiver: Tensor, module: nn.Module, *args: Any) -> None:
-    if not tracing():
-        emit_call(receiver, args[-1:], "mine")
-
-
-def _trace_other(receiver: Tensor, module: nn.Module, *args: Any) -> None:
-    if not tracing():
-        emit_call(receiver, args[-1:], "other")
-
-
-_TRACE = {"mine": _trace_mine, "other": _trace_other}

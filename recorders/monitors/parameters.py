@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.capture.batching import StepBatch
+from recorders.capture.calls import Call
 from recorders.capture.entering import failure_of
 from recorders.capture.operands import as_operand
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
-from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
-from recorders.monitors.record import is_ignored
 from recorders.schedule.readings import Reading, nothing
 from reducers import Reducer
 
@@ -63,28 +62,17 @@ class ParameterMonitor(ModuleParameterMonitor):
         if when not in ("step", "call", "tick"):
             raise ValueError(f"ParameterMonitor(when={when!r}): choose 'step', 'call' or 'tick'")
         self.when = when
+        self.sites = {"step": ("step",), "call": ("forward",), "tick": ("step",)}[when]
         super().__init__(reducer, attr, module, **options)
 
     @classmethod
     def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterOptions]) -> MonitorConstructor[Self]:
         return checked_recipe(cls, reducer, options, cls._defaults)
 
-    def _attach(self, module: nn.Module) -> list[Any]:
-        if self.when == "call":
-            return [module.register_forward_hook(self._hook(self._after, "_trace_called"), prepend=self.prepend)]
-        return super()._attach(module)
-
-    def _trace_called(self, receiver: Tensor, module: nn.Module, *_: Any) -> None:
-        if wanted_in_graph(self, module):
-            for path, parameter in self._parameters(module):
-                trace(self, receiver, (parameter,), path)
-
-    def _after(self, module: nn.Module, *_: Any) -> None:
-        if not is_ignored(self):
-            self._called(module)
-
-    def _called(self, module: nn.Module) -> None:
-        self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module)})
+    def _parts(self, call: Call) -> Iterator[tuple[str, Call]]:
+        if call.module is not None:
+            for path, parameter in self._parameters(call.module):
+                yield path, Call("values", call.module, values=(parameter,))
 
     def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
         if self.when == "step":
@@ -97,11 +85,16 @@ class ParameterMonitor(ModuleParameterMonitor):
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)
 
+    def unseen(self) -> str:
+        if self.when == "step":
+            return super().unseen()
+        return "its module was never called" if self.when == "call" else "tick() was never called"
+
     def tick(self) -> None:
         """Records the present values, if `when="tick"`."""
         module = self.module
         if self.when == "tick" and self.registered and module is not None:
-            self._called(module)
+            self._observe(module, {path: (parameter,) for path, parameter in self._parameters(module)})
 
 
 class OptimizerStateOptions(MonitorOptions, total=False):

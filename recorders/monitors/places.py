@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Protocol
+from typing import Any
 from weakref import WeakSet
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from recorders.capture.layouts import Told, guess, layout_of, of_one, unclear
 from recorders.capture.operands import is_spread
 from recorders.errors import RecordingWarning
-from recorders.monitors.buffer import Buffer
 from recorders.recordings.placement import Placement
 from recorders.schedule.clock import Clock
 from reducers.errors import warn_user
 
-__all__ = ["Placed", "note_places", "seen", "warn_before_merge"]
+__all__ = ["note_places", "seen", "warn_before_merge"]
 
 _warned: WeakSet[Clock] = WeakSet()  # one warning is enough for all monitors of a recorder, which share a clock
 _merged: WeakSet[Clock] = WeakSet()  # those of recorders that were synchronised
-
-
-class Placed(Protocol):
-    """A monitor that may record parts of tensors."""
-
-    buffer: Buffer
-    side: ClassVar[str]
-    _clock: Clock | None
-    _may_wait: bool
-
-    @property
-    def module(self) -> nn.Module | None: ...
-
-    def describe(self, module: nn.Module | None = None) -> str: ...
 
 
 def seen(xs: tuple[Tensor, ...]) -> Told:
@@ -42,7 +27,7 @@ def seen(xs: tuple[Tensor, ...]) -> Told:
     return of_one(xs[0] if spread is None else spread) if xs else Told(None)
 
 
-def note_places(monitor: Placed, told: Mapping[str, Told], made_of: Placement | None = None) -> None:
+def note_places(monitor: Any, told: Mapping[str, Told], made_of: Placement | None = None) -> None:
     """Notes in the buffer which part of a tensor the states of each leaf are of.
 
     Args:
@@ -61,7 +46,7 @@ def note_places(monitor: Placed, told: Mapping[str, Told], made_of: Placement | 
         _warn(monitor)
 
 
-def _warn(monitor: Placed) -> None:
+def _warn(monitor: Any) -> None:
     if monitor._clock is not None:
         if monitor._clock in _warned:
             return
@@ -76,7 +61,7 @@ def _warn(monitor: Placed) -> None:
     )
 
 
-def warn_before_merge(monitors: Iterable[Placed], clock: Clock) -> None:
+def warn_before_merge(monitors: Iterable[Any], clock: Clock) -> None:
     """Warns, before ranks are merged for the first time, of what counts as data of each rank though it may be a part or a copy."""
     if clock in _merged:
         return

@@ -1,46 +1,48 @@
-"""One observation on its way from the operands to the buffer of a monitor: gate, callables, reducer."""
+"""One observation on its way through a monitor: gate, early exit, operands, callables, reducer, buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from recorders._torch import graph_task, is_plain_moment
+from recorders.capture.calls import Call
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.cuda_graphs import CAPTURES, IN_CUDA_GRAPH
-from recorders.capture.given import Taking, current
+from recorders.capture.given import BatchContext, current
 from recorders.capture.layouts import Told, in_use, layout_of, of_all
 from recorders.capture.operands import (
     as_operands,
     detached,
     leaves,
+    pack,
     plain,
     plain_or_spread,
-    recomputing,
     symbolic,
     why_no_numbers,
 )
 from recorders.errors import GivenError, OperandError
-from recorders.monitors.callables import Caller, call
+from recorders.monitors import channels
+from recorders.monitors.attachment import Attachment
+from recorders.monitors.buffer import Buffer
+from recorders.monitors.callables import call
+from recorders.monitors.failures import OnError, describe, fail
 from recorders.monitors.gate import Gate
-from recorders.monitors.places import Placed, note_places, seen
+from recorders.monitors.places import note_places, seen
 from recorders.recordings.placement import Placement
+from recorders.schedule.clock import Clock
+from reducers import Reducer
 from reducers.core.patterns import fits
 
 __all__ = [
     "NothingToRecordError",
-    "Recording",
-    "add_alone",
-    "add_at_once",
+    "Observer",
     "check_numbers",
-    "is_due",
-    "is_ignored",
     "reduce",
-    "reduce_at_once",
     "reducer_inputs",
     "report_failures",
     "store",
@@ -57,87 +59,212 @@ class NothingToRecordError(Exception):
     """The observation is left out and counted; the message is the reason."""
 
 
-class Recording(Placed, Caller, Taking, Protocol):
-    """What a monitor needs to record an observation."""
+class Observer:
+    """Records observations: asks the gate, calls the user's callables, and adds what they return to the buffer.
 
+    A `Monitor` is an observer with a place in a net. All kinds, in eager mode and in graphs, take this one way. Its early exit is
+    `_waits`: an observation that nobody maps is added to those that wait, if it is like them.
+    """
+
+    reducer: Reducer
     gate: Gate
-    counts: dict[str, int]
-    leaf_calls: dict[str, int]
+    buffer: Buffer
+    hooks: Attachment
+    context: BatchContext
+    name: str
+    attr: Any = None  # the attributes or parameters that the monitor watches, if any
+    on_error: OnError
     filter_: Callable[..., bool] | None
     map_: Callable[..., tuple[Tensor, ...]] | None
     op_: Callable[..., Any] | None
-    bare: bool
-    dry_run: bool
-    doubtful: bool
-    patterns: tuple[str, ...]
+    given: tuple[str, ...]
+    bare: bool  # whether it has no callables
+    as_seen: bool  # whether its kind computes nothing: the operands are what its site sees, the default is the first of them
+    of_module: ClassVar[bool] = False  # whether its operands are read of the module alone, not of what that is given or returns
+    counts: dict[str, int]
+    leaf_calls: dict[str, int]
+    last_error: str | None
+    compiled: bool  # whether a graph recorded
+    dry_run: bool  # whether only shapes are recorded
+    doubtful: bool  # whether its pattern may not keep channels, which the first observation will show
     dry_run_shapes: dict[str, tuple[int, ...]]
+    twin_key: str  # the key of a `TraceSpec`, if this is the monitor of one
+    _may_wait: bool
+    _clock: Clock | None
+    side: ClassVar[str] = ""  # "inputs" or "outputs" of a layer if it watches these, or their gradients: they have channels
+    patterns: tuple[str, ...] = ()  # those that the observation itself is reduced by, as far as they are known
+    records_recomputed: bool = False  # whether calls in a recomputation by activation checkpointing count
 
-    def _default(self, *operands: Any) -> Any: ...
+    @property
+    def module(self) -> nn.Module | None:
+        """The module of the monitor, referenced weakly; None if it has none, or the module no longer exists."""
+        return self.hooks.module
 
-    def _inputs(self, operands: tuple[Any, ...]) -> Inputs: ...
+    def operands(self, call: Call) -> tuple[Any, ...]:
+        """Returns the operands, which `filter_`, `map_` and `op_` get; by default what the site sees, see `Monitor.sites`.
 
-    def _skip(self, reason: str) -> None: ...
+        A subclass may compute others. It must compute the same from the same call, and change nothing: it is called in eager mode,
+        and while a graph is traced.
+        """
+        return call.seen
 
-    def _fail(self, error: Exception, module: Any = None, operands: tuple[Any, ...] = ()) -> None: ...
+    def _default(self, *operands: Any) -> Any:
+        """Returns what the reducer gets if there is neither `map_` nor `op_`."""
+        return operands[0]
 
+    def _training(self, module: nn.Module | None) -> bool:
+        """Whether what `module` does now counts as training."""
+        return self.gate.training(module)
 
-def is_due(monitor: Recording, ask: Callable[[], str], module: nn.Module | None, leaf: object = "") -> bool:
-    """Counts a call, and returns whether the gate lets it pass; `ask` returns the reason if it does not.
+    def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """The hook after a forward. With keyword arguments these come before the output; code that moves hooks drops them."""
+        if self._passes(module) and not self._waits(rest[-1]):
+            self._see(Call("forward", module, args, rest[0] if len(rest) == 2 else {}, rest[-1]))
 
-    Args:
-        leaf: the path of what is observed by itself: all leaves of one call are one call.
-    """
-    if not monitor.gate.on:
-        return False
-    calls = monitor.counts.get("calls", 0)
-    if isinstance(leaf, str) and leaf:
-        found = monitor.leaf_calls[leaf] = monitor.leaf_calls.get(leaf, 0) + 1
-        monitor.counts["calls"] = max(calls, found)
-    else:
-        monitor.counts["calls"] = calls + 1
-    if CAPTURES and CAPTURES[0]():
-        monitor._skip(IN_CUDA_GRAPH)
-        return False
-    try:
-        refusal = ask()
-    except Exception as error:  # of the user's `condition`
-        monitor._fail(error, module)
-        return False
-    if refusal:
-        monitor._skip(refusal)
-    return not refusal
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """The hook before a forward."""
+        if self._passes(module):
+            inputs = args[0] if len(args) == 1 and not kwargs else pack(args, kwargs)
+            if not self._waits(inputs):
+                self._see(Call("forward_pre", module, args, kwargs))
 
+    def _passes(self, module: nn.Module, ask: bool = True) -> bool:
+        """Counts a forward of `module`, if it is one of the user's own; returns whether to record it.
 
-def is_ignored(monitor: Recording) -> bool:
-    """Whether to ignore a forward, because it recomputes an earlier one, or a monitor runs it; counts it then."""
-    reason = "recomputed by checkpointing" if recomputing() else "called by a monitor" if capturing() else ""
-    if reason:
-        monitor._skip(reason)
-    return bool(reason)
+        Args:
+            ask: whether the gate is asked now; otherwise the call is not counted as one.
+        """
+        if graph_task() != -1:
+            self._skip("recomputed by checkpointing")
+            return False
+        if capturing():
+            self._skip("called by a monitor")
+            return False
+        if not ask:
+            return True
+        if self.gate.open and not CAPTURES:  # nothing is left to ask
+            self.counts["calls"] = self.counts.get("calls", 0) + 1
+            return True
+        return self._due(module, self._training(module))
+
+    def _due(self, module: nn.Module | None, training: bool | None, stream: object = "") -> bool:
+        """Counts a call; returns whether the gate lets its observation pass.
+
+        Args:
+            training: whether it counts as training; None if that was asked when a graph was traced.
+            stream: what is counted by itself for `every`. A text is the path of a leaf: all leaves of one call are one call.
+        """
+        if not self.gate.on:
+            return False
+        counts = self.counts
+        calls = counts.get("calls", 0)
+        if stream and isinstance(stream, str):
+            found = self.leaf_calls[stream] = self.leaf_calls.get(stream, 0) + 1
+            counts["calls"] = max(calls, found)
+        else:
+            counts["calls"] = calls + 1
+        if CAPTURES and CAPTURES[0]():
+            self._skip(IN_CUDA_GRAPH)
+            return False
+        try:
+            refusal = self.gate.refusal(training, stream)
+        except Exception as error:  # of the user's `condition`
+            self._fail(error, module)
+            return False
+        if refusal:
+            counts[refusal] = counts.get(refusal, 0) + 1
+        return not refusal
+
+    def _waits(self, x: Any) -> bool:
+        """Adds `x`, which passed the gate, to the pending observations if they accept it; returns whether they did."""
+        if not self._may_wait or type(x) is not Tensor or is_compiling():
+            return False
+        buffer = self.buffer
+        try:
+            with buffer.lock:
+                full = buffer.add_alone(x)
+                if full:
+                    buffer.flush()
+        except Exception as error:
+            self._fail(error, None, (x,))
+            return True
+        if full:
+            report_failures(self)
+        return full is not None
+
+    def _see(self, call: Call, path: str = "", told: Told | None = None) -> None:
+        """Records what a site has seen and the gate has let pass.
+
+        Args:
+            path: that of the leaf, if each leaf is observed by itself.
+            told: what a graph told of the operands.
+        """
+        for leaf, part in self._parts(call):
+            work(self, part.module, part, self._take, part, path or leaf, told)
+
+    def _parts(self, call: Call) -> Iterable[tuple[str, Call]]:
+        """Returns the observations that a call makes, each with its path: usually one, whose leaves have paths of their own."""
+        return (("", call),)
+
+    def _take(self, call: Call, path: str, told: Told | None) -> None:
+        if not (self.as_seen or self.of_module or self.dry_run):  # what a kind computes must be part of no program that is traced
+            check_numbers(tensor for seen in call.seen for _, tensor in leaves(seen))
+        call.operands = self.operands(call)
+        reduce(self, call.operands, path, told)
+
+    def _record(self, module: nn.Module | None, *operands: Any, path: str = "", told: Told | None = None) -> None:
+        """Records these operands of an observation that passed the gate."""
+        work(self, module, operands, reduce, self, operands, path, told)
+
+    def _inputs(self, operands: tuple[Any, ...]) -> Inputs:
+        return channels.checked(self, reducer_inputs(self, operands)) if self.doubtful else reducer_inputs(self, operands)
+
+    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
+        """Records an observation that a compiled graph hands over without lifting it."""
+        raise NotImplementedError
+
+    def _skip(self, reason: str) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+
+    def _fail(self, error: Exception, module: Any = None, operands: tuple[Any, ...] = ()) -> None:
+        """Reports an exception of a callable or the reducer, as `on_error` says; the observation is left out."""
+        fail(self, error, module, operands)
+
+    def deregister(self) -> Any:
+        """Takes the hooks off."""
+        raise NotImplementedError
+
+    def describe(self, module: nn.Module | None = None) -> str:
+        """Monitor, name and module, for messages."""
+        return describe(self, module if module is not None else self.module)
 
 
 def work(
-    monitor: Recording, module: nn.Module | None, operands: tuple[Any, ...], function: Callable[..., None], *args: Any
+    monitor: Observer, module: nn.Module | None, seen: tuple[Any, ...] | Call, function: Callable[..., None], *args: Any
 ) -> None:
-    """Calls `function(*args)` outside the user's modes, in full precision and without gradients, and reports what fails."""
+    """Calls `function(*args)` outside the user's modes, in full precision and without gradients, and reports what fails.
+
+    Args:
+        seen: what a message shows: the operands, or the call that they are made of.
+    """
     try:
         as_monitor(function, *args)
     except NothingToRecordError as reason:
         monitor._skip(str(reason))
     except Exception as error:
-        monitor._fail(error, module, operands)
+        monitor._fail(error, module, seen.shown if isinstance(seen, Call) else seen)
     if monitor.buffer.failed:
         report_failures(monitor)
 
 
-def report_failures(monitor: Recording) -> None:
+def report_failures(monitor: Observer) -> None:
     """Reports the pending observations that could not be reduced."""
     while (failure := monitor.buffer.next_failure()) is not None:
         error, observation = failure
         monitor._fail(error, None, (observation,))
 
 
-def reduce(monitor: Recording, operands: tuple[Any, ...], path: str, told: Told | None = None) -> None:
+def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, told: Told | None = None) -> None:
     """Filters, maps and reduces one observation.
 
     Args:
@@ -164,7 +291,7 @@ def reduce(monitor: Recording, operands: tuple[Any, ...], path: str, told: Told 
     store(monitor, inputs, made_of=made_of)
 
 
-def store(monitor: Recording, inputs: Inputs, told: Mapping[str, Told] = NOTHING, *, made_of: Placement | None = None) -> None:
+def store(monitor: Observer, inputs: Inputs, told: Mapping[str, Told] = NOTHING, *, made_of: Placement | None = None) -> None:
     """Adds one observation to the buffer; of DTensors what this rank holds.
 
     Args:
@@ -178,60 +305,11 @@ def store(monitor: Recording, inputs: Inputs, told: Mapping[str, Told] = NOTHING
     monitor.buffer.add(inputs)
 
 
-def store_lifts(monitor: Recording, layout: str, packs: list[Tensor], told: Mapping[str, Told]) -> None:
+def store_lifts(monitor: Observer, layout: str, packs: list[Tensor], told: Mapping[str, Told]) -> None:
     """Adds one observation that a compiled graph lifted to the buffer."""
     if monitor.buffer.places or in_use() or any(leaf.axes is None for leaf in told.values()):
         note_places(monitor, told)
     monitor.buffer.add_lifts(layout, packs)
-
-
-def add_alone(monitor: Recording, x: Any) -> bool:
-    """Adds `x`, which passed the gate, to the pending observations if they accept it; returns whether they did."""
-    buffer = monitor.buffer
-    if not buffer.stored.pending or type(x) is not Tensor or not monitor._may_wait or is_compiling():
-        return False
-    try:
-        with buffer.lock:
-            full = buffer.add_alone(x)
-            if full:
-                buffer.flush()
-    except Exception as error:
-        monitor._fail(error, None, (x,))
-        return True
-    if full:
-        report_failures(monitor)
-    return full is not None
-
-
-def add_at_once(monitor: Recording, x: Any) -> bool:
-    """The same for a monitor whose gate asks for nothing but steps, as most on small layers do: counts the call, too."""
-    gate = monitor.gate
-    if not (gate.active and gate.on) or capturing() or graph_task() != -1 or (CAPTURES and CAPTURES[0]()):
-        return False
-    if not add_alone(monitor, x):
-        return False
-    monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
-    return True
-
-
-def reduce_at_once(monitor: Recording, module: nn.Module, x: Any, *others: Any) -> bool:
-    """Records `x`, which `add_at_once` refused, if it is a plain tensor that is reduced as it is; returns whether it was recorded.
-
-    Each is one of many small costs on the usual way: the gate that asks for nothing, operands that are not mapped, several leaves.
-
-    Args:
-        others: the other operands, for messages.
-    """
-    gate, buffer = monitor.gate, monitor.buffer
-    if not (gate.active and gate.on) or capturing() or graph_task() != -1 or is_compiling() or monitor.dry_run or monitor.doubtful:
-        return False
-    if type(x) is not Tensor or not monitor._may_wait or not is_plain_moment(x) or x.is_meta or x.is_quantized:
-        return False
-    if buffer.places or in_use() or (CAPTURES and CAPTURES[0]()):
-        return False
-    monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
-    work(monitor, module, (x, *others), buffer.add, {"": (x.detach(),)})
-    return True
 
 
 def check_numbers(tensors: Iterable[Tensor]) -> None:
@@ -240,7 +318,7 @@ def check_numbers(tensors: Iterable[Tensor]) -> None:
         raise NothingToRecordError(reason)
 
 
-def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
+def reducer_inputs(monitor: Observer, operands: tuple[Any, ...]) -> Inputs:
     """What the reducer gets: what `map_` or `op_` makes of the operands, or the monitor's default; by leaf path.
 
     Raises:
@@ -269,7 +347,7 @@ def reducer_inputs(monitor: Recording, operands: tuple[Any, ...]) -> Inputs:
     return {path: (plain_or_spread(tensor),) for path, tensor in tensors.items()}
 
 
-def _fitting(monitor: Recording, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _fitting(monitor: Observer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The leaves but for numbers (0-d) if the reducer keeps axes; all if there are only numbers, so that the error says it.
 
     A model of Hugging Face returns its loss, which has no channels, beside its logits, which have. Other leaves that do not fit the
@@ -284,7 +362,7 @@ def _fitting(monitor: Recording, tensors: dict[str, Tensor]) -> dict[str, Tensor
     return found
 
 
-def with_given(monitor: Recording, inputs: Mapping[str, tuple[Tensor, ...]]) -> Inputs:
+def with_given(monitor: Observer, inputs: Mapping[str, tuple[Tensor, ...]]) -> Inputs:
     """What the reducer gets, with the values that the monitor takes from the context after the tensors of each leaf.
 
     Raises:

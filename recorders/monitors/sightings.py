@@ -13,32 +13,32 @@ from recorders._torch import graph_task
 from recorders.capture.entering import Fail, guarded
 from recorders.capture.given import Block
 
-__all__ = ["Call", "Living", "Sighting", "tell_of_gradients"]
+__all__ = ["Living", "Sighting", "Use", "tell_of_gradients"]
 
 _T = TypeVar("_T")
 
 _numbers = itertools.count()
 
 
-class Call:
+class Use:
     """A call of a module that used a tensor.
 
     Attributes:
         training: whether it counts as training.
         block: what was given then.
-        seen: a clone of the tensor, if callables need it.
+        tensor: a clone of the tensor, if anybody needs it.
         backward: the number of the last backward in which a gradient came to what the call returned.
         number: of later calls it is higher.
     """
 
-    __slots__ = ("__weakref__", "backward", "block", "number", "seen", "training")
+    __slots__ = ("__weakref__", "backward", "block", "number", "tensor", "training")
 
-    def __init__(self, training: bool, block: Block | None, seen: tuple[Tensor, ...]) -> None:
-        self.training, self.block, self.seen = training, block, seen
+    def __init__(self, training: bool, block: Block | None, tensor: Tensor | None) -> None:
+        self.training, self.block, self.tensor = training, block, tensor
         self.backward: int | None = None
         self.number = next(_numbers)
 
-    def after(self, earlier: Call) -> Call:
+    def after(self, earlier: Use) -> Use:
         """Returns this call, which is given what both were given if that is the same."""
         if self.block and earlier.block:
             self.block = earlier.block.followed_by(self.block)
@@ -77,14 +77,14 @@ class Sighting:
     def __init__(self, version: int) -> None:
         self.version = version
         self.handle: Any = None
-        self.last: Call | None = None
-        self.calls: Living[Call] = Living()
+        self.last: Use | None = None
+        self.calls: Living[Use] = Living()
 
-    def use(self, call: Call) -> None:
+    def use(self, call: Use) -> None:
         """Notes a call of which no graph tells."""
         self.last = call if self.last is None else call.after(self.last)
 
-    def take_leaf(self) -> Call | None:
+    def take_leaf(self) -> Use | None:
         """Returns the last of the calls from which a gradient comes to a leaf now; None if it comes from elsewhere."""
         found = [call for call in self.calls.all() if call.backward == graph_task()]
         found += [self.last] if self.last is not None else []
@@ -97,10 +97,10 @@ class Sighting:
         """Drops the clones that calls of a leaf hold."""
         self.last = None
         for call in self.calls.all():
-            call.seen = ()
+            call.tensor = None
 
 
-def tell_of_gradients(outputs: Iterable[Tensor], calls: Sequence[tuple[Sighting, Call]], fail: Fail) -> None:
+def tell_of_gradients(outputs: Iterable[Tensor], calls: Sequence[tuple[Sighting, Use]], fail: Fail) -> None:
     """Lets the graph of what a module returned tell its calls of leaves when a gradient comes to it, and hold them.
 
     If it returned nothing with a gradient, nobody tells: then the next gradient of the leaf counts as one of the call.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -15,29 +15,20 @@ from recorders.capture.context import as_monitor
 from recorders.capture.graph_buffers import GraphRow
 from recorders.capture.stacks import StackRow, kinds, restack
 from recorders.errors import MergeError
-from recorders.monitors.attachment import Attachment
 from recorders.monitors.buffer import Buffer
-from recorders.monitors.record import Recording, report_failures
+from recorders.monitors.record import Observer, report_failures
 from recorders.recordings.placement import Placement
 from recorders.recordings.progress import PendingRows, Progress
 from recorders.recordings.recording import Subrecording
-from reducers import Reducer, State
+from reducers import State
 
-__all__ = ["Recorded", "copied", "merged", "resume", "snapshot"]
+__all__ = ["copied", "merged", "resume", "snapshot"]
 
 MOST_PENDING = 1 << 20
 """The largest capacity that is believed of a file."""
 
 
-class Recorded(Recording, Protocol):
-    """What a snapshot needs of a monitor."""
-
-    reducer: Reducer
-    attr: Any
-    hooks: Attachment
-
-
-def snapshot(monitor: Recorded, functions: tuple[Callable[[Any, int], Any], ...], *, progress: bool) -> Subrecording:
+def snapshot(monitor: Observer, functions: tuple[Callable[[Any, int], Any], ...], *, progress: bool) -> Subrecording:
     """What was recorded so far. Observations that wait stay as they are, so looking changes no later result.
 
     Args:
@@ -89,7 +80,7 @@ def _placement(buffer: Buffer, states: Collection[str]) -> dict[str, Placement]:
     return {**dict.fromkeys(states, copy), **buffer.places}
 
 
-def _progress(monitor: Recorded) -> Progress:
+def _progress(monitor: Observer) -> Progress:
     stored = monitor.buffer.stored
     pending: list[PendingRows] = []
     stacked: list[str] = []
@@ -108,7 +99,7 @@ def _progress(monitor: Recorded) -> Progress:
     return Progress(before, dict(stored.counts), stored.merged, eligible, tuple(pending), tuple(stacked))
 
 
-def resume(monitors: Iterable[tuple[Recorded, Subrecording]]) -> None:
+def resume(monitors: Iterable[tuple[Observer, Subrecording]]) -> None:
     """Puts what was saved in place of what monitors hold. That their reducers and states fit must be known.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Twins: what compiled graphs know of monitors that are made alike."""
+"""TraceSpec: what compiled graphs know of monitors that are made alike."""
 
 from __future__ import annotations
 
@@ -6,49 +6,43 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from recorders.capture.hooks import TRACED, Hook
+from recorders.capture.hooks import SPECS, Hook
 from recorders.capture.receivers import new_twin_key
 from recorders.capture.switching import hook_of
 
-__all__ = ["Twin", "leave_clock", "name_of_trace", "renew_twins"]
+__all__ = ["TraceSpec", "leave_clock", "name_of_hook", "renew_spec"]
 
-_twins: weakref.WeakValueDictionary[Any, Twin] = weakref.WeakValueDictionary()
+_specs: weakref.WeakValueDictionary[Any, TraceSpec] = weakref.WeakValueDictionary()
 
 
-class Twin:
-    """What monitors that share a twin hold. When the last of them is freed, hooks no longer find its methods.
+class TraceSpec:
+    """Is held by monitors that are made alike. When the last of them is freed, hooks no longer find it in `SPECS`.
 
     Attributes:
-        monitor: the twin itself.
+        monitor: a monitor without a module, of the same recipe, attribute and, if they choose steps, clock.
+        key: the key by which hooks, and operators of graphs, find it.
     """
 
     def __init__(self, monitor: Any) -> None:
-        self.monitor = monitor
-        self._names: set[str] = set()
-        weakref.finalize(self, _forget, self._names).atexit = False
-
-    def name_of(self, method: str) -> str:
-        """The name by which hooks find this method in `TRACED`."""
-        name = f"{self.monitor.twin_key} {method}"
-        setattr(TRACED, name, getattr(self.monitor, method))
-        self._names.add(name)
-        return name
+        self.monitor, self.key = monitor, new_twin_key(monitor)
+        monitor.twin_key = self.key
+        setattr(SPECS, self.key, monitor.trace)
+        weakref.finalize(self, delattr, SPECS, self.key).atexit = False
 
 
-def name_of_trace(monitor: Any, method: str) -> str:
-    """The name by which a hook of a monitor finds this method of its twin."""
-    if monitor.hooks.twin is None:
-        monitor.hooks.twin = _find_twin(monitor)
-    name: str = monitor.hooks.twin.name_of(method)
-    return name
+def name_of_hook(monitor: Any, hook: str) -> str:
+    """The text by which a hook of a monitor finds its spec while a graph is traced, and says which hook it is."""
+    if monitor.hooks.spec is None:
+        monitor.hooks.spec = _find_spec(monitor)
+    return f"{monitor.hooks.spec.key} {hook}"
 
 
-def renew_twins(monitor: Any) -> None:
-    """Gives the hooks of a monitor the twin for its present clock."""
-    monitor.hooks.twin = None
+def renew_spec(monitor: Any) -> None:
+    """Gives the hooks of a monitor the spec for its present clock."""
+    monitor.hooks.spec = None
     for hook in map(hook_of, [*monitor.hooks.handles, *monitor.hooks.suspended]):
         if isinstance(hook, Hook) and isinstance(hook.trace, str):
-            hook.trace = name_of_trace(monitor, hook.trace.partition(" ")[2])
+            hook.trace = name_of_hook(monitor, hook.trace.partition(" ")[2])
 
 
 def leave_clock(monitor: Any) -> None:
@@ -58,29 +52,24 @@ def leave_clock(monitor: Any) -> None:
         clock.release(monitor)
     monitor.gate.chooses_steps = monitor.gate.has_steps
     monitor.switch(True, None)
-    renew_twins(monitor)
+    renew_spec(monitor)
 
 
-def _find_twin(monitor: Any) -> Twin:
-    """The twin of a monitor: one without a module, the same for all with this recipe and attribute, and clock if they choose steps.
+def _find_spec(monitor: Any) -> TraceSpec:
+    """The spec of a monitor.
 
     The compiler guards everything that it reads. If it read the monitors themselves, each would cost a graph.
     """
     chooses_steps = monitor.gate.chooses_steps
     clock = monitor._clock if chooses_steps else None
     key = monitor.constructor, monitor.attr, chooses_steps, id(clock)
-    twin = None
+    spec = None
     with suppress(TypeError):  # an argument has no hash
-        twin = _twins.get(key)
-    if twin is None:
-        twin = Twin(monitor.constructor(monitor.attr))
-        made = twin.monitor
-        made.gate.chooses_steps, made._clock, made.twin_key = chooses_steps, clock, new_twin_key(made)
+        spec = _specs.get(key)
+    if spec is None:
+        made = monitor.constructor(monitor.attr)
+        made.gate.chooses_steps, made._clock = chooses_steps, clock
+        spec = TraceSpec(made)
         with suppress(TypeError):
-            _twins[key] = twin
-    return twin
-
-
-def _forget(names: set[str]) -> None:
-    for name in names:
-        delattr(TRACED, name)
+            _specs[key] = spec
+    return spec

@@ -16,7 +16,6 @@ from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.gate import Gate
-from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
 from recorders.recordings.shown import Rows, Table, shown_name
@@ -119,8 +118,7 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
         for twin in twins.values():
-            if isinstance(twin, ModuleParameterMonitor):
-                twin.record_shapes()
+            twin.record_shapes()
         try:
             if args or kwargs:
                 _run(copies, _on_meta(args), _on_meta(dict(kwargs)))

@@ -13,7 +13,6 @@ from recorders.errors import SelectionError
 from recorders.monitors.attributes import beside
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
-from recorders.monitors.module_parameters import ModuleParameterMonitor
 from reducers.core.channels import has_channels, with_channels
 from reducers.errors import did_you_mean
 
@@ -52,7 +51,7 @@ def check_names(prototype: Monitor, modules: list[nn.Module]) -> None:
             raise SelectionError(
                 f"none of the {len(modules)} modules selected has anything to watch for {prototype!r}; {question.strip()}"
             )
-    elif isinstance(prototype, ModuleParameterMonitor):
+    else:
         missing = sorted(set.intersection(*[set(prototype.missing(module)) for module in modules]))
         if missing:
             known = {name for module in modules for name in beside(module, missing[0])}

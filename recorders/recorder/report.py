@@ -13,11 +13,7 @@ from recorders.capture.cuda_graphs import IN_CUDA_GRAPH
 from recorders.capture.operands import TRACED
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.monitors.base import Monitor
-from recorders.monitors.forward import CallMonitor
-from recorders.monitors.gradients import NO_TENSOR, GradientMonitor
-from recorders.monitors.module_parameters import ModuleParameterMonitor
-from recorders.monitors.modules import ModuleMonitor
-from recorders.monitors.parameters import ParameterMonitor
+from recorders.monitors.gradient_hooks import NO_TENSOR
 from recorders.recordings.nonfinite import LeftOut
 from recorders.recordings.shown import Rows, Table, shown_name
 from recorders.schedule.clock import shown_steps
@@ -105,7 +101,7 @@ def shown_module(monitor: Monitor) -> str:
     module = monitor.module
     if module is None:
         return "nothing"
-    missing = monitor.missing(module) if isinstance(monitor, ModuleParameterMonitor) else []
+    missing = monitor.missing(module)
     return type(module).__name__ + (f" without {', '.join(missing)}" if missing else "")
 
 
@@ -164,13 +160,12 @@ _GONE = "its module is no longer in the net: it was replaced after the selection
 def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
     """The likely reason why nothing, or not everything, was recorded; "" if all is well or no reason is known."""
     idle = monitor.gate.chooses_steps and monitor.clock.step == 0
-    partial = isinstance(monitor, GradientMonitor) and monitor.partial
     if IN_CUDA_GRAPH in monitor.counts:
         return _CAPTURED
     if samples:
-        return _IDLE if idle else _PARTIAL if partial else ""
-    if isinstance(monitor, CallMonitor):
-        return "" if monitor.counts else "nothing was pushed"
+        return _IDLE if idle else _PARTIAL if monitor.partial else ""
+    if monitor.subject == "values":
+        return "" if monitor.counts else monitor.unseen()
     if monitor.last_error is not None:
         return monitor.last_error
     if not monitor.gate.active:
@@ -180,23 +175,16 @@ def _reason(monitor: Monitor, samples: int, others_recorded: bool) -> str:
             return _ONLY_TRACED
         if monitor.counts.keys() - {"calls"} == {NO_TENSOR}:
             return "what it watches holds no tensor: choose another module, or record one of its attributes with StateMonitor"
-        return _PARTIAL if partial else "all calls were skipped"
-    if isinstance(monitor, ModuleMonitor) and monitor.gate.on:
-        return "tick() was never called"
-    if isinstance(monitor, GradientMonitor) and monitor.seen:
-        return "no gradient came: backward was not run, or the loss does not use its output"
-    reason = _absence(monitor)
-    if monitor.registered or others_recorded:  # otherwise hooks are off because the recording has ended
+        return _PARTIAL if monitor.partial else "all calls were skipped"
+    reason = monitor.unseen() or _absence(monitor)
+    on = monitor.registered if monitor.sites else monitor.gate.on
+    if on or others_recorded or monitor.seen:  # otherwise hooks are off because the recording has ended
         return reason
     return f"its hooks are off; while they were on, {reason}"
 
 
 def _absence(monitor: Monitor) -> str:
-    """Why a monitor may have seen nothing at all."""
-    if isinstance(monitor, ParameterMonitor) and monitor.when != "step":
-        return "its module was never called" if monitor.when == "call" else "tick() was never called"
-    if isinstance(monitor, ModuleParameterMonitor):
-        return "no optimizer step changed its parameters"
+    """Why a monitor may have seen nothing at all, for all that its kind knows."""
     if monitor.module is None and monitor.registered:
         return "its module no longer exists: nothing else kept it alive"
     if isinstance(monitor.module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):

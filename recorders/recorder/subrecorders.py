@@ -16,10 +16,6 @@ from recorders.capture.switching import hook_of
 from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
-from recorders.monitors.forward import CallMonitor
-from recorders.monitors.module_parameters import ModuleParameterMonitor
-from recorders.monitors.modules import ModuleMonitor
-from recorders.monitors.parameters import ParameterMonitor
 from recorders.monitors.snapshots import resume
 from recorders.monitors.twins import leave_clock
 from recorders.recorder.attached import warn_of_equals
@@ -68,7 +64,7 @@ class Subrecorders(Mapping[str, Monitor]):
         self._alone, self._stopped = set[str](), False  # the names of those that were not selected from a net
         self._limit()
         for group, prototype in self.prototypes.items():
-            if isinstance(prototype, CallMonitor):
+            if prototype.subject == "values":
                 self._monitors[group] = prototype.constructor()
                 self._configure(group, self._monitors[group])
                 meter.add(group, self._monitors[group])
@@ -106,7 +102,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if len(self.nets) < len(self._nets):
             return set()
         present = {id(module) for net in self.nets for module in net.modules()}
-        placed = ((name, m) for name, m in self.items() if not isinstance(m, CallMonitor) and name not in self._alone)
+        placed = ((name, m) for name, m in self.items() if m.subject != "values" and name not in self._alone)
         return {name for name, monitor in placed if present and id(monitor.module) not in present}
 
     def place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> None:
@@ -115,8 +111,9 @@ class Subrecorders(Mapping[str, Monitor]):
         If no prototype fits any place, or a name is taken, raises `SelectionError` and adds nothing.
         """
         chosen = self._chosen(groups)
-        kinds = (ModuleParameterMonitor, CallMonitor) if places[0].attr is not None else Monitor
-        if wrong := [type(prototype).__name__ for prototype in chosen.values() if not isinstance(prototype, kinds)]:
+        of_parameters = places[0].attr is not None
+        unfit = [prototype for prototype in chosen.values() if prototype.subject in ("calls", "module")]
+        if wrong := [type(prototype).__name__ for prototype in unfit if of_parameters]:
             raise SelectionError(f"{wrong} watch modules, not parameters: use modules() or children(), or omit them with groups=")
         added: dict[str, Monitor] = {}
         aliases: dict[str, str] = {}
@@ -124,7 +121,7 @@ class Subrecorders(Mapping[str, Monitor]):
         try:
             gc.disable()  # none of the objects made here is garbage; for 10,000 monitors, collecting takes as long as making them
             for group, prototype in chosen.items():
-                if isinstance(prototype, CallMonitor):
+                if prototype.subject == "values":
                     continue
                 recipe = recipes(prototype, [net])
                 for place in places:
@@ -176,7 +173,7 @@ class Subrecorders(Mapping[str, Monitor]):
         prototype = as_prototype(item, here)
         if name in self:
             raise SelectionError(f"{here}: the name is taken; recorder[{name!r}] = monitor replaces what has it")
-        if module is None and not isinstance(prototype, CallMonitor):
+        if module is None and prototype.subject != "values":
             raise SelectionError(f"{here} needs the module to put {prototype!r} on; only a CallMonitor needs none")
         target = module if module is None else unwrapped(module)
         make, doubtful = recipes(prototype, self.nets if target is None else [target, *self.nets])(target)
@@ -226,15 +223,14 @@ class Subrecorders(Mapping[str, Monitor]):
     def push(self, name: str, *values: Any) -> None:
         """Hands one observation to a `CallMonitor`."""
         monitor = self[name]
-        if not isinstance(monitor, CallMonitor):
+        if monitor.subject != "values":
             raise SelectionError(f"{name!r} is a {type(monitor).__name__}, which captures by itself: push into a CallMonitor")
         monitor.push(*values)
 
     def tick(self) -> None:
         """Calls `tick` of the monitors that record at ticks."""
         for monitor in self.values():
-            if isinstance(monitor, (ParameterMonitor, ModuleMonitor)):
-                timed(monitor, monitor.tick)
+            timed(monitor, monitor.tick)
 
     def merge(self, other: Mapping[str, Monitor] | Mapping[str, Subrecording]) -> None:
         """Adds what monitors or subrecordings of the same names hold; if one does not fit, raises and changes none."""

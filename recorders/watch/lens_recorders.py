@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recorders.capture.hooks import Hook
 from recorders.errors import LensError, SelectionError
 from recorders.monitors.base import Monitor
-from recorders.monitors.forward import CallMonitor, ForwardMonitor
+from recorders.monitors.forward import CallMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.schedule.clock import Clock, Phase
@@ -169,7 +169,7 @@ class LensRecorders:
         for recorder in self.by_lens.values():
             for name, monitor in recorder.items():
                 layer = name.partition("/")[2]
-                if not isinstance(monitor, ForwardMonitor) or (module := monitor.module) is None:
+                if (monitor.sites, monitor.side) != (("forward",), "outputs") or (module := monitor.module) is None:
                     continue
                 if monitor.samples:
                     self.silent.discard(layer)

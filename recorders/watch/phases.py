@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from recorders.monitors.base import Monitor
-from recorders.monitors.module_parameters import ModuleParameterMonitor
-from recorders.monitors.modules import ModuleMonitor
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.lens import Lens
 
@@ -60,7 +58,7 @@ def with_options(monitor: Monitor, **options: Any) -> Monitor:
 
 def _records_both(monitor: Monitor) -> bool:
     gate = monitor.gate
-    return gate.train_update and gate.eval_update and not isinstance(monitor, (ModuleParameterMonitor, ModuleMonitor))
+    return gate.train_update and gate.eval_update and monitor.subject in ("calls", "values")
 
 
 def _of_evaluation(chart: Chart) -> Chart:

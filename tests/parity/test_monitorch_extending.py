@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import Inspector, Monitor
+from recorders import Call, Inspector, Monitor
 from recorders.watch.charts import ChartView
 from recorders.watch.lenses import Chart, Lens, collected, running, statistics
 from reducers import Activity, Collect, Geometry, State, Statistic, Summary
@@ -107,14 +107,12 @@ class Listing(visualizer.AbstractVisualizer):
 
 
 class InputMonitor(Monitor):
-    """The gatherer, here: hooks that ask the gates and record."""
+    """The gatherer, here: where it looks, and what it takes of what it sees there."""
 
-    def _attach(self, module: nn.Module) -> list[Any]:
-        return [module.register_forward_pre_hook(self._hook(self._before))]
+    sites = ("forward_pre",)
 
-    def _before(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if self._due(module, self._training(module)):
-            self._record(module, inputs[0])
+    def operands(self, call: Call) -> tuple[Any, ...]:
+        return (call.args[0],)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from recorders import (
 )
 from recorders.capture import batching, entering
 from recorders.capture.switching import hook_of
+from recorders.monitors import gradient_hooks, sites
 from recorders.monitors.graphs import GraphReceiver
 from recorders.schedule import planned, standing
 from recorders.schedule.clock import Clock
@@ -152,16 +153,25 @@ class Net(nn.Module):
 
 
 KINDS: dict[str, tuple[Callable[[Net], Monitor], list[str]]] = {
-    "output": (lambda net: ForwardMonitor(Mean()), ["_after_quickly"]),
-    "output of a callable": (lambda net: ForwardMonitor(Mean(), op_=lambda x: x), ["_after", "_due", "_record", "_training"]),
-    "input": (lambda net: ForwardInputMonitor(Mean()), ["_before_quickly"]),
-    "input of a callable": (lambda net: ForwardInputMonitor(Mean(), op_=lambda x: x), ["_before", "_due", "_record"]),
-    "gradient": (lambda net: BackwardMonitor(Mean()), ["_after", "_watch", "_watch_leaf", "_arrived", "_due", "_record"]),
-    "gradient of an input": (lambda net: BackwardInputMonitor(Mean()), ["_before", "_watch", "_arrived"]),
-    "attribute": (lambda net: StateMonitor(Mean(), "weight"), ["_see", "_read"]),
-    "difference": (lambda net: DifferenceMonitor(Mean(), "weight"), ["_before", "_after", "_record"]),
+    "output": (lambda net: ForwardMonitor(Mean()), ["_after", "_passes", "_waits"]),
+    "output of a callable": (lambda net: ForwardMonitor(Mean(), op_=lambda x: x), ["_after", "_passes", "_see", "_take"]),
+    "input": (lambda net: ForwardInputMonitor(Mean()), ["_before", "_passes", "_waits"]),
+    "input of a callable": (lambda net: ForwardInputMonitor(Mean(), op_=lambda x: x), ["_before", "_passes", "_see"]),
+    "gradient": (
+        lambda net: BackwardMonitor(Mean()),
+        ["gradient_hooks.watch", "gradient_hooks.watch_leaf", "gradient_hooks.arrived", "_due", "_see", "_waits"],
+    ),
+    "gradient of an input": (
+        lambda net: BackwardInputMonitor(Mean()),
+        ["gradient_hooks.watch", "gradient_hooks.arrived", "gradient_hooks.keep_in_call"],
+    ),
+    "attribute": (lambda net: StateMonitor(Mean(), "weight"), ["_after", "_passes", "_see", "_read", "operands"]),
+    "difference": (
+        lambda net: DifferenceMonitor(Mean(), "weight"),
+        ["_passes", "_see", "watched", "operands", "sites.keep", "sites.kept"],
+    ),
     "pair": (lambda net: PairMonitor(CKA(), net.second), ["_arrive"]),
-    "value at a call": (lambda net: ParameterMonitor(Norm(), when="call"), ["_after", "_called", "_observe"]),
+    "value at a call": (lambda net: ParameterMonitor(Norm(), when="call"), ["_after", "_passes", "_see", "_parts"]),
     "value": (lambda net: ParameterMonitor(Quantile()), ["_after_step", "_reading", "_among", "_observe"]),
     "gradient of a parameter": (lambda net: ParameterGradientMonitor(Quantile()), ["_at_gradients", "_observe", "_record"]),
     "accumulated": (
@@ -198,13 +208,16 @@ def test_what_fails_in_a_monitor_is_told_and_the_training_goes_on(kind: str, met
     prototype = make(net)
     good = ForwardMonitor(Count()) if kind.startswith("input") else ForwardInputMonitor(Count())
     recorder = Recorder(good=good, bad=prototype)
-    if method not in ("_parameters", "_reading", "_read", "_hook_new"):  # which are needed to put it on, too
-        monkeypatch.setattr(type(prototype), method, planted)
+    where, _, name = method.rpartition(".")
+    place = {"": type(prototype), "gradient_hooks": gradient_hooks, "sites": sites}[where]
+    # Some are needed to put it on, too; others are found when it is put on.
+    if method not in ("_parameters", "_reading", "_read", "_hook_new"):
+        monkeypatch.setattr(place, name, planted)
     recorder.modules(net, names="first")
     if method == "_hook_new":
         monkeypatch.setattr(hook_of(recorder["bad/first"].hooks.handles[0]), "run", planted)
     else:
-        monkeypatch.setattr(type(prototype), method, planted)
+        monkeypatch.setattr(place, name, planted)
     with pytest.warns(RecordingWarning, match="planted"):
         found = train(net)
     assert all(map(torch.equal, found, train(new_net())))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, DifferenceMonitor, ForwardMonitor, Recorder
-from recorders.capture.hooks import TRACED
+from recorders.capture.hooks import SPECS
 from reducers import Last, Summary
 
 MOST_OF_A_LAYER = 40
@@ -49,22 +49,22 @@ def test_a_layer_more_is_a_few_guards_more() -> None:
 
 
 @pytest.mark.slow
-def test_names_that_hooks_go_by_end_with_the_last_monitor_of_the_kind() -> None:
+def test_what_hooks_are_traced_by_ends_with_the_last_monitor_of_the_kind() -> None:
     def own(output: Tensor, inputs: Tensor) -> Tensor:  # no other test makes monitors like these
         return output
 
     gc.collect()
-    before = set(vars(TRACED))
+    before = set(vars(SPECS))
     first, second = (ForwardMonitor(Summary(), nn.ReLU(), op_=own) for _ in range(2))
-    assert len(vars(TRACED).keys() - before) == 1  # one twin for both
+    assert len(vars(SPECS).keys() - before) == 1  # one spec for both
     first.deregister()
     del first
     gc.collect()
-    assert len(vars(TRACED).keys() - before) == 1
+    assert len(vars(SPECS).keys() - before) == 1
     second.deregister()
     del second
     gc.collect()
-    assert vars(TRACED).keys() == before
+    assert vars(SPECS).keys() == before
 
 
 class Unhashable(list[int]):
