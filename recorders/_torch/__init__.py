@@ -7,7 +7,6 @@ is imported all the same, what can be done without it is done, and `warn_of_miss
 from __future__ import annotations
 
 import ctypes
-import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -38,7 +37,6 @@ __all__ = [
     "graph_task_address",
     "group_timeout",
     "has_dispatch_modes",
-    "has_global_hooks",
     "hooks_ref",
     "inside_transform",
     "is_batched",
@@ -53,7 +51,6 @@ __all__ = [
     "outside_modes",
     "set_grad_enabled",
     "step_was_skipped",
-    "style_layouts",
     "warn_of_missing",
     "without_modes",
 ]
@@ -175,23 +172,6 @@ def is_distributed(module: torch.nn.Module) -> bool:
     return getattr(module, "_distribute_module_applied", False)
 
 
-def style_layouts(module: torch.nn.Module, side: str) -> tuple[Any, tuple[Any, ...]] | None:
-    """The device mesh and the placements of the plain "outputs" or "inputs" of a tensor-parallel layer.
-
-    `ColwiseParallel` and `RowwiseParallel` keep them in the functions that they register as hooks. None if there is no such style.
-    """
-    outputs = side == "outputs"
-    for hook in (module._forward_hooks if outputs else module._forward_pre_hooks).values():
-        held = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
-        convert, mesh = held.get("output_fn" if outputs else "input_fn"), held.get("device_mesh")
-        if mesh is None or not isinstance(convert, partial) or len(convert.args) != 2:
-            continue
-        kinds, rest = convert.args  # of outputs the second says whether they become plain
-        if convert.func.__name__ == f"_prepare_{side[:-1]}_fn" and isinstance(kinds, tuple) and isinstance(rest, (bool, tuple)):
-            return mesh, kinds
-    return None
-
-
 def is_fake(tensor: object) -> bool:
     """Whether this is a tensor of `FakeTensorMode`, which has a shape but no data."""
     kind = _fake_class()
@@ -201,11 +181,6 @@ def is_fake(tensor: object) -> bool:
 @cache
 def _fake_class() -> Any:
     return or_else("torch._subclasses.fake_tensor.FakeTensor", None)
-
-
-def has_global_hooks() -> bool:
-    """Whether the user has hooks on all modules of the process."""
-    return bool(or_else("torch.nn.modules.module._has_any_global_hook", lambda: True)())
 
 
 def hooks_ref(handle: Any) -> Callable[[], Any]:

@@ -51,7 +51,6 @@ NEEDS: Mapping[str, str] = {
     "torch._subclasses.fake_tensor.FakeTensor": _EXACT,
     # Modules, optimizers, ranks, devices.
     "torch.nn.Module._call_impl": "what a hook keeps for a later hook of the same call is lost if the forward raises",
-    "torch.nn.modules.module._has_any_global_hook": "what calls of hooks cost is not measured, so overhead() is too low",
     "torch.utils.hooks.RemovableHandle.hooks_dict_ref": _EXACT,
     "torch.optim.Optimizer.profile_hook_step": _STEPS,
     "torch.autograd.Variable._execution_engine": "lifts in a compiled backward are handed over one by one",

@@ -1,4 +1,4 @@
-"""Layouts: what part of a tensor a rank holds. A DTensor tells it; of a plain tensor the style of its layer does, or the user."""
+"""Layouts: what part of a tensor a rank holds. A DTensor tells it; of a plain tensor the user does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recorders._torch import is_distributed, style_layouts, without_modes
+from recorders._torch import is_distributed, without_modes
 from recorders.capture.changes import Changes
 from recorders.capture.operands import is_spread
 from recorders.errors import OperandError, TargetError
@@ -184,8 +184,8 @@ def register_layouts(
     """Says how plain tensors between tensor-parallel layers are spread over ranks, so that recordings of ranks merge to the whole.
 
     A tensor-parallel layer whose style says so returns the local part of a DTensor as a plain tensor (`use_local_output=True`, the
-    default of PyTorch). Monitors on `ColwiseParallel` and `RowwiseParallel` layers know what part that is. What other modules make
-    of it, nobody can tell from outside. Nothing is communicated or converted; the training does not change.
+    default of PyTorch). Nobody can tell from outside what part that is, or what other modules make of it. Nothing is communicated
+    or converted; the training does not change. If a layout is missing, the first `sync` warns, with the line to write.
 
     Args:
         net: the net, before or after it is spread over ranks.
@@ -235,11 +235,7 @@ def layout_of(module: nn.Module | None, side: str) -> Layout | None:
     """How plain tensors that a module returns (`side="outputs"`) or is given ("inputs") are spread; None if that is not known."""
     if module is None or not side or not in_use():
         return None
-    declared = _declared.get(module, {})
-    if side in declared:
-        return declared[side]
-    found = style_layouts(module, side)
-    return None if found is None else Layout(*found)
+    return _declared.get(module, {}).get(side)
 
 
 def know(net: nn.Module) -> None:
@@ -266,17 +262,28 @@ def is_placed(module: nn.Module | None, side: str) -> bool:
     return in_use() and (layout_of(module, side) is not None or unclear(module, side))
 
 
-def guess(module: nn.Module) -> tuple[str, str] | None:
+def guess(module: nn.Module, side: str) -> tuple[str, str] | None:
     """The name of a module in its net, and, as code, the likely placements of its plain tensors; None if its net is not known.
 
-    They are those of what the last tensor-parallel layer before it returns; before the first one all ranks have copies.
+    They are those of what the last tensor-parallel layer before it returns, or for its outputs those of what it returns itself;
+    before the first one all ranks have copies. How the weight of a layer is cut tells what it returns.
     """
     for net in _nets:
-        before: tuple[Any, ...] = ()
+        before = "Replicate()"
         for name, other in net.named_modules():
+            if other is module and side == "inputs":
+                return name, before
+            before = _likely(other) or before
             if other is module:
-                kinds = [f"Shard({kind.dim})" if kind.is_shard() else "Replicate()" for kind in before] or ["Replicate()"]
-                return name, kinds[0] if len(kinds) == 1 else f"[{', '.join(kinds)}]"
-            known = style_layouts(other, "outputs")
-            before = before if known is None else known[1]
+                return name, before
     return None
+
+
+def _likely(layer: nn.Module) -> str:
+    """What a tensor-parallel layer is likely to return, as code; "" of other layers."""
+    weight: Any = getattr(layer, "weight", None)
+    if not is_distributed(layer) or weight is None or not is_spread(weight):
+        return ""
+    features = 1 if isinstance(layer, nn.Embedding) else 0  # the axis of the weight that is that of what the layer returns
+    kinds = ["Shard(-1)" if kind.is_shard(features) else "Replicate()" for kind in weight.placements]
+    return kinds[0] if len(kinds) == 1 else f"[{', '.join(kinds)}]"

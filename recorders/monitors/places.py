@@ -52,11 +52,12 @@ def _warn(monitor: Any) -> None:
             return
         _warned.add(monitor._clock)
     what = "returns" if monitor.side == "outputs" else "is given"
+    name, kinds = (None if monitor.module is None else guess(monitor.module, monitor.side)) or ("name", "Replicate()")
     warn_user(
         f"{monitor.describe()}: the net is tensor parallel, and what this module {what} is a plain tensor. Nobody can tell whether "
-        "it is a part, a copy, or data of this rank, so it counts as data of each rank when ranks are merged. Say what it is, such "
-        f"as register_layouts(net, mesh, {monitor.side}={{name: Replicate()}}), or give the styles of the layers "
-        "use_local_output=False. Other modules like it count so without a warning",
+        "it is a part, a copy, or data of this rank, so it counts as data of each rank when ranks are merged. Say what it is, "
+        f"after a look at this guess: register_layouts(net, mesh, {monitor.side}={{{name!r}: {kinds}}}), or give the styles of the "
+        "layers use_local_output=False. Other modules like it count so without a warning until sync, which names all of them",
         RecordingWarning,
     )
 
@@ -71,7 +72,7 @@ def warn_before_merge(monitors: Iterable[Any], clock: Clock) -> None:
         module, side = monitor.module, monitor.side
         if module is None or not unclear(module, side) or layout_of(module, side) is not None:
             continue
-        if monitor.buffer.samples and not monitor.buffer.places and (told := guess(module)) is not None:
+        if monitor.buffer.samples and not monitor.buffer.places and (told := guess(module, side)) is not None:
             found.setdefault(side, {})[told[0]] = told[1]
     if found:
         given = [f"{side}={{{', '.join(f'{name!r}: {kinds}' for name, kinds in names.items())}}}" for side, names in found.items()]

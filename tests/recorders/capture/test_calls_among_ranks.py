@@ -116,7 +116,7 @@ def parts(place: Place, parallel: bool, late: bool) -> Any:
     """What is recorded of a layer between tensor-parallel ones if its layout is told, before or after the graph was made."""
     import torch._dynamo
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     for category in (UserWarning, DeprecationWarning, FutureWarning):
@@ -127,7 +127,7 @@ def parts(place: Place, parallel: bool, late: bool) -> Any:
     if parallel:
         parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     if not late and parallel:
-        register_layouts(model, mesh, outputs={"act": Shard(-1)})
+        register_layouts(model, mesh, outputs={"up": Shard(-1), "act": Shard(-1), "down": Replicate()})
     recorder = Recorder(ForwardMonitor(Moments("b c -> c"))).modules(model, names=["up", "act", "down"])
     run = torch.compile(model, backend="aot_eager")
     rows = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4)
@@ -135,7 +135,7 @@ def parts(place: Place, parallel: bool, late: bool) -> Any:
         if step == 3 and late:
             recorder.reset()
             if parallel:
-                register_layouts(model, mesh, outputs={"act": Shard(-1)})
+                register_layouts(model, mesh, outputs={"up": Shard(-1), "act": Shard(-1), "down": Replicate()})
         run(rows * (step + 1)).sum().backward()
     merged = recorder.sync() if parallel else recorder.snapshot()
     return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))

@@ -1,4 +1,4 @@
-"""Plain tensors between tensor-parallel layers: which part a rank holds is known from the styles, or declared by name."""
+"""Plain tensors between tensor-parallel layers: which part a rank holds is declared by name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def declared(place: Place, first: bool) -> Any:
     model, mesh = net(), mesh_of_all()
     early = recorder_of(model) if first else None
     tensor_parallel(model, mesh)
-    register_layouts(model, mesh, outputs={"1": Shard(-1), "3": Replicate()}, inputs={"1": Shard(-1), "3": Replicate()})
+    outputs = {"0": Shard(-1), "1": Shard(-1), "2": Replicate(), "3": Replicate()}
+    register_layouts(model, mesh, outputs=outputs, inputs={"0": Replicate(), "1": Shard(-1), "2": Shard(-1), "3": Replicate()})
     with early or recorder_of(model) as recorder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ForwardMonitor 'out/2' .*each rank holds a summand")
         train(model)
@@ -98,10 +99,10 @@ def test_local_outputs_of_tensor_parallel_layers_merge_to_the_whole(pair: World,
 
 
 def undeclared(place: Place) -> Any:
-    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Replicate, Shard
 
     model, mesh = net(), mesh_of_all()
-    register_layouts(model, mesh, outputs={"3": None})
+    register_layouts(model, mesh, outputs={"0": Shard(-1), "2": Replicate(), "3": None})
     tensor_parallel(model, mesh)
     found = []
     for _ in range(2):
@@ -119,7 +120,7 @@ def undeclared(place: Place) -> Any:
 def test_a_plain_tensor_of_which_nobody_knows_warns_once(pair: World) -> None:
     (first,), second = alike(pair.run(undeclared))
     assert "ForwardMonitor 'a/1' on ReLU: the net is tensor parallel, and what this module returns is a plain tensor" in first
-    assert "register_layouts(net, mesh, outputs={name: Replicate()})" in first
+    assert "register_layouts(net, mesh, outputs={'1': Shard(-1)})" in first
     assert second == []
 
 
@@ -131,7 +132,7 @@ def warned_at_sync(place: Place) -> Any:
     tensor_parallel(model, mesh)
     texts, samples = [], []
     for _ in range(2):
-        recorder = Recorder(out=ForwardMonitor(Norm()), input=ForwardInputMonitor(Norm())).modules(model, types=(nn.ReLU, nn.Tanh))
+        recorder = Recorder(out=ForwardMonitor(Norm()), input=ForwardInputMonitor(Norm())).modules(model, leaves=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             train(model)
@@ -155,12 +156,13 @@ def test_the_first_sync_warns_of_what_counts_twice_and_tells_the_line_to_write(p
     (first, second, *declared), (before, line, after) = alike(pair.run(warned_at_sync))
     (text,) = first
     assert "sync counts them once for each rank" in text
-    names = "{'1': Shard(-1), '3': Replicate()}"
-    assert line == f"register_layouts(net, mesh, outputs={names}, inputs={names})"
+    outputs = "{'0': Shard(-1), '1': Shard(-1), '2': Replicate(), '3': Replicate()}"
+    inputs = "{'1': Shard(-1), '3': Replicate()}"  # those of the parallel layers are DTensors
+    assert line == f"register_layouts(net, mesh, outputs={outputs}, inputs={inputs})"
     assert second == []
     assert declared == [[], []]
-    assert before == [6] * 4  # three steps, each counted on two ranks
-    assert after == [3] * 4
+    assert sorted(before) == [3] * 2 + [6] * 6  # three steps, each counted on two ranks, but of DTensors
+    assert after == [3] * 8
 
 
 def data_parallel(place: Place) -> list[str]:
