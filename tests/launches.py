@@ -173,8 +173,7 @@ def recorded(reducer: Any, calls: int, *shapes: tuple[int, ...], dtype: torch.dt
         "recorders.capture.hooks.outside_modes": _called,
         "recorders.capture.context.outside_modes": _called,
         "recorders.capture.operands.Tensor": FakeTensor,
-        "recorders.capture.buffers.Tensor": FakeTensor,
-        "recorders.capture.slots.Tensor": FakeTensor,
+        "recorders.monitors.buffer.Tensor": FakeTensor,
     }
     found = []
     with contextlib.ExitStack() as stack:

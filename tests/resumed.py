@@ -1,10 +1,10 @@
-"""Trainings that are saved and resumed, to compare with uninterrupted ones, bit for bit."""
+"""Trainings that are saved and resumed, to compare with those that were saved at the same steps and went on, bit for bit."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,11 @@ class Run:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         self.recorder = make().modules(self.net, types=(nn.Linear, Scaled)).attach(self.optimizer)
 
-    def train(self, begin: int, end: int) -> Run:
+    def train(self, begin: int, end: int, saves: Iterable[int] = ()) -> Run:
+        """Trains; a save before any of the steps `saves` joins what waits, as all saves do."""
         for step in range(begin, end):
+            if step in saves:
+                self.recorder.state_dict()
             batch = torch.randn(self.shape, generator=torch.Generator().manual_seed(step)) * 100 + 1e3
             self.optimizer.zero_grad()
             self.net(batch).square().mean().mul(1e-8).backward()
@@ -105,7 +108,7 @@ def resumption(case: Case, kind: str, folder: Path, tally: Tally) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of results that a file cannot hold
-        whole, first, done = new().train(0, END), new(), 0
+        whole, first, done = new().train(0, END, saves=POINTS), new(), 0
         expected = facts(whole.recorder)
         for point, layout in zip(POINTS, itertools.cycle(("folder", "packed"))):
             first.train(done, point)
@@ -114,10 +117,9 @@ def resumption(case: Case, kind: str, folder: Path, tally: Tally) -> None:
             second = new()
             second.recorder.resume(load(folder, reducers=case.reducer))
             second.net.load_state_dict(first.net.state_dict())
-            second.train(point, END)
+            second.train(point, END, saves=[later for later in POINTS if later > point])
             same = facts(second.recorder) == expected and second.recorder.clock.step == END
             tally.add("bit for bit the same" if same else "another state", same, f"{case}, {kind}, after {point} steps")
-        # Saving midway changes nothing in the run that goes on.
         first.train(done, END)
         same = facts(first.recorder) == expected
         tally.add("bit for bit the same" if same else "another state", same, f"{case}, {kind}, saved {len(POINTS)} times")

@@ -31,7 +31,9 @@ ORDER = {
         "errors",
         "_torch",
         "recordings",
+        "ring",
         "capture",
+        "graphs",
         "schedule",
         "monitors",
         "recorder",
@@ -127,9 +129,9 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ORDER)
-def test_a_package_has_at_most_twelve_entries_and_a_room_at_most_600_lines(package: str) -> None:
+def test_a_package_has_at_most_fourteen_entries_and_a_room_at_most_600_lines(package: str) -> None:
     entries = [entry.name for entry in (ROOT / package).iterdir() if entry.name not in ("__pycache__", "py.typed")]
-    assert len(entries) <= 12
+    assert len(entries) <= 14
     assert {name: lines for name, path in modules(package).items() if (lines := len(path.read_text().splitlines())) > 600} == {}
 
 

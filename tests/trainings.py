@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -45,12 +47,12 @@ def new_recorder(net: nn.Module) -> Recorder:
     return recorder.modules(net, types=nn.Linear)
 
 
-def plain(epochs: int = EPOCHS) -> Recorder:
-    """What is recorded in a loop without a trainer."""
+def plain(epochs: int = EPOCHS, saves: Collection[int] = range(1, EPOCHS + 1)) -> Recorder:
+    """What is recorded in a loop without a trainer, which saves after so many epochs."""
     net = new_net()
     optimizer = new_optimizer(net)
     with new_recorder(net).attach(optimizer) as recorder:
-        for _ in range(epochs):
+        for epoch in range(1, epochs + 1):
             for number, batch in enumerate(ROWS.split(BATCH)):
                 (net(batch)["loss"] / MICRO_BATCHES).backward()
                 if number % MICRO_BATCHES == MICRO_BATCHES - 1:
@@ -61,6 +63,8 @@ def plain(epochs: int = EPOCHS) -> Recorder:
                 for batch in ROWS[:6].split(BATCH):
                     net(batch)
             net.train()
+            if epoch in saves:
+                recorder.state_dict()
     return recorder
 
 

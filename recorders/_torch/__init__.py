@@ -104,7 +104,6 @@ set_grad_enabled = or_else("torch._C._set_grad_enabled", torch.set_grad_enabled)
 graph_task: Callable[[], int] = or_else("torch._C._current_graph_task_id", _task_by_node)  # -1 if no backward runs in this thread
 autocast_is_on = or_else("torch._C._is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, _kinds_of_devices())))
 is_batched = or_else("torch._C._functorch.is_legacy_batchedtensor", lambda _: False)
-_inference_is_on = torch.is_inference_mode_enabled
 _interpreter = or_else("torch._C._functorch.peek_interpreter_stack", None) or or_else(
     "torch._C._functorch.maybe_current_level", lambda: None
 )
@@ -239,15 +238,11 @@ def _proxy_is_on() -> bool:
 
 
 def is_plain_moment(tensor: Tensor) -> bool:
-    """Whether no mode of PyTorch or of the user is on that would reach what is done with `tensor`."""
-    return not (
-        _inference_is_on()
-        or autocast_is_on()
-        or _count_dispatch()
-        or is_batched(tensor)
-        or _interpreter() is not None
-        or _jit_trace() is not None
-    )
+    """Whether `tensor` is one of numbers, and no mode of PyTorch or of the user would change a copy of it, or see that it is made.
+
+    Autocast and inference mode do neither: a copy into memory that was made outside of inference mode is what it is elsewhere.
+    """
+    return not (_count_dispatch() or is_batched(tensor) or _interpreter() is not None or _jit_trace() is not None)
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import inside_transform
-from recorders.capture.buffers import Pending
 from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
 from recorders.capture.lifts import Lifts
 from recorders.capture.operands import tracing
 from recorders.capture.stacks import Moment, Rows, StackRow, StateStack, kinds
+from recorders.ring.ring import Pending
 from reducers import Reducer, StateMismatchError
 from reducers.kernels.locks import new_lock
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
+from recorders.ring.ring import Pending
 from reducers import Reducer, State
 from reducers.combinators.rows import RowSweep
 
@@ -67,8 +67,8 @@ class StateStack:
         self._before = self.now
 
 
-class StackRow:
-    """A `Pending` whose observations are merged in a row of a stack already.
+class StackRow(Pending):
+    """Observations that are merged in a row of a stack already. It takes none itself, and is never full.
 
     Attributes:
         stack: the stack.
@@ -77,8 +77,6 @@ class StackRow:
     """
 
     __slots__ = ("base", "index", "key", "paths", "stack")
-    exact = True
-    capacity = 2  # more than 1, so that it stays when it is flushed
 
     def __init__(self, path: str, stack: StateStack, index: int, base: State) -> None:
         self.key = self.paths = (path,)
@@ -86,23 +84,10 @@ class StackRow:
 
     @property
     def count(self) -> int:
-        """The number of observations in the row."""
         counts = self.stack.now[1]
         return counts[self.index] if counts else 0
 
-    def add(self, x: Tensor) -> bool | None:
-        """Returns None: only the stack takes observations."""
-        return None
-
-    def add_all(self, tensors: Sequence[Tensor]) -> bool | None:
-        """Returns None: only the stack takes observations."""
-        return None
-
-    def next_buffer(self) -> StackRow:
-        """Returns itself: it is never full."""
-        return self
-
-    def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         """Returns the state of the leaf: that from before the stack, merged with the row."""
         row = {key: value[self.index].clone() for key, value in self.stack.now[0].items()}
         return {self.paths[0]: reducer.merge(self.base, row)}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from recorders.capture.buffers import MonitorState
 from recorders.capture.calls import Call
 from recorders.capture.given import BatchContext
 from recorders.capture.hooks import Hook
@@ -29,6 +28,7 @@ from recorders.recordings.past import Past
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.shown import Recorded
+from recorders.ring.state import MonitorState
 from recorders.schedule.clock import Clock
 from reducers import Reducer, State
 
@@ -296,12 +296,16 @@ class Monitor(Observer, Recorded, Past):
     @plainly
     def leaves(self) -> dict[str, Any]:
         """Results by path of the leaf; leaves without observations are left out."""
-        return snapshot(self, self._functions, progress=False).leaves()
+        return snapshot(self, self._functions).leaves()
 
     @plainly
     def snapshot(self) -> Subrecording:
-        """What was recorded so far, without hooks."""
-        return snapshot(self, self._functions, progress=True)
+        """What was recorded so far, without hooks. Observations that wait are reduced aside, so looking changes no later result."""
+        return snapshot(self, self._functions)
+
+    def saved(self) -> Subrecording:
+        """What was recorded so far, to be saved: observations that wait are joined into the states first, see `snapshot`."""
+        return snapshot(self, self._functions, save=True)
 
     @plainly
     def reset(self, keepshape: bool = False) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recorders._torch import is_plain_moment
 from recorders.capture import entering
 from recorders.capture.accumulators import Accumulators
-from recorders.capture.buffers import EMPTY, MonitorState, Pending, flush, new_buffer, new_lift_buffer
 from recorders.capture.changes import Changes
 from recorders.capture.context import as_monitor
-from recorders.capture.graph_buffers import GraphBuffer, GraphRow
 from recorders.capture.packs import unpacked
-from recorders.capture.slots import new_slots
 from recorders.errors import OperandError
+from recorders.graphs.rows import GraphRing, Share, lifts_of
 from recorders.recordings.placement import Placement
+from recorders.ring.codecs import PartialStates, copies_of, partial_states_of
+from recorders.ring.ring import Codec, Pending, Ring
+from recorders.ring.state import EMPTY, MonitorState, flush
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
 from reducers.core.states import check_states, without_values
@@ -26,7 +28,7 @@ from reducers.kernels.locks import new_lock
 
 __all__ = ["Buffer"]
 
-_LONE = ("",)
+MOST_RINGS = 6  # of a monitor
 
 
 class Buffer:
@@ -66,27 +68,114 @@ class Buffer:
         self.engine = Fused(self.reducer)
 
     def add_alone(self, x: Tensor) -> bool | None:
-        """Adds an observation of one tensor to those pending, if they accept it. The lock must be held.
+        """Lets an observation of one tensor wait, if there is a ring for it. The lock must be held.
 
         Returns:
-            None if they do not accept it; otherwise whether there are enough now to flush.
+            None if there is none; otherwise whether there are enough now to flush.
         """
-        pending = self.stored.pending.get(_LONE)
-        return None if pending is None or not is_plain_moment(x) else pending.add(x.data if x.requires_grad else x)
+        pending: Mapping[Any, Any] = self._stored.pending  # only rings have these keys
+        ring = pending.get(("", x.shape, x.dtype, x.device)) or pending.get(("", x.dtype, x.device))
+        if ring is None or x.layout is not torch.strided or not is_plain_moment(x):
+            return None
+        full: bool | None = ring.add((x.data if x.requires_grad else x,))
+        return full
 
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
-        """Adds one observation, by leaf: to those pending, or to the states."""
+        """Adds one observation, by leaf: to a ring, or to the states. What fails changes nothing."""
         paths, tensors = tuple(inputs), [xs[0] for xs in inputs.values() if len(xs) == 1]
-        alone = self.batchable and len(tensors) == len(paths) > 0
+        waits = self.batchable and len(tensors) == len(paths) > 0
+        for x in tensors:
+            waits = waits and type(x) is Tensor and x.layout is torch.strided
         with self.lock:
-            stored = self.stored
-            if stored.pending:
-                if alone and self._add_pending(paths, tensors):
-                    return
-                stored = self.flush()
+            pending = self._stored.pending
+            if waits and pending and self._wait(paths, tensors):
+                return
+            idle, stored = self._idle_rings() if pending else [], self.flush()
+            refused = [_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)] if waits and pending else []
             states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
-            waiting = new_buffer(paths, tensors) or new_slots(self.engine, paths, tensors) if alone else None
-            self.stored = stored.after(states, waiting)
+            codecs, stored = self._codecs(stored, paths, tensors) if waits else [], stored.after(states)
+            self.stored = self._with_ring(stored, paths, codecs, refused, idle) if codecs or pending else stored
+
+    def _wait(self, paths: tuple[str, ...], tensors: list[Tensor]) -> bool:
+        """Lets an observation wait in a ring for those like it, perhaps a new one; returns whether it does."""
+        pending = self._stored.pending
+        copied, partial = pending.get(key := _key_of_copies(paths, tensors)), pending.get(_key_of_partial(paths, tensors))
+        if self._added(copied, tensors) or self._added(partial, tensors):
+            return True
+        if not isinstance(partial, Ring) or partial.sealed or not isinstance(partial.codec, PartialStates):
+            return False
+        if not partial.codec.prefers_copies(tensors):
+            return False
+        codec = copies_of(paths, tensors)
+        if codec is not None and len(self._stored.rings()) < MOST_RINGS:
+            self.stored = self._with_ring(self.flush(), paths, [(key, codec)])
+        if not self._added(self._stored.pending.get(key), tensors):
+            partial.codec.keep(tensors)
+            return self._added(self._stored.pending.get(partial.key), tensors)
+        return True
+
+    def _added(self, ring: Pending | None, tensors: Sequence[Tensor]) -> bool:
+        """Writes an observation into a ring, and flushes what is full; returns whether it was written."""
+        full = ring.add(tensors) if isinstance(ring, Ring) else None
+        if full:
+            self.flush()
+        return full is not None
+
+    def _codecs(self, stored: MonitorState, paths: tuple[str, ...], tensors: list[Tensor]) -> list[tuple[Any, Codec]]:
+        """Returns what may be written of observations like this one, the best first, each with the key of its ring.
+
+        Copies take the least time, but a ring for each shape. So the second shape makes a ring of partial states, in which those
+        wait that are met only now and then.
+        """
+        found: list[tuple[Any, Codec]] = []
+        copies = copies_of(paths, tensors)
+        if copies is not None:
+            found.append((_key_of_copies(paths, tensors), copies))
+            if copies.room.capacity(copies.size) > 1 and not any(ring.paths == paths for ring in stored.rings().values()):
+                return found
+        partial = partial_states_of(self.engine, paths, tensors)
+        if partial is not None:
+            key = _key_of_partial(paths, tensors)
+            found.insert(len(found) if key in stored.pending else 0, (key, partial))
+        return found
+
+    def _with_ring(
+        self,
+        stored: MonitorState,
+        paths: Collection[str],
+        codecs: Sequence[tuple[Any, Codec]],
+        refused: Collection[Any] = (),
+        idle: Collection[Any] = (),
+    ) -> MonitorState:
+        """Returns `stored`, which includes all that waits, with an empty ring of the first codec that there is room for.
+
+        Args:
+            paths: those of the leaves that the ring is for. What is no ring, and waits for them, is dropped.
+            codecs: each with the key of its ring.
+            refused: keys of rings that did not take such an observation, and are dropped.
+            idle: keys of rings in which nothing has waited since the last flush: they make room if there are too many.
+        """
+        kept = {key: one for key, one in stored.pending.items() if key not in refused and self._stays(one, paths)}
+        others = {key: one for key, one in kept.items() if isinstance(one, Ring)}
+        if len(others) >= MOST_RINGS:
+            others = {key: one for key, one in others.items() if key not in idle}
+        for key, codec in codecs if len(others) < MOST_RINGS else ():
+            ring = Ring(key, codec, len(others) + 1)
+            if ring.capacity > 1:  # all share the memory of the monitor from now on; none holds anything
+                renewed = {other: one.renewed(len(others) + 1) for other, one in others.items()}
+                rings = {other: one for other, one in renewed.items() if one is not None}
+                return stored.waiting_in({key: one for key, one in kept.items() if not isinstance(one, Ring)} | rings | {key: ring})
+        return stored.waiting_in(kept)
+
+    def _stays(self, waiting: Pending, paths: Collection[str]) -> bool:
+        """Whether observations of these leaves may wait elsewhere beside what waits here; both are reduced in any order then."""
+        if isinstance(waiting, Ring) and (waiting.sealed or not self.reducer.ordered):
+            return not waiting.sealed
+        return not any(path in paths for path in waiting.paths)
+
+    def _idle_rings(self) -> list[Any]:
+        stored = self._stored
+        return [key for key, ring in stored.rings().items() if ring.count == stored.reduced.get(key, 0)]
 
     @property
     def stored(self) -> MonitorState:
@@ -125,22 +214,22 @@ class Buffer:
     def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
         """Adds one observation that a compiled graph lifted."""
         with self.lock:
-            if self._add_pending((layout,), packs):
+            if self._added(self._stored.pending.get((layout,)), packs):
                 return
-            stored = self.flush()
-            lifted = unpacked(layout, packs)
+            stored, lifted = self.flush(), unpacked(layout, packs)
             states = self._checked({path: self._merged_copy(stored.states.get(path, {}), one) for path, one in lifted.items()})
-            self.stored = stored.after(states, new_lift_buffer(layout, packs, tuple(lifted)))
+            codec = lifts_of(layout, packs)
+            self.stored = self._with_ring(stored.after(states), tuple(lifted), [((layout,), codec)] if codec else [], [(layout,)])
 
     @property
     def takes_rows(self) -> bool:
         """Whether observations may wait in a buffer of several monitors: not if their placements or shapes are to be checked."""
         return not self.places and not self._shapes
 
-    def waits_in(self, shared: GraphBuffer, index: int) -> bool:
+    def waits_in(self, shared: GraphRing, index: int) -> bool:
         """Whether observations wait in this row of a buffer of several monitors."""
         row = self.stored.pending.get(shared.keys[index])
-        return isinstance(row, GraphRow) and row.buffer is shared and row.index == index
+        return isinstance(row, Share) and row.ring is shared and row.index == index
 
     @property
     def uncounted_calls(self) -> int:
@@ -148,13 +237,13 @@ class Buffer:
         return sum(buffer.rows.calls for buffer in self.graph_buffers)
 
     @property
-    def graph_buffers(self) -> list[GraphBuffer]:
+    def graph_buffers(self) -> list[GraphRing]:
         """The buffers of several monitors in which observations wait."""
-        return [row.buffer for row in self.stored.pending.values() if isinstance(row, GraphRow)]
+        return [row.ring for row in self.stored.pending.values() if isinstance(row, Share)]
 
-    def wait_in(self, shared: GraphBuffer, index: int) -> None:
+    def wait_in(self, shared: GraphRing, index: int) -> None:
         """Lets observations wait in this row, an empty one, from now on."""
-        row = GraphRow(shared, index)
+        row = Share(shared, index)
         with self.lock:
             self.changes.note()
             stored = self.flush()
@@ -164,14 +253,6 @@ class Buffer:
         """Adds one observation without elements."""
         with self.lock:
             self.stored = self.stored.joined({}, {path: 1})
-
-    def _add_pending(self, key: tuple[str, ...], tensors: list[Tensor]) -> bool:
-        """Adds an observation to the pending ones with this key, if they accept it; returns whether they did."""
-        pending = self.stored.pending.get(key)
-        full = None if pending is None else pending.add_all(tensors)
-        if full:
-            self.flush()
-        return full is not None
 
     def _checked(self, states: dict[str, State]) -> dict[str, State]:
         """Returns the states, if they have the shapes that were kept. Pending observations have that of one that was checked."""
@@ -184,21 +265,25 @@ class Buffer:
         """Merges a copy of `lifted`, because the graph reuses its memory."""
         return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
 
-    def flush(self, exact_only: bool = False) -> MonitorState:
-        """Reduces all pending observations, or only those for which no bit depends on when; returns what is stored then."""
-        if self.stored.has_pending:
+    def flush(self, seal: bool = False) -> MonitorState:
+        """Joins all that waits into the states; returns what is stored then.
+
+        Args:
+            seal: whether nothing may wait beside it any more: the next observation finds the monitor as if it had been loaded.
+        """
+        if self._stored.has_pending or (seal and self._stored.pending):
             with self.lock:
                 self.changes.note()  # no graph in another thread adds to what is about to be reduced
                 watch = entering.joining
                 run = as_monitor if watch is None else partial(watch, self, as_monitor)
-                self.stored, failed = run(flush, self.stored, self.engine, exact_only)
+                self.stored, failed = run(flush, self._stored, self.engine, seal)
                 self.failed += failed
-        return self.stored
+        return self._stored
 
-    def collect(self, exact_only: bool = False) -> MonitorState:
-        """The same, with what graphs accumulated on devices, for which this waits."""
+    def collect(self, seal: bool = False) -> MonitorState:
+        """Joins all that waits, and what graphs accumulated on devices, for which this waits; returns what is stored then."""
         with self.lock:
-            stored = self.flush(exact_only)
+            stored = self.flush(seal)
             if self.accumulators:
                 self.stored = stored = self._with_accumulated(stored, take=True)
                 for accumulators in self.accumulators.values():
@@ -265,7 +350,7 @@ class Buffer:
                 states = dict(merged(stored.states))
                 # Graphs add rows without the lock: those that came since wait on, and are reduced into the new states.
                 kept: dict[tuple[str, ...], Pending] = {}
-                kept.update((key, row) for key, row in stored.pending.items() if isinstance(row, GraphRow))
+                kept.update((key, row) for key, row in stored.pending.items() if isinstance(row, Share))
                 added = any(row.count != stored.reduced.get(key, 0) for key, row in stored.pending.items() if key not in kept)
                 if self.stored is stored and not added:
                     break
@@ -283,3 +368,17 @@ class Buffer:
 
     def leave_stacks(self) -> None:
         """Tells those who looked rows of this monitor up that it takes its states elsewhere; the lock must be held."""
+
+
+def _key_of_copies(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Any:
+    """Returns the key of the ring for copies of observations like this one: without a path twice, and flat if it is one tensor."""
+    if len(paths) == 1:
+        return paths[0], tensors[0].shape, tensors[0].dtype, tensors[0].device
+    return paths, *((x.shape, x.dtype, x.device) for x in tensors)
+
+
+def _key_of_partial(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Any:
+    """Returns the key of the ring for the partial states of observations like this one, of any shape."""
+    if len(paths) == 1:
+        return paths[0], tensors[0].dtype, tensors[0].device
+    return paths, *((x.dtype, x.device) for x in tensors)

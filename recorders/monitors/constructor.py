@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-from recorders.capture.buffers import MonitorState
 from recorders.errors import TargetError
 from recorders.recordings.placement import Placement
+from recorders.ring.state import MonitorState
 from reducers import Reducer, State
 from reducers.core.reducer import check_reducer
 

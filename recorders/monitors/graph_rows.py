@@ -11,10 +11,10 @@ from torch import Tensor
 
 from recorders.capture.context import as_monitor
 from recorders.capture.gathering import Together
-from recorders.capture.graph_buffers import GraphBuffer, LiftRows, Rows, capacity_for, parts
 from recorders.capture.layouts import CHANGES, Told, from_text, is_placed
 from recorders.capture.operands import recomputing
 from recorders.capture.packs import leaf_paths, leaves_of
+from recorders.graphs.rows import GraphRing, Packs, Rows, capacity_for, parts
 from recorders.monitors.record import report_failures
 from reducers.kernels.locks import new_lock
 from reducers.kernels.loop.reading import reader_of
@@ -22,7 +22,7 @@ from reducers.kernels.loop.tables import Table, has_filled
 
 __all__ = ["Handed", "Lifted", "Read", "add_at_once", "add_together", "flush_filled", "let_wait"]
 
-_buffers: WeakValueDictionary[Any, GraphBuffer] = WeakValueDictionary()
+_buffers: WeakValueDictionary[Any, GraphRing] = WeakValueDictionary()
 """The buffer of the monitors of a graph, by the numbers of their receivers, as long as one of them has it."""
 
 _lock = new_lock()  # two threads may run a graph at once, and would give its monitors two buffers
@@ -61,7 +61,7 @@ class Lifted:
         receiver.receive(told.layouts[index], parts(told.spans[index], self.observation), told.streams[index], _told(told, index))
 
     def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
-        return LiftRows(self.observation, len(numbers))
+        return Packs(self.observation, len(numbers))
 
 
 def _told(together: Together, index: int) -> Mapping[str, Told]:
@@ -94,7 +94,7 @@ def add_at_once(numbers: Sequence[int], together: Together, packs: Sequence[Tens
     No memory of a monitor is looked at: when a forward ends the caches hold that of the net, and each look takes microseconds.
     """
     shared = _buffers.get((together, *numbers))
-    if shared is None or not isinstance(shared.rows, LiftRows) or recomputing():
+    if shared is None or not isinstance(shared.rows, Packs) or recomputing():
         return False
     return shared.rows.add_at_once(packs)
 
@@ -171,12 +171,12 @@ def _flush(numbers: Sequence[int], monitors: Sequence[Any], together: Together) 
         _rely_on(monitors, waiting[0])
 
 
-def _new_buffer(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> GraphBuffer | None:
+def _new_buffer(numbers: Sequence[int], monitors: Sequence[Any], handed: Handed) -> GraphRing | None:
     """Returns a buffer in which observations like this one wait from now on; None if it would hold only one."""
     rows = handed.new_rows(numbers, monitors[0].records_recomputed)
     if rows.capacity < 2:
         return None
-    buffer = GraphBuffer(handed.together, rows)
+    buffer = GraphRing(handed.together, rows)
     for index, monitor in enumerate(monitors):
         monitor.buffer.wait_in(buffer, index)
     return buffer
@@ -198,7 +198,7 @@ def _reduced(monitor: Any, layout: str) -> bool:
     return all(path in monitor.buffer.stored.states for path in leaf_paths(layout))
 
 
-def _rely_on(monitors: Sequence[Any], buffer: GraphBuffer) -> None:
+def _rely_on(monitors: Sequence[Any], buffer: GraphRing) -> None:
     """Makes the rows ready, until one of the monitors changes."""
     with ExitStack() as locks:
         for monitor in monitors:
@@ -212,7 +212,7 @@ def _rely_on(monitors: Sequence[Any], buffer: GraphBuffer) -> None:
             buffer.rows.ready = False
 
 
-def _all_wait_in(buffer: GraphBuffer, monitors: Sequence[Any]) -> bool:
+def _all_wait_in(buffer: GraphRing, monitors: Sequence[Any]) -> bool:
     return all(monitor.buffer.waits_in(buffer, index) for index, monitor in enumerate(monitors))
 
 
@@ -222,7 +222,7 @@ def _records(monitor: Any) -> bool:
     return bool(rows and not is_placed(monitor.module, monitor.side))
 
 
-def _count_calls(buffer: GraphBuffer, monitors: Sequence[Any]) -> None:
+def _count_calls(buffer: GraphRing, monitors: Sequence[Any]) -> None:
     """Counts for each monitor the calls that were not counted yet."""
     calls = buffer.rows.take_calls()
     for index, monitor in enumerate(monitors):

@@ -10,40 +10,33 @@ from typing import Any
 import torch.distributed as dist
 
 from recorders.capture.batching import LOCK
-from recorders.capture.buffers import MonitorState, Pending, PendingBuffer, PendingLifts
 from recorders.capture.context import as_monitor
-from recorders.capture.graph_buffers import GraphRow
 from recorders.capture.stacks import StackRow, kinds, restack
 from recorders.errors import MergeError
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.record import Observer, report_failures
 from recorders.recordings.placement import Placement
-from recorders.recordings.progress import PendingRows, Progress
+from recorders.recordings.progress import Progress
 from recorders.recordings.recording import Subrecording
+from recorders.ring.state import MonitorState
 from reducers import State
 
 __all__ = ["copied", "merged", "resume", "snapshot"]
 
-MOST_PENDING = 1 << 20
-"""The largest capacity that is believed of a file."""
 
-
-def snapshot(monitor: Observer, functions: tuple[Callable[[Any, int], Any], ...], *, progress: bool) -> Subrecording:
-    """What was recorded so far. Observations that wait stay as they are, so looking changes no later result.
+def snapshot(monitor: Observer, functions: tuple[Callable[[Any, int], Any], ...], *, save: bool = False) -> Subrecording:
+    """What was recorded so far, with what is needed to go on. Observations that wait stay as they are: looking changes no result.
 
     Args:
         functions: those given to `apply`.
-        progress: whether what is needed to go on bit for bit comes along.
+        save: whether they are joined into the states, and none wait any more. So who goes on with what was saved, and who goes on
+            without a break, are in the same state: all runs that save at the same steps end with the same bits.
     """
     buffer = monitor.buffer
     with buffer.lock:
-        if any(waiting.exact for waiting in buffer.stored.pending.values()):
-            buffer.flush(exact_only=True)  # which changes no later result
-        if progress and buffer.accumulators:
-            buffer.collect(exact_only=True)  # a file has no accumulators
-        stored = buffer.read()
+        stored = buffer.collect(seal=True) if save else buffer.read()
         states, samples = dict(stored.states), stored.samples
-        told: Progress | None = as_monitor(_progress, monitor) if progress else None
+        told: Progress = as_monitor(_progress, monitor, stored)
     report_failures(monitor)
     attr = monitor.attr if monitor.attr is None or isinstance(monitor.attr, str) else ", ".join(monitor.attr)
     kind, module = type(monitor).__name__, monitor.hooks.module_class
@@ -53,7 +46,7 @@ def snapshot(monitor: Observer, functions: tuple[Callable[[Any, int], Any], ...]
 
 def copied(monitor: Any, functions: tuple[Callable[[Any, int], Any], ...]) -> tuple[Any, ...]:
     """What `rebuild` makes a monitor of, as it is pickled or copied."""
-    part, clock = snapshot(monitor, functions, progress=True), monitor._clock if monitor.gate.chooses_steps else None
+    part, clock = snapshot(monitor, functions), monitor._clock if monitor.gate.chooses_steps else None
     eligible = {} if part.progress is None else part.progress.eligible
     recorded = dict(part.states), part.samples, functions, part.placement
     return monitor.constructor, monitor.attr, monitor.name, *recorded, eligible, clock
@@ -80,31 +73,18 @@ def _placement(buffer: Buffer, states: Collection[str]) -> dict[str, Placement]:
     return {**dict.fromkeys(states, copy), **buffer.places}
 
 
-def _progress(monitor: Observer) -> Progress:
-    stored = monitor.buffer.stored
-    pending: list[PendingRows] = []
-    stacked: list[str] = []
-    for key, waiting in stored.pending.items():
-        if isinstance(waiting, (PendingBuffer, GraphRow)):
-            start = stored.reduced.get(key, 0)
-            pending.append(PendingRows(waiting.paths, waiting.layout, waiting.rows(start), start, waiting.capacity))
-        elif isinstance(waiting, StackRow) and not waiting.base:
-            stacked += waiting.paths
-    before = dict(stored.states) if stored.has_pending else {}
+def _progress(monitor: Observer, stored: MonitorState) -> Progress:
+    rows = [waiting for waiting in stored.pending.values() if isinstance(waiting, StackRow) and not waiting.base]
     monitor.gate.forget_freed()
     counted = monitor.gate.eligible
     # Optimizers have no names; what goes on knows them by the order in which they step.
     optimizers = any(not isinstance(stream, str) for stream in counted)
     eligible = {f"optimizer {i}" if optimizers else str(stream): counted[stream] for i, stream in enumerate(counted)}
-    return Progress(before, dict(stored.counts), stored.merged, eligible, tuple(pending), tuple(stacked))
+    return Progress(dict(stored.counts), stored.merged, eligible, tuple(path for row in rows for path in row.paths))
 
 
 def resume(monitors: Iterable[tuple[Observer, Subrecording]]) -> None:
-    """Puts what was saved in place of what monitors hold. That their reducers and states fit must be known.
-
-    Raises:
-        MergeError: what waits does not fit together; nothing is changed then.
-    """
+    """Puts what was saved in place of what monitors hold. That their reducers and states fit must be known."""
     found = [(monitor, part.progress or Progress(merged=part.samples), part) for monitor, part in monitors]
     stored = [_stored(told, part) for _, told, part in found]
     stacks = defaultdict[Any, list[tuple[int, str]]](list)
@@ -127,18 +107,4 @@ def resume(monitors: Iterable[tuple[Observer, Subrecording]]) -> None:
 
 
 def _stored(told: Progress, part: Subrecording) -> MonitorState:
-    pending: dict[tuple[str, ...], Pending] = {}
-    reduced: dict[tuple[str, ...], int] = {}
-    for waiting in told.pending:
-        if not waiting.rows or not 0 <= waiting.start + len(waiting.rows[0]) <= waiting.capacity <= MOST_PENDING:
-            raise MergeError(f"what waits for {waiting.paths!r:.100} does not fit together")
-        firsts = [row.new_empty(row.shape[1:]) for row in waiting.rows]
-        if waiting.layout is None:
-            restored = PendingBuffer(waiting.paths, firsts, sum(first.nbytes for first in firsts))
-        else:
-            restored = PendingLifts(waiting.layout, firsts, waiting.paths)
-        restored.fill(waiting.rows, waiting.start, waiting.capacity)
-        pending[restored.key], reduced[restored.key] = restored, waiting.start
-    states = told.before if any(len(waiting.rows[0]) for waiting in told.pending) else part.states
-    kept = {path: state for path, state in states.items() if state}
-    return MonitorState(kept, dict(told.counts), pending, reduced, told.merged)
+    return MonitorState({path: state for path, state in part.states.items() if state}, dict(told.counts), {}, {}, told.merged)

@@ -98,8 +98,16 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
 
     @plainly
     def snapshot(self) -> Recording:
-        """A copy of what was recorded so far, without hooks."""
-        parts = {name: monitor.snapshot() for name, monitor in self.items()}
+        """A copy of what was recorded so far, without hooks. Looking changes no later result, not even in its last bits."""
+        return self._recording(Monitor.snapshot)
+
+    @plainly
+    def _saved(self) -> Recording:
+        """What is to be saved. A save joins all observations that wait, so that a run which goes on ends as one that is resumed."""
+        return self._recording(Monitor.saved)
+
+    def _recording(self, part: Callable[[Monitor], Subrecording]) -> Recording:
+        parts = {name: part(monitor) for name, monitor in self.items()}
         return Recording(parts, dict(self._subrecorders.aliases), self._clock.step)
 
     def _warned_of(self, recording: Recording, waits: bool = False) -> Recording:
@@ -160,9 +168,13 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         return sync(self.snapshot(), group, to=to, missing=missing, async_op=async_op)  # type: ignore[call-overload]
 
     def save(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
-        """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors."""
+        """Saves all results and states into the folder `path`; returns the folder. See `recorders.save`, also for errors.
+
+        A save joins the observations that wait into the states. So runs that save at the same steps end with the same bits, whether
+        they were resumed in between or not; one that saves at other steps differs from them in rounding, in the last digits.
+        """
         with Turn(path) as turn:  # taken before the snapshot, so that an older one never replaces a newer one
-            return save_in_turn(turn, self._warned_of(self._selected().snapshot(), waits=True), path, layout, overwrite)
+            return save_in_turn(turn, self._warned_of(self._selected()._saved(), waits=True), path, layout, overwrite)
 
     def save_sharded(
         self, path: str | Path, group: ProcessGroup | None = None, *, layout: Layout = "folder", overwrite: bool = False
@@ -172,7 +184,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         `load(path)` merges them as `sync` does, and `resume(path)` takes what this rank saved. See
         `recorders.recordings.sharded.save_sharded`, also for errors.
         """
-        return save_sharded(self._warned_of(self.snapshot(), waits=True), path, group, layout=layout, overwrite=overwrite)
+        return save_sharded(self._warned_of(self._saved(), waits=True), path, group, layout=layout, overwrite=overwrite)
 
     def save_in_background(self, path: str | Path, *, layout: Layout = "folder", overwrite: bool = False) -> Future[Path | str]:
         """Like `save`, in a thread, while recording goes on: what is saved is what was recorded up to this call.
@@ -183,7 +195,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
         """
         with Turn(path) as turn:
             return save_in_background(
-                self._warned_of(self._selected().snapshot()), path, layout=layout, overwrite=overwrite, turn=turn
+                self._warned_of(self._selected()._saved()), path, layout=layout, overwrite=overwrite, turn=turn
             )
 
     @plainly
@@ -196,7 +208,8 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
     ) -> Self:
         """Goes on where a saved recording stopped, bit for bit, in place of what was recorded; returns the recorder.
 
-        States, observations that wait to be reduced, the counts of `every` and the step of the clock are restored.
+        States, the counts of `every` and the step of the clock are restored. A run that was saved and goes on, and one that resumes
+        what it saved, end with the same bits.
 
         Args:
             path: what was saved; if all ranks of a group saved it (`save_sharded`), this rank takes what it saved itself.
@@ -249,7 +262,7 @@ class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
 
         In a distributed checkpoint, equal keys of several ranks are one: put the rank into the key, or `sync` first.
         """
-        return to_state_dict(self.snapshot())
+        return to_state_dict(self._saved())
 
     @plainly
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -22,13 +22,12 @@ class Checked:
         """Raises `CorruptRecordingError` if a state cannot be one of the reducer; `where` says what was loaded."""
         if part.reducer is None:
             return
-        for leaves in (part.states, part.progress.before if part.progress else {}):
-            for leaf, state in leaves.items():
-                layout = id(part.reducer), tuple((key, tensor.shape, tensor.dtype) for key, tensor in state.items())
-                if layout not in self._sound:
-                    try:
-                        part.reducer.check(state)
-                    except ReducerError as error:
-                        raise CorruptRecordingError(f"{where} is malformed: the state of leaf {leaf!r:.100}: {error}") from error
-                    self._sound.add(layout)
-                    self._reducers.append(part.reducer)
+        for leaf, state in part.states.items():
+            layout = id(part.reducer), tuple((key, tensor.shape, tensor.dtype) for key, tensor in state.items())
+            if layout not in self._sound:
+                try:
+                    part.reducer.check(state)
+                except ReducerError as error:
+                    raise CorruptRecordingError(f"{where} is malformed: the state of leaf {leaf!r:.100}: {error}") from error
+                self._sound.add(layout)
+                self._reducers.append(part.reducer)

@@ -14,7 +14,7 @@ from recorders.errors import StorageError
 from recorders.recordings.checking import Checked
 from recorders.recordings.entry import MAX_DEPTH, Entry, Tree
 from recorders.recordings.placement import from_plain, to_plain
-from recorders.recordings.progress import PendingRows, Progress
+from recorders.recordings.progress import Progress
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.stored import stored_as
 from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
@@ -29,7 +29,7 @@ class Contents:
     Attributes:
         tensors: all its tensors, by readable names of which none is used twice.
         states, values: the names in place of the tensors.
-        progress: the same of its progress; None if it has none.
+        progress: its progress as data; None if it has none.
         placement: its placement as data.
         left_out: which results are not in it, and why; "" if all are.
 
@@ -42,7 +42,7 @@ class Contents:
         self._left_out: list[str] = []
         self.states = {leaf: self._put_state(("state", leaf), state) for leaf, state in part.states.items()}
         self.values = self._put_values(part) if results else {}
-        self.progress = None if part.progress is None else self._put_progress(part.progress)
+        self.progress = None if part.progress is None else _told(part.progress)
         self.placement = {leaf: to_plain(place) for leaf, place in part.placement.items()}
         self.left_out = "; ".join(self._left_out)
 
@@ -71,22 +71,6 @@ class Contents:
             self._left_out.append(str(error))
             return None
         return None if found == {} and len(result) else found
-
-    def _put_progress(self, progress: Progress) -> dict[str, Any]:
-        pending = [
-            {
-                "paths": list(rows.paths),
-                "layout": rows.layout,
-                "start": rows.start,
-                "count": rows.start + (len(rows.rows[0]) if rows.rows else 0),
-                "capacity": rows.capacity,
-                "tensors": [self._put(("pending", str(number)), tensor) for number, tensor in enumerate(rows.rows)],
-            }
-            for rows in progress.pending
-        ]
-        before = {leaf: self._put_state(("before", leaf), state) for leaf, state in progress.before.items()}
-        counts = {"counts": dict(progress.counts), "merged": progress.merged, "eligible": dict(progress.eligible)}
-        return {**counts, "before": before, "pending": pending, "stacked": list(progress.stacked)}
 
     def _flatten(self, path: tuple[str, ...], result: Any) -> Tree:
         """Adds the tensors of a result; returns the result with names in place of tensors."""
@@ -213,9 +197,7 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
     progress = None
     if entry.progress is not None:
         told = entry.progress
-        before = {leaf: state(names) for leaf, names in told["before"].items()}
-        pending = tuple(map(_rows(tensor), told["pending"]))
-        progress = Progress(before, told["counts"], told["merged"], told["eligible"], pending, tuple(told["stacked"]))
+        progress = Progress(_counts(told), told["merged"], told["eligible"], tuple(told["stacked"]))
     recipe = entry.reducer if reducer is None else None
     facts = (entry.samples, values, entry.monitor, entry.attr, entry.module)
     placement = {leaf: from_plain(place) for leaf, place in entry.placement.items()}
@@ -224,16 +206,18 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
     return part
 
 
-def _rows(tensor: Callable[[str], Tensor]) -> Callable[[Mapping[str, Any]], PendingRows]:
-    def build(told: Mapping[str, Any]) -> PendingRows:
-        rows = tuple(map(tensor, told["tensors"]))
-        if (len(rows) != len(told["paths"]) and told["layout"] is None) or any(
-            len(row) != told["count"] - told["start"] for row in rows
-        ):
-            raise StorageError(f"what waits for {told['paths']!r:.100} has other lengths than it says")
-        return PendingRows(tuple(told["paths"]), told["layout"], rows, told["start"], told["capacity"])
+def _told(progress: Progress) -> dict[str, Any]:
+    counts = {"counts": dict(progress.counts), "merged": progress.merged, "eligible": dict(progress.eligible)}
+    return {**counts, "stacked": list(progress.stacked)}
 
-    return build
+
+def _counts(told: Mapping[str, Any]) -> Mapping[str, int]:
+    """Returns the counts of the states. Earlier versions counted apart what waited and is in the states, too."""
+    counts = dict(told["counts"])
+    for pending in told.get("pending", ()):
+        for path in pending["paths"]:
+            counts[path] = counts.get(path, 0) + max(0, pending["count"] - pending["start"])
+    return counts
 
 
 def _unflatten(tree: Tree, tensor: Callable[[str], Tensor]) -> Any:

@@ -57,9 +57,9 @@ class Entry:
     def tensors(self) -> list[str]:
         """The names of all tensors in the file that are its own."""
         names = [name for state in self.states.values() for name in state.values()] + list(_leaves(self.values))
-        if self.progress:
-            names += [name for state in self.progress["before"].values() for name in state.values()]
-            names += [name for pending in self.progress["pending"] for name in pending["tensors"]]
+        if self.progress:  # of earlier versions, which saved observations that waited
+            names += [name for state in self.progress.get("before", {}).values() for name in state.values()]
+            names += [name for pending in self.progress.get("pending", ()) for name in pending["tensors"]]
         return names
 
 
@@ -117,17 +117,13 @@ def _is_tree(value: Any, depth: int = 0) -> bool:
 
 
 def _is_progress(value: Any) -> bool:
-    """Whether this may be what `recorders.recordings.progress` wrote."""
+    """Whether this may be what `recorders.recordings.progress` wrote; earlier versions wrote what waited, too."""
     counts, names = mapping(is_count), mapping(mapping(is_text))
-    fields = {
-        "counts": counts,
-        "eligible": counts,
-        "merged": is_count,
-        "before": names,
-        "pending": _is_pending,
-        "stacked": _is_texts,
-    }
-    return isinstance(value, dict) and value.keys() == fields.keys() and all(fits(value[key]) for key, fits in fields.items())
+    fields = {"counts": counts, "eligible": counts, "merged": is_count, "stacked": _is_texts}
+    earlier = {"before": names, "pending": _is_pending}
+    if not isinstance(value, dict) or value.keys() not in (fields.keys(), {*fields, *earlier}):
+        return False
+    return all(fits(value[key]) for key, fits in (fields | earlier).items() if key in value)
 
 
 def _is_texts(value: Any) -> bool:
@@ -157,7 +153,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "values": (mapping(_is_tree), f"trees of tensor names by leaf, with texts as keys, nested at most {MAX_DEPTH} deep"),
     "dtypes": (_is_text_by_text, "dtypes by tensor name"),
     "versions": (mapping(is_count), "versions by type of reducer"),
-    "progress": (lambda value: value is None or _is_progress(value), "counts, texts and tensor names of what waits"),
+    "progress": (lambda value: value is None or _is_progress(value), "counts and texts"),
     "placement": (mapping(is_plain_placement), "rank, sharing, mesh, axes and parts by leaf"),
 }
 

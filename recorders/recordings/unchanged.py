@@ -126,9 +126,7 @@ _GONE = object()
 
 
 def _tensors(part: Subrecording) -> list[Tensor]:
-    # With observations that wait, `states` are computed anew for every snapshot.
-    states = part.progress.before if part.progress is not None and part.progress.before else part.states
-    return [tensor for state in states.values() for tensor in state.values()] + [x for _, x in _results(part) if _is_tensor(x)]
+    return [tensor for state in part.states.values() for tensor in state.values()] + [x for _, x in _results(part) if _is_tensor(x)]
 
 
 def _results(part: Subrecording) -> list[tuple[str, Any]]:
@@ -151,8 +149,7 @@ def _is_tensor(value: Any) -> bool:
 def _facts(part: Subrecording) -> tuple[Any, ...]:
     keys = tuple((leaf, tuple(state)) for leaf, state in part.states.items())
     told = part.progress
-    waiting = () if told is None else tuple((rows.paths, rows.start, [len(row) for row in rows.rows]) for rows in told.pending)
     counts = () if told is None else (dict(told.counts), dict(told.eligible), told.merged)
     results = None if part.values is None else [(path, None if _is_tensor(x) else x) for path, x in _results(part)]
     described = len(part.functions), part.recipe, results
-    return described, part.samples, part.monitor, part.attr, part.module, dict(part.placement), keys, waiting, counts
+    return described, part.samples, part.monitor, part.attr, part.module, dict(part.placement), keys, counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ class Slots(Protocol):
         axes: those that are reduced.
         columns: the keys of the state, and which statistic each is.
         size: the bytes of a slot.
+        form: what a slot holds. Observations of equal forms may be in one table, whatever their shapes.
     """
 
+    form: Any
     like: Tensor
     axes: tuple[int, ...]
     columns: dict[str, str]

@@ -182,6 +182,13 @@ extern "C" void reducers_set_ready(Table* table, int64_t ready) {
   table->ready = ready;
 }
 
+// No row is added to a table that is sealed, not even by another thread.
+extern "C" void reducers_seal(Table* table) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  table->ready = 0;
+  table->capacity = std::min(table->count, table->capacity);
+}
+
 static thread_local bool filled;  // whether the call of the operator in this thread added the last row of a table
 
 // For the slow operator: its observation is in a table then, whatever other threads have done since.

@@ -23,6 +23,8 @@ __all__ = ["LoopSlots", "slots_for"]
 class LoopSlots:
     """How observations of one shape, strides and dtype are written into the slots of a table, and joined: see `Slots`.
 
+    The slots of all shapes with equal kept axes have one form: nothing else of an observation is in them.
+
     A table is float64 [slots, columns, kept positions]. It holds what an update would join to a state, and the join is that of an
     update. So the bits of the state are those of one update after another, whenever they are joined.
     """
@@ -33,6 +35,7 @@ class LoopSlots:
         self.like, self.axes, self.columns = like, axes, dict(columns)
         self._call, self._join = call, join
         self._positions = math.prod(call.kept)
+        self.form = call.kept, like.dtype
         self.size = 8 * len(columns) * self._positions
         self._places = (ctypes.c_int64 * len(columns))(*call.places)
         self._task = task_for(call, like.dtype, threshold, [0] * len(columns))

@@ -189,13 +189,20 @@ def call_for(
     if task is None or function is None:
         return None
     task.about_zero = not {"mean", "m2", "m3", "m4"} & set(names)
+    places, dtypes, state_dtypes, joins = _results_of(names, dtype)
+    for place, written in zip(places, dtypes, strict=True):
+        task.kinds[place] = _KINDS[written]
+    kept = tuple([size for axis, size in enumerate(shape) if axis not in axes])
+    return LoopCall(task, function, kept, dtypes, state_dtypes, joins, places)
+
+
+@lru_cache(maxsize=256)
+def _results_of(names: tuple[str, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the places, the dtypes as the loop writes them, those of a state, and whether states join; see `Call`."""
     places = tuple(map(_place, names))
     state_dtypes = tuple(column_dtype(name, dtype) for name in names)
     dtypes = tuple(torch.float32 if found is dtype else found for found in state_dtypes)
-    for place, written in zip(places, dtypes, strict=True):
-        task.kinds[place] = _KINDS[written]
-    kept = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-    return LoopCall(task, function, kept, dtypes, state_dtypes, _joins(names), places)
+    return places, dtypes, state_dtypes, _joins(names)
 
 
 def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:

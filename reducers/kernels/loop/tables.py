@@ -107,7 +107,7 @@ class Table:
     """
 
     def __init__(self, reader: Reader, numbers: Sequence[int], key: str, capacity: int, anywhere: bool) -> None:
-        self.reader, self.capacity = reader, capacity
+        self.reader, self._room = reader, capacity
         self._numbers, self._key, self._anywhere = tuple(numbers), key, anywhere
         self._rows: Tensor | None = None
         self._before: tuple[weakref.ref[Table], Tensor | None] | None = None  # a table that may be freed, and its memory
@@ -126,7 +126,7 @@ class Table:
 
     def another(self) -> Table:
         """Return a table like this one, which is empty. The operator finds it in place of this one."""
-        found = Table(self.reader, self._numbers, self._key, self.capacity, self._anywhere)
+        found = Table(self.reader, self._numbers, self._key, self._room, self._anywhere)
         found._before = weakref.ref(self), self._rows
         return found
 
@@ -138,9 +138,18 @@ class Table:
             self._before = None
             if self._rows is None:
                 with torch.inference_mode(False):
-                    self._rows = torch.empty((self.capacity, self.reader.size), dtype=torch.uint8, device="cpu")
+                    self._rows = torch.empty((self._room, self.reader.size), dtype=torch.uint8, device="cpu")
             self._struct.rows = self._rows.data_ptr()
         return self._rows
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows at which it is full."""
+        return int(self._struct.capacity)
+
+    def seal(self) -> None:
+        """Make the table full as it is."""
+        self._library.reducers_seal(ctypes.byref(self._struct))
 
     @property
     def count(self) -> int:

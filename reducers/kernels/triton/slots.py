@@ -38,6 +38,7 @@ class SlotTable:
         self._one = tuple(new_partials(like, axes, self._names).shape)
         self.size = 8 * torch.Size(self._one).numel()
         self._shape = kept_shape(like, axes)
+        self.form = self._one, tuple(self._shape), like.dtype  # the kernel that joins reads all parts of a slot
         self._grid, self._numbers, self._constants = sweep_arguments(like, axes, self._names, threshold)
 
     def new_table(self, slots: int, device: torch.device) -> Tensor:

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recorders.capture.buffers
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, MonitorError, Recorder, RecordingWarning
-from recorders.capture.buffers import ENOUGH, MOST, SMALL, PendingBuffer
+from recorders.ring.codecs import COPIES, SMALL, Copies
+from recorders.ring.ring import Ring
 from reducers import EMA, Collect, Last, Mean, Moments, Product, Quantile, State, Statistic, Summary
+
+MOST = COPIES.most
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,10 @@ def test_an_error_to_be_raised_is_raised_once_and_the_other_observations_stay() 
 
 
 def test_no_room_to_wait_in_costs_the_observation_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: PendingBuffer) -> None:
+    def fails(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(PendingBuffer, "_allocate", fails)
+    monkeypatch.setattr(Copies, "new_memory", fails)
     monitor = ForwardMonitor(Mean(), layer := nn.Identity())
     layer(torch.ones(2))
     with pytest.warns(RecordingWarning, match="out of memory"):
@@ -179,23 +181,23 @@ def test_big_observations_are_not_copied() -> None:
         monitor = ForwardMonitor(reducer, layer := nn.Identity())
         for _ in range(3):
             layer(torch.ones(SMALL // 4 + 1))
-        assert not any(isinstance(waiting, PendingBuffer) for waiting in monitor.buffer.stored.pending.values())
+        assert not any(isinstance(ring.codec, Copies) for ring in monitor.buffer.stored.rings().values())
 
 
 @pytest.mark.slow
 def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    monkeypatch.setattr(recorders.capture.buffers, "TOGETHER", together := 1 << 21)
+    monkeypatch.setattr(COPIES, "together", together := 1 << 21)
     net = nn.Sequential(*[nn.Identity() for _ in range(500)])
     recorder = Recorder(ForwardMonitor(Mean())).children(net)
     for _ in range(2 * MOST):  # so often that each buffer was full once, and is of the size that it keeps
         net(torch.ones(512))
     places = [place for monitor in recorder.values() for place in monitor.buffer.stored.pending.values()]
-    buffers = [buffer.nbytes for place in places if isinstance(place, PendingBuffer) for buffer in place._buffers]
+    buffers = [rows.nbytes for ring in places if isinstance(ring, Ring) and ring._memory is not None for rows in ring._memory[0]]
     assert len(buffers) > 250
-    assert max(buffers) <= ENOUGH
+    assert max(buffers) <= COPIES.enough
     assert sum(buffers) <= 2 * together
     assert set(recorder.iter_samples()) == {2 * MOST}
     del recorder, net, places
     gc.collect()
-    assert not [place for place in recorders.capture.buffers._all_buffers if place.size == 2048]
+    assert not [ring for ring in COPIES.rings if ring.codec.size == 2048]

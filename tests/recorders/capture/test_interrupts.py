@@ -30,7 +30,7 @@ from recorders import (
     Recorder,
 )
 from recorders.capture.batching import LOCK
-from recorders.capture.buffers import MOST
+from recorders.ring.codecs import COPIES
 from reducers import History, Last, Moments, Norm, Product
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
@@ -183,10 +183,45 @@ class Slots(Calls):
         return {"": samples}
 
 
+class Shapes(Calls):
+    """Calls whose outputs have one of several shapes in turn."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(sizes[0])
+        self.elements, self.xs = 0, [torch.full((size,), 2.0) for size in sizes]
+        self.run = self._run
+
+    def _run(self) -> None:
+        x = self.xs[self.monitor.samples % len(self.xs)]
+        self.layer(x)
+
+    def check(self) -> dict[str, int]:
+        samples, state = self.monitor.samples, self.monitor.state
+        whole, rest = divmod(samples, len(self.xs))
+        elements = whole * sum(map(len, self.xs)) + sum(map(len, self.xs[:rest]))
+        assert int(state.get("count", 0)) == elements
+        assert samples == 0 or float(state["mean"]) == 2
+        return {"": samples}
+
+
+class Saves(Shapes):
+    """Whoever looks saves."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.check_only = super().check
+
+    def check(self) -> dict[str, int]:
+        part = self.monitor.saved()
+        assert int(part.states.get("", {}).get("count", 0)) == int(self.monitor.state.get("count", 0))
+        return self.check_only()
+
+
 WHAT: dict[str, Callable[[], Steps | Calls]] = {
     "small observation": lambda: Calls(2, 3),
     "big observation": lambda: Calls(200, 300),
     "slots": Slots,
+    "shapes in turn": lambda: Shapes(3, 4, 2000),
     **{kind: (lambda kind=kind: one_kind(kind)) for kind in ("gradient", "value", "update", "state")},
 }
 
@@ -235,11 +270,22 @@ def test_the_same_whenever_a_line_is_reached(what: str, warm: int, reads: bool) 
 def test_when_the_buffer_gets_full(reads: bool) -> None:
     def nearly_full() -> Calls:
         rig = Calls(2, 3)
-        for _ in range(MOST):  # the first does not wait
+        for _ in range(COPIES.most):  # the first does not wait
             rig.run()
         return rig
 
     sweep(nearly_full, 0, True, reads)
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["exception", "reader"])
+@pytest.mark.parametrize("warm", [1, 4, 9])
+def test_while_rings_for_several_shapes_are_made(warm: int, reads: bool) -> None:
+    sweep(lambda: Shapes(3, 4, 5000), warm, False, reads)
+
+
+@pytest.mark.parametrize("warm", [1, 5])
+def test_a_save_at_every_line_loses_and_doubles_nothing(warm: int) -> None:
+    sweep(lambda: Saves(3, 4, 5000), warm, False, True)
 
 
 def test_all_kinds_of_a_step_are_bound_at_once() -> None:

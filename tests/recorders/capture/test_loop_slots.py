@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import recorders.capture.buffers
-import recorders.capture.slots
 from recorders import ForwardMonitor, Monitor, Recorder
-from recorders.capture.buffers import SMALL
-from recorders.capture.slots import MOST, PendingSlots
+from recorders.ring import codecs
+from recorders.ring.codecs import SMALL
 from reducers import Activity, Extremes, Mean, Min, Moments, Norm, Quantile, Sparsity, State, Statistic, Sum, Summary
 from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels.loop import building
@@ -26,6 +24,7 @@ from reducers.kernels.loop.slots import LoopSlots
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
 
+MOST = codecs.PARTIAL_ON["cpu"].most
 KINDS: list[Statistic] = [
     *(Summary("b c w -> c"), Moments("b c w -> c", order=4), Moments(), Mean("b c w -> w"), Sum("b c w -> c")),
     *(Norm("b c w -> c"), Norm(p=1), Norm("b c w -> c", p=float("inf")), Min("b c w -> c"), Extremes("b c w -> b c")),
@@ -51,7 +50,7 @@ def updated(reducer: Statistic, xs: list[Tensor]) -> State:
 
 
 def waiting(monitor: Monitor) -> list[int]:
-    return [pending.count for pending in monitor.buffer.stored.pending.values() if isinstance(pending, PendingSlots)]
+    return [ring.count for ring in monitor.buffer.stored.rings().values() if isinstance(ring.codec, codecs.PartialStates)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -180,7 +179,7 @@ def test_an_observation_that_waits_makes_no_tensor(allocations: Allocations) -> 
 
 
 def test_small_observations_wait_in_slots_if_there_is_no_room_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders.capture.buffers, "TOGETHER", 1)
+    monkeypatch.setattr(codecs.COPIES, "together", 1)
     monitor = ForwardMonitor(Moments(), layer := nn.Identity())
     xs = [drawn(seed, 8, 64) for seed in range(5)]
     for x in xs:
@@ -190,13 +189,14 @@ def test_small_observations_wait_in_slots_if_there_is_no_room_for_copies(monkeyp
 
 
 def test_memory_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    enough, together = recorders.capture.slots.ROOM["cpu"]
+    room = codecs.PARTIAL_ON["cpu"]
+    enough, together = room.enough, room.together
     wide = ForwardMonitor(Summary("a b -> b"), layer := nn.Identity())
     for seed in range(3):
         layer(drawn(seed, 9, 1000))
     (pending,) = wide.buffer.stored.pending.values()
     assert 1 < pending.capacity == enough // (8 * 8 * 1000)
-    monkeypatch.setitem(recorders.capture.slots.ROOM, "cpu", (enough, 1))
+    monkeypatch.setattr(room, "together", 1)
     crowded = ForwardMonitor(Summary(), layer := nn.Identity())
     xs = [drawn(seed) for seed in range(3)]
     for x in xs:

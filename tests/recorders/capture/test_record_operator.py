@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recorders import BackwardMonitor, ForwardMonitor, MonitorError, Recorder
-from recorders.capture.graph_buffers import MOST, GraphRow
+from recorders.graphs.rows import MOST, Share
 from recorders.monitors.graphs import GraphReceiver
 from reducers import (
     Activity,
@@ -94,9 +94,9 @@ def assert_same(first: Recorder, second: Recorder) -> None:
 
 def rows_of(monitor: Any) -> Table:
     (row,) = monitor.buffer.stored.pending.values()
-    assert isinstance(row, GraphRow)
-    assert isinstance(row.buffer.rows, Table)
-    return row.buffer.rows
+    assert isinstance(row, Share)
+    assert isinstance(row.ring.rows, Table)
+    return row.ring.rows
 
 
 def test_python_sees_the_first_call_and_those_that_fill_a_buffer(seen: list[int]) -> None:

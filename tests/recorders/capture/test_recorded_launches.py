@@ -8,14 +8,13 @@ import pytest
 import torch
 from launches import Counted, recorded
 
-import recorders.capture.slots
-from recorders.capture.buffers import MOST as COPIES
-from recorders.capture.slots import MOST
+from recorders.ring import codecs
 from reducers import Activity, Extremes, Mean, Moments, Norm, Reducer, Sparsity, Summary
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests)", allow_module_level=True)
 
+COPIES, MOST = codecs.COPIES.most, codecs.PARTIAL.most
 KINDS = (Summary, Moments, lambda pattern: Moments(pattern, order=4), Norm, Extremes, Mean, Sparsity, Activity)
 LAYOUTS = {
     "everything": ("... ->", (64, 1024, 768)),
@@ -65,7 +64,7 @@ def test_two_leaves_are_two_launches() -> None:
 
 
 def test_without_room_for_two_slots_a_call_is_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders.capture.slots, "ENOUGH", 1 << 10)
+    monkeypatch.setattr(codecs.PARTIAL, "enough", 1 << 10)
     assert {tuple(cost.names) for cost in recorded(Summary(), 5, (64, 1024, 768))} == {(SWEEP, JOIN)}
 
 

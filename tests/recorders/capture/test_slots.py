@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from test_interrupts import Calls, sweep
 from torch import Tensor, nn
 
-import recorders.capture.slots
 from recorders import ForwardMonitor, Monitor, Recorder, load
-from recorders.capture.buffers import SMALL
-from recorders.capture.slots import ENOUGH, MOST, PendingSlots
+from recorders.ring import codecs
+from recorders.ring.codecs import SMALL
+from recorders.ring.ring import Ring
 from reducers import EMA, Mean, Moments, Reducer, State, Statistic, Sum, Summary
 from reducers.kernels import waiting
 
+MOST = codecs.PARTIAL.most
 SIZE = SMALL // 4 + 3
 BY_COLUMNS: dict[tuple[str, ...], Statistic] = {
     tuple(kind.columns.values()): kind for kind in (Mean("b c -> c"), Moments("b c -> c"), Summary("b c -> c"), Sum("b c -> c"))
@@ -39,7 +40,7 @@ class Copies:
 
     def __init__(self, x: Tensor, axes: tuple[int, ...], columns: Any, threshold: float) -> None:
         self.like, self.axes, self.columns = torch.empty_like(x, device="meta"), axes, dict(columns)
-        self.size = x.nbytes
+        self.size, self.form = x.nbytes, (x.shape, x.stride())
         self.reducer = BY_COLUMNS[tuple(self.columns.values())]
 
     def new_table(self, slots: int, device: torch.device) -> Tensor:
@@ -64,7 +65,7 @@ def calls(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     failed: list[Exception] = []
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
     monkeypatch.setitem(waiting.SLOTS, "cpu", lambda: Copies)
-    monkeypatch.delitem(recorders.capture.slots.ROOM, "cpu")
+    monkeypatch.delitem(codecs.PARTIAL_ON, "cpu")
     return Copies.calls
 
 
@@ -75,7 +76,8 @@ def drawn(seed: int, *shape: int) -> Tensor:
 def slots(monitor: Monitor) -> list[tuple[int, int]]:
     """How many slots are used, and how many of them are in the states."""
     stored = monitor.buffer.stored
-    return [(kind.count, stored.reduced.get(key, 0)) for key, kind in stored.pending.items() if isinstance(kind, PendingSlots)]
+    rings = stored.rings().items()
+    return [(ring.count, stored.reduced.get(key, 0)) for key, ring in rings if isinstance(ring.codec, codecs.PartialStates)]
 
 
 def one_by_one(reducer: Reducer, xs: list[Tensor]) -> State:
@@ -149,7 +151,7 @@ def test_reading_leaves_the_slots_in_place_and_counts_what_the_states_include(ca
 
 
 @pytest.mark.parametrize("change", ["shape", "strides", "dtype", "negative"])
-def test_an_observation_that_is_not_alike_joins_those_before(change: str) -> None:
+def test_an_observation_of_another_form_joins_those_before(change: str) -> None:
     monitor = ForwardMonitor(Moments("b c -> c"), layer := nn.Identity())
     xs = [drawn(seed, SIZE, 2) for seed in range(3)]
     x = {
@@ -164,7 +166,7 @@ def test_an_observation_that_is_not_alike_joins_those_before(change: str) -> Non
     assert monitor.samples == 4
     laws.same_bits(monitor.state, one_by_one(monitor.reducer, [*xs, x]))
     layer(x)
-    assert slots(monitor) == ([] if change == "negative" else [(1, 0)])
+    assert slots(monitor) == {"negative": [], "dtype": [(0, 0), (1, 0)]}.get(change, [(1, 0)])
 
 
 def test_several_leaves_wait_together(calls: dict[str, int]) -> None:
@@ -275,25 +277,25 @@ def test_reducers_that_no_kernel_takes_do_not_wait(kind: Reducer, calls: dict[st
 def test_memory_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     together = 40 * 3 * 4 * SIZE
-    monkeypatch.setattr(recorders.capture.slots, "TOGETHER", together)
+    monkeypatch.setattr(codecs.PARTIAL, "together", together)
     net = nn.Sequential(*[nn.Identity() for _ in range(40)])
     recorder = Recorder(ForwardMonitor(Mean("b c -> c"))).children(net)
     for seed in range(2 * MOST):  # so often that each table was full once, and is of the size that it keeps
         net(drawn(seed))
     places = [place for monitor in recorder.values() for place in monitor.buffer.stored.pending.values()]
-    tables = [table.nbytes for place in places if isinstance(place, PendingSlots) for table in place._tables]
+    tables = [table.nbytes for ring in places if isinstance(ring, Ring) and ring._memory is not None for table in ring._memory]
     assert len(tables) > 20
-    assert max(tables) <= ENOUGH
+    assert max(tables) <= codecs.PARTIAL.enough
     assert sum(tables) <= 2 * together
     assert set(recorder.iter_samples()) == {2 * MOST}
     del recorder, net, places
     gc.collect()
-    assert not [place for place in recorders.capture.slots._all_tables if place.size == 4 * SIZE]
+    assert not [ring for ring in codecs.PARTIAL.rings if ring.codec.size == 4 * SIZE]
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["exception", "reader"])
 @pytest.mark.parametrize("warm", [0, 2, 4])
 def test_an_exception_or_a_reader_at_every_line(warm: int, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BY_COLUMNS, tuple(Moments().columns.values()), Moments())
-    monkeypatch.setattr(recorders.capture.slots, "MOST", 4)
+    monkeypatch.setattr(codecs.PARTIAL, "most", 4)
     sweep(lambda: Calls(200, 300), warm, False, reads)

@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from recorders.capture import gathering
-from recorders.capture.graph_buffers import GraphRow
+from recorders.graphs.rows import Share
 from reducers import Extremes, Mean, Moments, Norm, Product, Reducer, Summary
 from reducers.kernels.loop import building
 
@@ -187,8 +187,8 @@ def test_what_cannot_be_read_is_reported_and_the_training_goes_on(steps: int, mo
 def known(recorder: Recorder) -> bool:
     """Whether the next observation is added without a look at the monitors."""
     (row,) = recorder["out/0"].buffer.stored.pending.values()
-    assert isinstance(row, GraphRow)
-    return row.buffer.rows.calls > 0
+    assert isinstance(row, Share)
+    return row.ring.rows.calls > 0
 
 
 def test_whatever_happens_to_monitors_that_were_known_to_record() -> None:

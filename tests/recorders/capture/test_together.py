@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
-from recorders.capture.graph_buffers import MOST, GraphRow, LiftRows
+from recorders.graphs.rows import MOST, Packs, Share
 from recorders.monitors.graphs import GraphReceiver
 from reducers import EMA, Mean, Moments, Summary
 
@@ -183,13 +183,13 @@ def test_a_buffer_counts_an_observation_for_all_or_for_none(monkeypatch: pytest.
     row = row_of(recorder["out/0"])
     before = row.count
 
-    def interrupted(self: LiftRows, packs: Any) -> bool:
+    def interrupted(self: Packs, packs: Any) -> bool:
         for own, pack in zip(self._packs, packs, strict=True):
             own[self.count].copy_(pack)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LiftRows, "add", interrupted)
+        patch.setattr(Packs, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
             traced(X)
     assert row.count == before
@@ -206,7 +206,7 @@ def test_full_buffers_are_freed_at_once() -> None:
     try:
         with torch.no_grad():
             traced(X)
-            first = weakref.ref(row_of(recorder["out/0"]).buffer)
+            first = weakref.ref(row_of(recorder["out/0"]).ring)
             for _ in range(MOST):
                 traced(X)
     finally:
@@ -215,7 +215,7 @@ def test_full_buffers_are_freed_at_once() -> None:
     assert recorder["out/0"].samples == 1 + MOST
 
 
-def row_of(monitor: Any) -> GraphRow:
+def row_of(monitor: Any) -> Share:
     (row,) = monitor.buffer.stored.pending.values()
-    assert isinstance(row, GraphRow)
+    assert isinstance(row, Share)
     return row

@@ -18,10 +18,8 @@ from torch import Tensor, nn
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
-import recorders.capture.buffers
-import recorders.capture.slots
 from recorders import ForwardMonitor, Recorder
-from recorders.capture.slots import PendingSlots
+from recorders.ring import codecs
 from reducers import Mean, Moments, State, Statistic, Summary
 from reducers.kernels import dispatch, waiting
 from reducers.kernels.triton import layout
@@ -39,8 +37,9 @@ def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
     monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)
-    monkeypatch.setattr(recorders.capture.buffers, "SMALL", 8)
-    monkeypatch.setattr(recorders.capture.slots, "MOST", 3)
+    monkeypatch.setattr(codecs, "SMALL", 8)
+    for room in (codecs.PARTIAL, *codecs.PARTIAL_ON.values()):
+        monkeypatch.setattr(room, "most", 3)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -68,7 +67,7 @@ def test_observations_in_slots_have_the_bits_of_updates(reducer: Statistic) -> N
             looked.peek()
         if number == 5:
             looked.snapshot()
-    assert any(isinstance(kind, PendingSlots) for kind in monitor.buffer.stored.pending.values())
+    assert any(isinstance(ring.codec, codecs.PartialStates) for ring in monitor.buffer.stored.rings().values())
     wanted = updated(reducer, xs)
     for one in (monitor, looked):
         assert one.samples == 7

@@ -18,11 +18,12 @@ from overridden import one_more, overriding, same_state
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, ParameterGradientMonitor, Recorder
-from recorders.capture import buffers, graph_buffers, slots
-from recorders.capture.buffers import PendingBuffer
-from recorders.capture.graph_buffers import GraphRow, LiftRows
-from recorders.capture.slots import PendingSlots
 from recorders.capture.stacks import StackRow
+from recorders.graphs import rows
+from recorders.graphs.rows import Packs, Share
+from recorders.ring import codecs
+from recorders.ring.codecs import Copies, PartialStates
+from recorders.ring.ring import Ring
 from reducers import EMA, Covariance, Histogram, Masked, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary, TopK
 from reducers.kernels.loop import building
 from reducers.kernels.loop.tables import Table
@@ -140,8 +141,9 @@ def differ(one: Any, other: Any) -> bool:
 @pytest.fixture
 def soon_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is full after three observations."""
-    for module in (buffers, slots, graph_buffers):
-        monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(rows, "MOST", 3)
+    for room in (codecs.COPIES, codecs.PARTIAL, *codecs.PARTIAL_ON.values()):
+        monkeypatch.setattr(room, "most", 3)
 
 
 def check(reducers: dict[str, tuple[Reducer, Reducer]], size: str, backend: str = "") -> tuple[list[str], set[type]]:
@@ -160,7 +162,8 @@ def check(reducers: dict[str, tuple[Reducer, Reducer]], size: str, backend: str 
         run(xs, gradients).backward()
         optimizer.step()
     pending = [one for monitor in recorder.values() for one in monitor.buffer.stored.pending.values()]
-    waited: set[type] = {*map(type, pending), *(type(one.buffer.rows) for one in pending if isinstance(one, GraphRow))}
+    waited: set[type] = {*map(type, pending), *(type(one.ring.rows) for one in pending if isinstance(one, Share))}
+    waited |= {type(one.codec) for one in pending if isinstance(one, Ring)}
     wrong = []
     for name, (own, plain) in reducers.items():
         for kind, layer in product(kinds, range(layers)):
@@ -178,7 +181,7 @@ def test_what_waits_goes_through_the_methods_of_a_subclass(size: str, soon_full:
     reducers = {f"{method}_{name}": one for name in ("Mean", "Summary") for method, one in owns(name).items()}
     wrong, waited = check(reducers, size)
     assert wrong == []
-    assert waited >= {PendingBuffer, StackRow} if size == "small" else waited >= {PendingSlots}
+    assert waited >= {Copies, StackRow} if size == "small" else waited >= {PartialStates}
 
 
 @pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
@@ -187,7 +190,7 @@ def test_a_graph_goes_through_the_methods_of_a_subclass(soon_full: None) -> None
     reducers = {method: owns("Mean")[method] for method in ("update", "lift", "merge", "compute")}
     wrong, waited = check(reducers, "small", "aot_eager")
     assert wrong == []
-    assert waited >= {GraphRow, LiftRows, Table}
+    assert waited >= {Share, Packs, Table}
 
 
 @pytest.mark.slow

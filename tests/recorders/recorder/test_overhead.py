@@ -33,7 +33,7 @@ from recorders import (
     StateMonitor,
 )
 from recorders.capture import entering
-from recorders.capture.graph_buffers import LiftRows
+from recorders.graphs.rows import Packs
 from recorders.recorder import overhead
 from recorders.schedule import meter, stopwatch
 from recorders.schedule.steps import _Steps
@@ -841,13 +841,13 @@ def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.
     layers = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     recorder = Recorder(ForwardMonitor(Sum())).modules(layers, types=nn.Linear)
     recorder.overhead()
-    add = LiftRows.add
+    add = Packs.add
 
     def slow(self: Any, *args: Any) -> Any:
         time.spend(2.0)
         return add(self, *args)
 
-    monkeypatch.setattr(LiftRows, "add", slow)
+    monkeypatch.setattr(Packs, "add", slow)
     compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
     for _ in range(5):
         compiled(torch.ones(1, 3))

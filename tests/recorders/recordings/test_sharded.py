@@ -204,8 +204,12 @@ def test_the_recording_of_another_net_is_refused_on_all_ranks(world: World, tmp_
 
 def resumed(place: Place, folder: str) -> Any:
     rank, group = place
-    whole = recorder_of(rank, batches=7)
-    first = recorder_of(rank, batches=3)
+    first, (whole_net, whole) = recorder_of(rank, batches=3), recorded_net()
+    with whole:
+        for index in range(7):
+            if index == 3:  # it saves, too, and goes on
+                whole.state_dict()
+            whole_net(batch(10 * rank + index))
     first.save_sharded(f"{folder}/run", group)
     net, second = recorded_net()
     second.resume(f"{folder}/nothing", group, missing="start").resume(f"{folder}/run", group)

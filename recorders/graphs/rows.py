@@ -1,4 +1,4 @@
-"""GraphBuffer: what a compiled graph hands over for many monitors at once, and that waits to be joined together."""
+"""Rows of what compiled graphs hand over: lifts of one monitor, or what one call of a graph makes for many monitors at once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,43 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from recorders.capture.buffers import ENOUGH, TOGETHER
+from recorders._torch import NoInference
 from recorders.capture.gathering import Together
 from recorders.capture.packs import leaf_paths, leaves_of, unpacked
+from recorders.ring.codecs import COPIES, SMALL, Copies
+from recorders.ring.ring import Pending
 from reducers import Reducer, State
 from reducers.kernels.locks import new_lock
 
-__all__ = ["GraphBuffer", "GraphRow", "LiftRows", "Rows", "capacity_for", "parts"]
+__all__ = ["GraphRing", "Lifts", "Packs", "Rows", "Share", "capacity_for", "lifts_of", "parts"]
 
-MOST = 512  # the most observations in a buffer: to join those of one monitor by itself takes longer than to add hundreds
+MOST = 512  # the most rows for many monitors: to join those of one monitor by itself takes longer than to add hundreds
+
+
+class Lifts(Copies):
+    """Lifts of the observations of one monitor, packed as the graph hands them over. See `recorders.ring.ring.Codec`."""
+
+    def __init__(self, layout: str, packs: Sequence[Tensor]) -> None:
+        super().__init__(leaf_paths(layout), packs, sum(pack.nbytes for pack in packs))
+        self._layout = layout
+
+    def write(self, memory: Any, tensors: Sequence[Tensor], row: int) -> bool:
+        return [(x.shape, x.dtype, x.device) for x in tensors] == self._kinds and super().write(memory, tensors, row)
+
+    def join(self, memory: Any, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+        lifted = unpacked(self._layout, [stacked[start:stop] for stacked in memory[0]], dim=1)
+        return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifted.items()}
+
+
+def lifts_of(layout: str, packs: Sequence[Tensor]) -> Lifts | None:
+    """Returns how lifts like these are kept; None if they are too big."""
+    lifts = Lifts(layout, packs)
+    return lifts if 0 < lifts.size <= SMALL else None
 
 
 def capacity_for(size: int, monitors: int) -> int:
-    """Returns how many observations of so many bytes wait in a buffer of so many monitors."""
-    return min(MOST, monitors * ENOUGH // max(1, size), TOGETHER // max(1, size))
+    """Returns how many rows of so many bytes wait for so many monitors."""
+    return min(MOST, monitors * COPIES.enough // max(1, size), COPIES.together // max(1, size))
 
 
 def parts(span: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
@@ -35,25 +58,23 @@ def parts(span: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
 
 
 class Rows(Protocol):
-    """The memory of a buffer: a row for each observation.
+    """The memory of a `GraphRing`: in Python, or a table to which an operator adds in C++.
 
     Attributes:
         ready: whether nothing has to be asked of the monitors before a row is added.
+        count: the number of rows that were added.
+        capacity: the number of rows that there is room for.
+        calls: how many were added without a look at the monitors, since `take_calls`.
     """
 
     ready: bool
 
     @property
-    def capacity(self) -> int:
-        """The number of rows that there is room for."""
-
+    def capacity(self) -> int: ...
     @property
-    def count(self) -> int:
-        """The number of rows that were added."""
-
+    def count(self) -> int: ...
     @property
-    def calls(self) -> int:
-        """How many were added without a look at the monitors, since `take_calls`."""
+    def calls(self) -> int: ...
 
     def take_calls(self) -> int:
         """Returns `calls`, and begins to count anew."""
@@ -64,11 +85,14 @@ class Rows(Protocol):
     def packs(self, start: int, stop: int) -> list[Tensor]:
         """Returns the packs of the rows from `start` to `stop`, each [rows, number, *shape]."""
 
+    def seal(self) -> None:
+        """Makes the rows full as they are."""
+
     def another(self) -> Rows:
         """Returns rows like these, without an observation."""
 
 
-class LiftRows:
+class Packs:
     """Rows of what a graph lifted, in one tensor for each pack, on its device. See `Rows`.
 
     Args:
@@ -76,14 +100,21 @@ class LiftRows:
     """
 
     def __init__(self, packs: Sequence[Tensor], monitors: int) -> None:
-        self._monitors, self._kinds = monitors, [(pack.shape, pack.dtype, pack.device) for pack in packs]
-        self.capacity = capacity_for(sum(pack.nbytes for pack in packs), monitors)
-        self._packs = [torch.empty((self.capacity, *shape), dtype=dtype, device=device) for shape, dtype, device in self._kinds]
+        self._room, self._kinds = capacity_for(sum(pack.nbytes for pack in packs), monitors), _kinds(packs)
+        self.capacity = self._room
+        self._empty()
+
+    def _empty(self) -> None:
+        with NoInference(False):
+            self._packs = [torch.empty((self._room, *shape), dtype=dtype, device=device) for shape, dtype, device in self._kinds]
         self.ready, self.count, self.calls = False, 0, 0
         self._lock = new_lock()
 
-    def another(self) -> LiftRows:
-        return LiftRows([pack[0] for pack in self._packs], self._monitors)
+    def another(self) -> Packs:
+        other = copy.copy(self)
+        other.capacity = self._room
+        other._empty()
+        return other
 
     def take_calls(self) -> int:
         found, self.calls = self.calls, 0
@@ -91,8 +122,7 @@ class LiftRows:
 
     def add(self, observation: Sequence[Tensor]) -> bool:
         with self._lock:
-            kinds = [(pack.shape, pack.dtype, pack.device) for pack in observation]
-            if self.count >= self.capacity or kinds != self._kinds:
+            if self.count >= self.capacity or _kinds(observation) != self._kinds:
                 return False
             for own, pack in zip(self._packs, observation, strict=True):
                 own[self.count].copy_(pack)
@@ -110,19 +140,23 @@ class LiftRows:
     def packs(self, start: int, stop: int) -> list[Tensor]:
         return [pack[start:stop] for pack in self._packs]
 
+    def seal(self) -> None:
+        with self._lock:
+            self.capacity = min(self.count, self.capacity)
 
-class GraphBuffer:
-    """Observations of many monitors that one call of a graph makes at once.
 
-    An observation counts for all monitors by one assignment, of the count of its rows. Each monitor holds its part as a `GraphRow`,
-    which holds the buffer: it is freed when the last of them is flushed.
+class GraphRing:
+    """A ring of many monitors: a row is what one call of a graph makes for all of them.
+
+    An observation counts for all monitors by one assignment, of the count of the rows. Each monitor holds its part as a `Share`,
+    which holds the ring: it is freed when the last of them has taken it into its states.
 
     Attributes:
         layouts: how the observations of each monitor are packed.
         spans: which part of the packs they are.
         copies: whether they are the tensors themselves, not lifts of them.
         paths: of the leaves of each monitor.
-        keys: by which each monitor finds its `GraphRow`.
+        keys: by which each monitor finds its `Share`.
         rows: the observations.
     """
 
@@ -132,7 +166,7 @@ class GraphBuffer:
         self.paths = [leaf_paths(layout) for layout in self.layouts]
         self.keys = self.paths if self.copies else [(layout,) for layout in self.layouts]
         self._lock = new_lock()
-        self._next: GraphBuffer | None = None
+        self._next: GraphRing | None = None
         self._packs: tuple[int, int, list[Tensor]] = (0, 0, [])
         self._joined: tuple[int, int, list[tuple[Reducer, str, dict[str, State]]]] = (0, 0, [])
         self._alike: dict[str, list[int]] = defaultdict(list)  # the monitors whose lifts have the same keys, dtypes and shapes
@@ -149,8 +183,8 @@ class GraphBuffer:
         """Whether there is no room for another observation."""
         return self.rows.count >= self.rows.capacity
 
-    def successor(self) -> GraphBuffer:
-        """Returns the buffer for the next observations: this one, unless it is full."""
+    def successor(self) -> GraphRing:
+        """Returns the ring for the next observations: this one, unless it is full."""
         with self._lock:
             if not self.is_full:
                 return self
@@ -193,67 +227,46 @@ class GraphBuffer:
         }
 
 
-class GraphRow:
-    """A `Pending`: what one monitor has in a `GraphBuffer`."""
+class Share(Pending):
+    """What one monitor has in a `GraphRing`."""
 
-    __slots__ = ("buffer", "index", "key", "paths")
-    exact = False
+    __slots__ = ("index", "key", "paths", "ring", "sealed")
 
-    def __init__(self, buffer: GraphBuffer, index: int) -> None:
-        self.buffer, self.index = buffer, index
-        self.key, self.paths = buffer.keys[index], buffer.paths[index]
-
-    @property
-    def layout(self) -> str | None:
-        """How the lifts are packed; None if these are observations."""
-        return None if self.buffer.copies else self.buffer.layouts[self.index]
+    def __init__(self, ring: GraphRing, index: int) -> None:
+        self.ring, self.index, self.sealed = ring, index, False
+        self.key, self.paths = ring.keys[index], ring.paths[index]
 
     @property
     def count(self) -> int:
-        """The number of observations in it."""
-        return self.buffer.rows.count
+        return self.ring.rows.count
 
-    @property
-    def capacity(self) -> int:
-        """The number of observations at which it is flushed."""
-        return self.buffer.rows.capacity
+    def seal(self) -> None:
+        self.ring.rows.seal()
+        self.sealed = True
 
-    def add(self, x: Tensor) -> bool | None:
-        """Returns None: only the buffer takes observations."""
-        return None
+    def successor(self, count: int, rings: int) -> Share:
+        ring = self.ring.successor()
+        return self if self.sealed or ring is self.ring else Share(ring, self.index)
 
-    def add_all(self, tensors: Sequence[Tensor]) -> bool | None:
-        """Returns None: only the buffer takes observations."""
-        return None
-
-    def next_buffer(self) -> GraphRow:
-        """Returns this one, or if the buffer is full the same monitor's in the next one."""
-        buffer = self.buffer.successor()
-        return self if buffer is self.buffer else GraphRow(buffer, self.index)
-
-    def merged(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        """Returns new states of the leaves: `states` with the observations from `start` to `stop`."""
-        if self.buffer.copies:
+    def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
+        if self.ring.copies:
             observations = self._leaves(start, stop)
             return {path: reducer.update_all(states.get(path, {}), xs) for path, xs in zip(self.paths, observations, strict=True)}
         if getattr(reducer, "stackable_join", False):
-            joined = self.buffer.joined(self.index, reducer, start, stop)
+            joined = self.ring.joined(self.index, reducer, start, stop)
             return {path: reducer.merge(states.get(path, {}), state) for path, state in joined.items()}
-        lifts = unpacked(self.buffer.layouts[self.index], self.buffer.lifts(self.index, start, stop), dim=1)
+        lifts = unpacked(self.ring.layouts[self.index], self.ring.lifts(self.index, start, stop), dim=1)
         return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifts.items()}
 
     def observation(self, position: int) -> Any:
-        """Returns one observation, for messages."""
-        return [tensor[0] for tensor in self._tensors(position, position + 1)]
-
-    def rows(self, start: int) -> tuple[Tensor, ...]:
-        """Copies of the observations from `start` on, one tensor for each leaf, or pack of lifts."""
-        return tuple(tensor.clone() for tensor in self._tensors(start, self.count))
-
-    def _tensors(self, start: int, stop: int) -> list[Tensor]:
-        return self._leaves(start, stop) if self.buffer.copies else self.buffer.lifts(self.index, start, stop)
+        found = self._leaves if self.ring.copies else lambda *rows: self.ring.lifts(self.index, *rows)
+        return [tensor[0] for tensor in found(position, position + 1)]
 
     def _leaves(self, start: int, stop: int) -> list[Tensor]:
         """Returns the observations themselves, one tensor for each leaf."""
-        found = leaves_of(self.buffer.layouts[self.index], self.buffer.lifts(self.index, start, stop), dim=1)
+        found = leaves_of(self.ring.layouts[self.index], self.ring.lifts(self.index, start, stop), dim=1)
         return [found[path] for path in self.paths]
+
+
+def _kinds(packs: Sequence[Tensor]) -> list[Any]:
+    return [(pack.shape, pack.dtype, pack.device) for pack in packs]

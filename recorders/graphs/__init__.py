@@ -1,0 +1,1 @@
+"""Observations inside the user's compiled graphs."""

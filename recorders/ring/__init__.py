@@ -1,0 +1,1 @@
+"""Where observations wait until they are reduced together."""

@@ -1,0 +1,251 @@
+"""Observations that wait in rings: of any shape, in any mode, in bounded memory, and nobody can tell but by the calls it takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import laws
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import recorders
+import reducers
+from recorders import ForwardMonitor, Monitor, Recorder
+from recorders.monitors.buffer import MOST_RINGS
+from recorders.ring.codecs import COPIES, SMALL, Copies, PartialStates
+from recorders.ring.ring import Ring
+from reducers import EMA, Collect, Mean, Moments, Product, Quantile, Reducer, State, Summary
+from reducers.kernels.loop import building
+
+OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
+needs_loop = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+
+
+def calls_of(act: Callable[[], Any], times: int = 1) -> float:
+    """How many functions of the library it takes, on average."""
+    found = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal found
+        found += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+    sys.setprofile(count)
+    try:
+        for _ in range(times):
+            act()
+    finally:
+        sys.setprofile(None)
+    return found / times
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) + 1
+
+
+def autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def updated(reducer: Reducer, xs: list[Tensor]) -> State:
+    state: State = {}
+    for x in xs:
+        state = reducer.update(state, x)
+    return state
+
+
+def rings(monitor: Monitor) -> list[Ring]:
+    return [*monitor.buffer.stored.rings().values()]
+
+
+def memory(monitor: Monitor) -> int:
+    """The bytes of what waits, without what partial states need."""
+    return sum(rows.nbytes for ring in rings(monitor) if ring._memory is not None for rows in _tensors(ring))
+
+
+def _tensors(ring: Ring) -> list[Tensor]:
+    found: list[Tensor] = ring._memory[0] if isinstance(ring.codec, Copies) else ring._memory
+    return found
+
+
+def test_shapes_that_alternate_wait_as_one_does() -> None:
+    monitor = ForwardMonitor(Summary(), layer := nn.Identity())
+    xs = [drawn(size, size, 64) for size in (8, 9)]
+
+    def act() -> None:
+        for x in xs:
+            layer(x)
+
+    for _ in range(6):
+        act()
+    assert calls_of(act) <= 2 * 11
+    assert calls_of(act, 100) <= 2 * 20  # with what joins them
+    assert monitor.samples == 2 * 107
+    laws.close(monitor.state, updated(Summary(), xs * 107), rtol=1e-12)
+
+
+def test_so_do_those_of_a_reducer_without_a_kernel(without_loops: None) -> None:
+    monitor = ForwardMonitor(Quantile(), layer := nn.Identity())
+    xs = [drawn(size, size, 64) for size in (8, 9, 10)]
+
+    def act() -> None:
+        for x in xs:
+            layer(x)
+
+    for _ in range(4):
+        act()
+    assert calls_of(act) <= 3 * 11
+    assert monitor.samples == 3 * 5
+    laws.same_bits(monitor.state, updated(Quantile(), xs * 5))  # counts, which no order changes
+
+
+@needs_loop
+@pytest.mark.parametrize("pattern", ["... ->", "b t d -> d"])
+def test_batches_of_any_length_wait_in_one_ring(pattern: str) -> None:
+    reducer = Moments(pattern)
+    monitor = ForwardMonitor(reducer, layer := nn.Identity())
+    xs = [drawn(length, 1 + length % 3, length, 16) for length in range(1, 150)]
+    layer(drawn(0, 2, 5, 16))
+    layer(drawn(1, 2, 6, 16))
+    lengths = iter(xs)
+    for _ in range(9):
+        layer(next(lengths))
+    assert len([ring for ring in rings(monitor) if isinstance(ring.codec, PartialStates)]) == 1
+    assert calls_of(lambda: [layer(x) for x in lengths]) <= 75 * 140  # each is new, so how it is read has to be found
+    assert calls_of(lambda: [layer(x) for x in xs]) <= 22 * len(xs)
+    assert monitor.samples == 2 + 2 * len(xs)
+    laws.close(monitor.state, updated(reducer, [drawn(0, 2, 5, 16), drawn(1, 2, 6, 16), *xs, *xs]), rtol=1e-11)
+
+
+@pytest.mark.parametrize("mode", [autocast, torch.inference_mode], ids=["autocast", "inference_mode"])
+def test_autocast_and_inference_mode_take_the_lane_of_all_others(mode: Callable[[], Any]) -> None:
+    layer, same = nn.Identity(), nn.Identity()
+    monitor, plain = ForwardMonitor(Summary("b c -> c"), layer), ForwardMonitor(Summary("b c -> c"), same)
+    xs = [drawn(number, 8 + number % 2, 16) for number in range(200)]
+    with mode():
+        for x in xs[:10]:
+            layer(x)
+        assert calls_of(lambda: [layer(x) for x in xs[10:12]]) <= 2 * 11
+        for x in xs[12:]:
+            layer(x)
+    for x in xs:
+        same(x)
+    laws.same_bits(monitor.state, plain.state)
+    assert not any(value.is_inference() for value in monitor.state.values())
+    assert not any(rows.is_inference() for ring in rings(monitor) for rows in _tensors(ring))
+
+
+@pytest.mark.parametrize("size", [8, SMALL], ids=["small", "big"])
+def test_what_inference_mode_records_goes_on_outside_of_it_and_the_other_way_round(size: int) -> None:
+    monitor = ForwardMonitor(Moments(), layer := nn.Identity())
+    xs = [drawn(seed, size) for seed in range(12)]
+    for number, x in enumerate(xs):
+        with torch.inference_mode() if number % 3 else nullcontext():
+            layer(x.clone().requires_grad_(number % 3 == 0))
+    recorder = Recorder(ForwardMonitor(Mean())).modules(nn.Sequential(layer), leaves=True)
+    with torch.inference_mode():
+        layer(xs[0])
+        assert not any(value.is_inference() for value in monitor.state.values())
+        recorder.state_dict()
+    layer(xs[0].requires_grad_())
+    assert (monitor.samples, recorder[0].samples) == (14, 2)
+    laws.close(monitor.state, updated(Moments(), [x.detach() for x in (*xs, xs[0], xs[0])]), rtol=1e-12)
+
+
+def test_the_memory_of_all_rings_of_a_monitor_is_that_of_one() -> None:
+    for reducer in (Summary(), Quantile(), Product(mean=Mean(), moments=Moments())):
+        monitor = ForwardMonitor(reducer, layer := nn.Identity())
+        xs = [drawn(size, size, 64) for size in range(8, 8 + 2 * MOST_RINGS)]
+        for number in range(400):
+            layer(xs[number % len(xs) if number % 7 else number % 3])
+            assert len(rings(monitor)) <= MOST_RINGS
+            assert memory(monitor) <= COPIES.enough
+        assert monitor.samples == 400
+        seen = [xs[number % len(xs) if number % 7 else number % 3] for number in range(400)]
+        laws.close(monitor.state, updated(reducer, seen), rtol=1e-11)
+
+
+def test_shapes_that_come_no_more_make_room_for_others(without_loops: None) -> None:
+    monitor = ForwardMonitor(Quantile(), layer := nn.Identity())
+    for size in range(1, 3 * MOST_RINGS):
+        for _ in range(3):
+            layer(drawn(size, size))
+    last = drawn(0, 3 * MOST_RINGS - 1)
+    assert calls_of(lambda: layer(last)) <= 11
+    assert monitor.samples == 3 * (3 * MOST_RINGS - 1) + 1
+
+
+def test_what_depends_on_the_order_keeps_it() -> None:
+    reducer = Product(summary=Summary(), ema=EMA("b c -> c", alpha=0.5), all=Collect())
+    monitor = ForwardMonitor(reducer, layer := nn.Identity())
+    xs = [drawn(seed, 2 + (seed // 3) % 2, 3) for seed in range(40)]
+    for x in xs:
+        layer(x)
+    laws.close(monitor.state, updated(reducer, xs), rtol=1e-12)
+
+
+SIZES = ("8", "8", "9", "9", "10", "big", "bigger")
+ACTS = (*SIZES, "double", "turned", "wrong", "peek", "samples", "states", "autocast", "inference")
+
+
+@pytest.mark.filterwarnings("ignore:.*keeps shape")
+@settings(max_examples=60, deadline=None)
+@given(acts=st.lists(st.sampled_from(ACTS), max_size=60), reducer=st.sampled_from([Summary("b c -> c"), Quantile("b c -> c")]))
+def test_whatever_comes_is_recorded_once_and_looking_changes_no_bit(acts: list[str], reducer: Reducer) -> None:
+    layers = [nn.Identity(), nn.Identity()]
+    monitor, twin = (ForwardMonitor(reducer, layer) for layer in layers)
+    xs: list[Tensor] = []
+    for seed, act in enumerate(acts):
+        if act == "peek":
+            monitor.peek()
+            monitor.snapshot()
+        elif act == "samples":
+            assert monitor.samples == len(xs)
+        elif act == "states":
+            for one in (monitor, twin):
+                assert (one.states != {}) == (xs != [])
+        else:
+            size = {"big": 3000, "bigger": 3001, "9": 9, "10": 10}.get(act, 8)
+            x = drawn(seed, size, 5 if act == "wrong" and xs else 4)
+            x = x.double() if act == "double" else x.t().contiguous().t() if act == "turned" else x
+            mode = autocast() if act == "autocast" else torch.inference_mode() if act == "inference" else nullcontext()
+            with mode:
+                for layer in layers:
+                    layer(x)
+            if x.shape[1] == 4:
+                xs.append(x)
+    assert monitor.samples == twin.samples == len(xs)
+    laws.same_bits(monitor.state, twin.state)
+    if xs:
+        laws.close(monitor.peek(), reducer.compute(updated(reducer, xs)), rtol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(acts=st.lists(st.sampled_from(("8", "9", "10", "big", "bigger", "save", "peek")), max_size=60))
+def test_runs_that_save_at_the_same_steps_are_alike_however_often_they_are_resumed(acts: list[str]) -> None:
+    def new() -> tuple[Recorder, nn.Module]:
+        net = nn.Sequential(nn.Identity())
+        return Recorder(ForwardMonitor(Summary())).modules(net, leaves=True), net
+
+    goes_on, resumed = new(), new()
+    for seed, act in enumerate(acts):
+        if act == "save":
+            held = resumed[0].state_dict()
+            goes_on[0].state_dict()
+            resumed = new()
+            resumed[0].load_state_dict(held)
+        elif act == "peek":
+            goes_on[0].compute()
+        else:
+            x = drawn(seed, {"big": 3000, "bigger": 3001}.get(act) or int(act), 3)
+            goes_on[1](x)
+            resumed[1](x)
+    assert goes_on[0][0].samples == resumed[0][0].samples
+    laws.same_bits(goes_on[0][0].state, resumed[0][0].state)
