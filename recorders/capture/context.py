@@ -17,9 +17,8 @@ __all__ = ["as_monitor", "capturing"]
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
 
-def capturing() -> bool:
-    """Whether this thread works for a monitor. What callables and reducers call then is not part of the user's program."""
-    return _capturing.get()
+capturing: Callable[[], bool] = _capturing.get  # written in C, because each observation asks
+"""Whether this thread works for a monitor. What callables and reducers call then is not part of the user's program."""
 
 
 def as_monitor(function: Callable[..., Any], *args: Any) -> Any:

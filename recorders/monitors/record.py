@@ -177,7 +177,7 @@ class Observer:
 
     def _waits(self, x: Any) -> bool:
         """Adds `x`, which passed the gate, to the pending observations if they accept it; returns whether they did."""
-        if not self._may_wait or type(x) is not Tensor or is_compiling():
+        if not self._may_wait or type(x) is not Tensor:
             return False
         buffer = self.buffer
         try:
