@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from recorders._torch import graph_task
 from recorders.capture.operands import as_operand, plain
 
-__all__ = ["BatchContext", "Block", "Given", "Taking", "block_of", "current", "keep", "number_of", "under"]
+__all__ = ["BatchContext", "Block", "Given", "block_of", "current", "keep", "number_of", "under"]
 
 
 class Given(NamedTuple):
@@ -102,19 +102,12 @@ _numbers = itertools.count()
 _numbered: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 
-class Taking(Protocol):
-    """A monitor that may take values of the context."""
-
-    given: tuple[str, ...]
-    context: BatchContext
-
-
 def current() -> Block:
     """Returns what is given in this thread and task now."""
     return _current.get()
 
 
-def keep(monitor: Taking) -> Block:
+def keep(monitor: Any) -> Block:
     """Returns what is given to the monitor at this forward, for its gradient."""
     block = _at_forward()
     found = block.given.get(monitor.context, {})

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from recorders.capture.calls import Call
-from recorders.capture.given import BatchContext
 from recorders.capture.hooks import Hook
 from recorders.capture.layouts import Told
 from recorders.errors import TargetError
 from recorders.monitors import channels
-from recorders.monitors.attachment import Attachment
-from recorders.monitors.buffer import Buffer
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe, rebuild, recipe
-from recorders.monitors.gate import Gate
 from recorders.monitors.gradient_hooks import Watch, receive_gradient
 from recorders.monitors.graphs import GraphReceiver, is_due_in_graph
 from recorders.monitors.options import MonitorOptions, check_options, spell_out
@@ -76,7 +72,6 @@ class Monitor(Observer, Recorded, Past):
 
     _defaults: ClassVar[dict[str, Any]]
     sites: tuple[str, ...] = ()
-    buffer_class: ClassVar[type[Buffer]] = Buffer
     hooks_change: bool = False  # whether hooks are added while the monitor is on
     subject: ClassVar[Literal["calls", "module", "parameters", "values"]] = "calls"  # what it records of
 
@@ -87,28 +82,15 @@ class Monitor(Observer, Recorded, Past):
         cls._defaults = spell_out(cls, Monitor)
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
-        self.reducer = channels.check(reducer, type(self))
         chosen = check_options(type(self).__name__, options)
-        self.gate, self.buffer = Gate(chosen), self.buffer_class(self.reducer)
-        self._options = {**chosen, "steps": self.gate.steps}
-        self.prepend, self.on_error, self.filter_ = chosen["prepend"], chosen["on_error"], chosen["filter_"]
-        self.map_, self.op_, self.given = chosen["map_"], chosen["op_"], chosen["given"]
-        self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
-        self.name, self.hooks, self.context = "", Attachment(), BatchContext()
-        self.counts, self.leaf_calls = dict[str, int](), dict[str, int]()
-        self.last_error: str | None = None
-        self.compiled = self.dry_run = self.doubtful = False  # a graph recorded; only shapes; its pattern may not keep channels
-        self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
-        self.receiver, self.twin_key = GraphReceiver(self), ""
-        kind = type(self)
-        self.as_seen = (kind.operands, kind._parts, kind._default) == (Observer.operands, Observer._parts, Observer._default)
-        self._may_wait = self.bare and self.as_seen and not self.given and self.buffer.batchable
+        super().__init__(reducer, chosen)
+        self._options, self.prepend = {**chosen, "steps": self.gate.steps}, chosen["prepend"]
+        self.receiver = GraphReceiver(self)
         self.watch = Watch() if self.sites and self.sites[0] in GRADIENTS else None
         # Gradients arrive in a backward, and so do recomputations by activation checkpointing.
         self.records_recomputed = self.watch is not None
         self.hooks_change = self.hooks_change or "input_gradient" in self.sites
         self._functions: tuple[Callable[[Any, int], Any], ...] = ()
-        self._clock: Clock | None = None  # one of its own only if no recorder gives it another
         if module is not None:
             self.register(module)
 

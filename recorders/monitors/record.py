@@ -66,34 +66,34 @@ class Observer:
     `_waits`: an observation that nobody maps is added to those that wait, if it is like them.
     """
 
-    reducer: Reducer
-    gate: Gate
-    buffer: Buffer
-    hooks: Attachment
-    context: BatchContext
-    name: str
-    attr: Any = None  # the attributes or parameters that the monitor watches, if any
-    on_error: OnError
-    filter_: Callable[..., bool] | None
-    map_: Callable[..., tuple[Tensor, ...]] | None
-    op_: Callable[..., Any] | None
-    given: tuple[str, ...]
-    bare: bool  # whether it has no callables
-    as_seen: bool  # whether its kind computes nothing: the operands are what its site sees, the default is the first of them
-    of_module: ClassVar[bool] = False  # whether its operands are read of the module alone, not of what that is given or returns
-    counts: dict[str, int]
-    leaf_calls: dict[str, int]
-    last_error: str | None
-    compiled: bool  # whether a graph recorded
-    dry_run: bool  # whether only shapes are recorded
-    doubtful: bool  # whether its pattern may not keep channels, which the first observation will show
-    dry_run_shapes: dict[str, tuple[int, ...]]
-    twin_key: str  # the key of a `TraceSpec`, if this is the monitor of one
-    _may_wait: bool
-    _clock: Clock | None
+    buffer_class: ClassVar[type[Buffer]] = Buffer
     side: ClassVar[str] = ""  # "inputs" or "outputs" of a layer if it watches these, or their gradients: they have channels
-    patterns: tuple[str, ...] = ()  # those that the observation itself is reduced by, as far as they are known
+    of_module: ClassVar[bool] = False  # whether its operands are read of the module alone, not of what that is given or returns
     records_recomputed: bool = False  # whether calls in a recomputation by activation checkpointing count
+    attr: Any = None  # the attributes or parameters that the monitor watches, if any
+    patterns: tuple[str, ...] = ()  # those that the observation itself is reduced by, as far as they are known
+
+    def __init__(self, reducer: Reducer, options: Mapping[str, Any]) -> None:
+        self.reducer = channels.check(reducer, type(self))
+        self.gate, self.buffer = Gate(options), self.buffer_class(self.reducer)
+        self.name, self.hooks, self.context = "", Attachment(), BatchContext()
+        self.filter_: Callable[..., bool] | None = options["filter_"]
+        self.map_: Callable[..., tuple[Tensor, ...]] | None = options["map_"]
+        self.op_: Callable[..., Any] | None = options["op_"]
+        self.given: tuple[str, ...] = options["given"]
+        self.on_error: OnError = options["on_error"]
+        self.counts, self.leaf_calls = dict[str, int](), dict[str, int]()
+        self.last_error: str | None = None
+        self.compiled = self.dry_run = False  # whether a graph recorded; whether only shapes are recorded
+        self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
+        self.doubtful = False  # whether its pattern may not keep channels, which the first observation will show
+        self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
+        # Whether its kind computes nothing: the operands are what its site sees, and the reducer gets the first of them.
+        kind = type(self)
+        self.as_seen = (kind.operands, kind._parts, kind._default) == (Observer.operands, Observer._parts, Observer._default)
+        self._may_wait = self.bare and self.as_seen and not self.given and self.buffer.batchable
+        self.twin_key = ""  # the key of a `TraceSpec`, if this is the monitor of one
+        self._clock: Clock | None = None  # one of its own only if no recorder gives it another
 
     @property
     def module(self) -> nn.Module | None:

@@ -36,7 +36,7 @@ from recorders import (
     TargetError,
     load,
 )
-from reducers import Count, Masked, Mean, Product
+from reducers import Count, Masked, Mean, Product, Reducer
 
 STEPS = 4
 BOTH = Product(mean=Mean(), n=Count())
@@ -91,6 +91,19 @@ class Drift(Monitor):
 
     def operands(self, call: Call) -> tuple[Any, ...]:
         return ((call.module.total - call.before).abs(),)
+
+
+class Above(Monitor):
+    """The share of the outputs above a threshold, an argument of its own. Operands: one for each that is above it, else zero."""
+
+    sites = ("forward",)
+
+    def __init__(self, reducer: Reducer, module: nn.Module | None = None, *, threshold: float = 0.0, **options: Any) -> None:
+        self.threshold = threshold
+        super().__init__(reducer, module, **options)
+
+    def operands(self, call: Call) -> tuple[Any, ...]:
+        return ((call.output > self.threshold).float(),)
 
 
 class Cell(nn.Module):
@@ -176,6 +189,7 @@ KINDS = {
     "Attribution": Kind(Attribution, {}, "attribution"),
     "Sensitivity": Kind(Sensitivity, {}, "sensitivity"),
     "Drift": Kind(Drift, {}, "drift"),
+    "Above": Kind(Above, {"threshold": 0.125}, "above"),
 }
 CALLED = [name for name, row in KINDS.items() if row.kind.sites and "step" not in row.kind.sites]
 
@@ -219,7 +233,12 @@ def by_hand(mode: str) -> dict[str, list[Tensor]]:
         step |= {"output": y, "input": h, "after": after, "change": after - step["before"], "loss": loss}
         step |= {"gradient": y.grad, "gradient of the input": h.grad, "gradient of the weight": net.cell.weight.grad.clone()}
         step |= {"residual": y - h, "gain": y.float().norm() / h.float().norm(), "power": h.square().mean()}
-        step |= {"attribution": y * y.grad, "sensitivity": h.grad.float().norm(), "drift": step["change"].abs()}
+        step |= {
+            "attribution": y * y.grad,
+            "sensitivity": h.grad.float().norm(),
+            "drift": step["change"].abs(),
+            "above": (y > 0.125).float(),
+        }
         optimizer.step()
         value = net.cell.weight.detach().clone()
         step |= {"value after the step": value, "update": value - step["value"], "sum": value.sum()}
