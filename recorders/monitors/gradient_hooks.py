@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders._torch import graph_task, made_by_graph, outside_modes
@@ -123,7 +123,7 @@ def watch(monitor: Any, module: nn.Module, value: Any) -> list[tuple[Sighting, U
         monitor._skip("called by a monitor")
         return []
     monitor.watch.seen = True
-    if not torch.is_grad_enabled():
+    if not is_grad_enabled():
         monitor._skip("no gradient will come (no_grad)")
         return []
     found = list(leaves(value))
@@ -230,7 +230,7 @@ def trace_watch(spec: Any, receiver: Tensor, module: nn.Module, value: Any) -> N
     spec.watch.note_call()
     if any(tensor.is_leaf for _, tensor in found):
         watch_uncompiled(receiver, module, value)
-    elif torch.is_grad_enabled() and wanted_in_graph(spec, module):
+    elif is_grad_enabled() and wanted_in_graph(spec, module):
         alone = not _needs_tensor(spec) and not spec.given
         for path, tensor in found:
             origin = origin_of(tensor, receiver)
