@@ -194,9 +194,9 @@ class Buffer:
             OperandError: earlier observations were of another part, or of a tensor that ranks do not share.
         """
         for path, place in places.items():
-            before = self.places.get(path)
-            stored = self.stored
-            if before != place and (before or path in stored.states or any(path in key for key in stored.pending)):
+            before, stored = self.places.get(path), self.stored
+            waits = any(path in waiting.paths for waiting in stored.pending.values())
+            if before != place and (before or path in stored.states or waits):
                 now, then = place or "a plain tensor", before or "a plain tensor"
                 raise OperandError(
                     f"the tensor is {now}, and was {then} in earlier observations, which do not fit together: reset() the recorder "

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 import recorders
 import reducers
-from recorders import ForwardMonitor, Monitor, Recorder
-from recorders.monitors.buffer import MOST_RINGS
+from recorders import ForwardMonitor, Monitor, OperandError, Recorder
+from recorders.monitors.buffer import MOST_RINGS, Buffer
+from recorders.recordings.placement import Placement
 from recorders.ring.codecs import COPIES, SMALL, Copies, PartialStates
 from recorders.ring.ring import Ring
-from reducers import EMA, Collect, Mean, Moments, Product, Quantile, Reducer, State, Summary
+from reducers import EMA, Collect, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
 from reducers.kernels.loop import building
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
@@ -249,3 +250,16 @@ def test_runs_that_save_at_the_same_steps_are_alike_however_often_they_are_resum
             resumed[1](x)
     assert goes_on[0][0].samples == resumed[0][0].samples
     laws.same_bits(goes_on[0][0].state, resumed[0][0].state)
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3)], [(2, 3), (4,)]], ids=["a leaf", "two leaves"])
+def test_tensors_that_ranks_share_do_not_join_those_that_wait_from_before(shapes: list[tuple[int, ...]]) -> None:
+    """Of what waits the leaves are known, whatever the key is by which the ring is found."""
+    buffer = Buffer(Sum())
+    inputs = {str(number): (torch.ones(shape),) for number, shape in enumerate(shapes)}
+    for _ in range(3):
+        buffer.add(inputs)
+    buffer.stored = buffer.stored._replace(states={})  # as if all of it waited
+    for path in inputs:
+        with pytest.raises(OperandError, match="do not fit together"):
+            buffer.place({path: Placement(0, True, 0, 2, ((0, 0, 2),))})
