@@ -6,11 +6,16 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from paths import ROOT
+from torch import Tensor, nn
+
+import recorders  # noqa: F401
+from reducers._torch import declared
 
 # Each may import those above it. Imports that are deferred, and those for types alone, count as imports.
 ORDER = {
@@ -154,10 +159,177 @@ recorders.lenses.OutputGradientGeometry, recorders.visualizers.TextVisualizer
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-def test_private_apis_of_pytorch_are_used_in_one_package() -> None:
-    private = re.compile(r"^(?!.*[\"'#`].*torch\._).*(?:from |import |\b)torch(?:\.\w+)*\._(?!foreach)", re.MULTILINE)
-    found = [name for name, path in modules("recorders").items() if private.search(path.read_text())]
-    assert {name.rpartition(".")[0] for name in found} == {"recorders._torch"}
+SUBSTITUTES = ("recorders._torch.__init__", "recorders._torch.compiler", "recorders._torch.cuda", "reducers._torch")
+"""The files that reach private APIs of PyTorch: by `reach`, which needs an entry in the table, and says what is off without it."""
+
+OTHERS = {
+    # Python's own
+    "_fields": "named tuples have it, by their documentation",
+    "_make": "named tuples have it, by their documentation",
+    "_getframe": "sys._getframe is documented",
+    "_is_owned": "of a lock of threading: what threading itself calls in a forked process",
+    "_at_fork_reinit": "of a lock of threading: what threading and logging call in a forked process",
+    "_Hash": "the type of the objects that hashlib returns, in an annotation only",
+    # where wrappers keep the module that they wrap, which names in state dicts show; another one would stay in those of results
+    "_orig_mod": "of torch.compile",
+    "_checkpoint_wrapped_module": "of activation checkpointing",
+    "_fsdp_wrapped_module": "of FSDP",
+    "_forward_module": "of Fabric",
+    # of PyTorch, in each version, and in models that were pickled by each
+    "_parameters": "what nn.Module keeps its own parameters in, None too; state_dict, copies and saved models rely on it",
+    "_modules": "what nn.Module keeps its own modules in, None too; state_dict, copies and saved models rely on it",
+    "_buffers": "what nn.Module keeps its own buffers in; state_dict, copies and saved models rely on it",
+    "_version": "the counter of changes in place, which autograd's documentation and its errors name",
+    "_apply": "nn.Module calls it for `to`, `cuda` and `half`: Cell overrides it, as RNNs do",
+    "_save_to_state_dict": "nn.Module calls it for `state_dict`: Cell overrides it, as its documentation tells modules to",
+}
+"""Names with an underscore that are not ours, and why they may be used anywhere."""
+
+INSIDE = {
+    "_forward_hooks": "what nn.Module keeps hooks in; a module without it counts as one without hooks",
+    "_forward_pre_hooks": "what nn.Module keeps hooks in; a module without it counts as one without hooks",
+    "_distribute_module_applied": "what styles of tensor parallelism mark a module with; without the mark none is unclear",
+    "_timeout": "an attribute of the options of a backend; if it is gone, an error tells one thing less",
+    "_dynamo_marked_constant": "what torch.compiler.assume_constant_result sets; that is called, too, once Dynamo is imported",
+    "torch._dynamo": "the package of the compiler; if its name changes, hooks tell it what it must know when they are traced",
+    "torch.fx.experimental.symbolic_shapes": "the name of a logger; if it changes, the user sees a message that he need not see",
+    "_ZN5torch8autograd25get_current_graph_task_idEv": "a function in C++; if it is not found, the slow operator asks in Python",
+}
+"""Names that only files in `SUBSTITUTES` use without `reach`, because they are attributes of objects, and what they do without."""
+
+CODE = {
+    "recorders.capture.calls": "finds the frame of its own Hook",
+    "recorders._torch.__init__": "asks which function calls modules, and which calls steps: both by `or_else`",
+    "recorders._torch.compiler": "tells Dynamo which functions of this package to leave alone",
+    "reducers._torch": "gives a function of this package a code object of its own",
+}
+"""Files that look at the code of functions."""
+
+LOOKALIKES = {
+    "BackwardCFunction",
+    "DeviceContext",
+    "FakeTensor",
+    "callback_handler",
+    "comptime",
+    "current_tracer",
+    "error_on_new_guards",
+    "found_inf",
+    "guard_manager",
+    "hooks_dict_ref",
+    "one_graph",
+    "profile_hook_step",
+    "queue_callback",
+    "shape_env",
+    "start_callbacks",
+    "symbolic_locals",
+    "tag_activation_checkpoint",
+}
+"""What PyTorch does not document, though it has no underscore."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def own_names(trees: Iterable[ast.Module]) -> set[str]:
+    """The names that the packages give: of functions, classes, variables, and attributes of their own objects."""
+    found: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") in ("self", "cls")
+        ):
+            found.add(node.attr)
+        elif isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "__slots__" for target in node.targets):
+            found |= {value.value for value in ast.walk(node.value) if isinstance(value, ast.Constant)}
+    return found
+
+
+def of_pytorch() -> set[str]:
+    """The names of what PyTorch gives its own modules, tensors, optimizers and handles of hooks."""
+    kinds = (nn.Module, Tensor, torch.optim.Optimizer, torch.utils.hooks.RemovableHandle)
+    return {name for kind in kinds for name in dir(kind)} | set(vars(nn.Module()))
+
+
+def uses(tree: ast.Module, ours: set[str], theirs: set[str]) -> Iterator[str]:
+    """What a file uses that PyTorch, or Python, does not promise to keep: attributes, imports, and names in strings."""
+    documentation = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            foreign = is_private(node.attr) and (node.attr not in ours or node.attr in theirs)
+            if foreign or node.attr in LOOKALIKES or node.attr in ("__code__", "__closure__", "co_consts", "co_varnames"):
+                yield node.attr
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names]
+            names = names if isinstance(node, ast.Import) else [f"{node.module}.{name}" for name in names]
+            yield from (name for name in names if name.startswith("torch.") and any(map(is_private, name.split("."))))
+            yield from (name for name in names if name.startswith("torch.") and name.rpartition(".")[2] in LOOKALIKES)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            parts = node.value.split(".")
+            foreign = any(is_private(part) and part not in ours - theirs for part in parts) or parts[-1] in LOOKALIKES
+            if foreign and all(map(str.isidentifier, parts)) and (len(parts) == 1 or parts[0] == "torch"):
+                yield node.value
+
+
+def scanned() -> dict[str, list[str]]:
+    trees = {name: ast.parse(path.read_text()) for package in ORDER for name, path in modules(package).items()}
+    ours, theirs = own_names(trees.values()), of_pytorch()
+    return {name: list(uses(tree, ours, theirs)) for name, tree in trees.items()}
+
+
+def test_private_apis_of_pytorch_are_reached_in_one_place_of_each_package() -> None:
+    for name, used in scanned().items():
+        wrong = set(used) - OTHERS.keys() - ({"__code__", "co_consts"} if name in CODE else set())
+        if name in (*SUBSTITUTES, "recorders._torch.needs"):
+            wrong -= INSIDE.keys() | LOOKALIKES | declared().keys()
+        assert wrong == set(), f"{name} uses {wrong}: reach it in _torch, and say in its table what is off without it"
+
+
+def test_every_private_api_that_is_reached_is_in_the_table_and_no_other() -> None:
+    reached = {"torch.utils.hooks.RemovableHandle.hooks_dict_ref"}  # an attribute that each handle has: the object is asked
+    for name in SUBSTITUTES:
+        tree = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "declare"]
+        table = {id(node) for call in calls for node in ast.walk(call)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in table]
+        reached |= {node.value for node in texts if isinstance(node.value, str) and re.fullmatch(r"torch(\.\w+)+", node.value)}
+    assert reached - INSIDE.keys() == set(declared())
+
+
+def test_names_that_are_allowed_are_used() -> None:
+    used = {name for names in scanned().values() for name in names}
+    used |= {"torch.fx.experimental.symbolic_shapes"}  # which has no underscore
+    assert (OTHERS.keys() | INSIDE.keys()) - used == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = torch._C._anything",
+        "from torch._dynamo import anything",
+        "import torch._inductor.exc",
+        "getattr(module, '_backward_hooks')",
+        "importlib.import_module('torch._dynamo')",
+        "handle.hooks_dict_ref()",
+        "function.__code__.co_consts",
+        "node._input_metadata",
+        "from torch.autograd.function import BackwardCFunction",
+        "vars(optimizer).get('found_inf')",
+        "torch.ops.higher_order.tag_activation_checkpoint",
+        "shape_env.error_on_new_guards()",
+        "torch._foreach_add_(a, b)",
+    ],
+)
+def test_a_planted_private_api_is_found(line: str) -> None:
+    trees = [ast.parse(path.read_text()) for package in ORDER for path in modules(package).values()]
+    assert set(uses(ast.parse(line), own_names(trees), of_pytorch())) - OTHERS.keys()
 
 
 def test_memory_of_tensors_is_taken_in_one_file() -> None:

@@ -10,14 +10,14 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from itertools import chain, repeat, starmap
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recorders._torch.needs import NEEDS
 from recorders.errors import RecordingWarning
@@ -25,7 +25,6 @@ from reducers._torch import MissingInTorchError, missing, or_else, reach
 from reducers.errors import warn_user
 
 __all__ = [
-    "CALL_CODE",
     "CAPTURES_IN_GRAPHS",
     "MODES_STAY",
     "STEP_CODE",
@@ -33,10 +32,13 @@ __all__ = [
     "NoInference",
     "at_end_of_backward",
     "autocast_is_on",
+    "call_of_module",
+    "copy_all",
     "graph_task",
     "graph_task_address",
     "group_timeout",
     "has_dispatch_modes",
+    "hooks_on_forwards",
     "hooks_ref",
     "inside_transform",
     "is_batched",
@@ -47,10 +49,12 @@ __all__ = [
     "made_by_graph",
     "may_run_again",
     "missing",
+    "negate_all",
     "no_modes",
     "outside_modes",
     "set_grad_enabled",
     "step_was_skipped",
+    "subtract_all",
     "warn_of_missing",
     "without_modes",
 ]
@@ -128,9 +132,8 @@ _PROXY = None if _dispatch_keys is None else _dispatch_keys.PROXY
 MODES_STAY = next((message for message in missing() if NEEDS["torch._C._get_dispatch_mode"] in message), "")
 _DEVICE_MODES = or_else("torch.utils._device.DeviceContext", ())
 
-# The code of the functions that call a module, with that of the one within that calls the hooks; and of the one that calls `step`.
-_call = or_else("torch.nn.Module._call_impl", None)
-CALL_CODE: CodeType | None = getattr(_call, "__code__", None)
+# The code of the function that calls a module, in which is that of the one that calls its hooks; and of the one that calls `step`.
+_CALL_CODE: CodeType | None = getattr(or_else("torch.nn.Module._call_impl", None), "__code__", None)
 _step = or_else("torch.optim.Optimizer.profile_hook_step", None)
 STEP_CODE: CodeType | None = None if _step is None else getattr(_step(lambda: None), "__code__", None)
 
@@ -172,20 +175,57 @@ def is_distributed(module: torch.nn.Module) -> bool:
 
 
 def is_fake(tensor: object) -> bool:
-    """Whether this is a tensor of `FakeTensorMode`, which has a shape but no data."""
-    kind = _fake_class()
-    return isinstance(tensor, kind) if kind else any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__)
+    """Whether this is a tensor of `FakeTensorMode` or of functionalisation, which has a shape but no data of its own.
 
-
-@cache
-def _fake_class() -> Any:
-    return or_else("torch._subclasses.fake_tensor.FakeTensor", None)
+    By the names of classes: to import these takes long, and who has such a tensor has done so.
+    """
+    return any(kind.__name__ in ("FakeTensor", "FunctionalTensor") for kind in type(tensor).__mro__)
 
 
 def hooks_ref(handle: Any) -> Callable[[], Any]:
     """A weak reference to the dictionary in which the hook of a handle is, or was."""
     found: Callable[[], Any] | None = getattr(handle, "hooks_dict_ref", None)
     return found or (lambda: handle.__getstate__()[0])  # what PyTorch pickles of a handle
+
+
+def call_of_module(frame: FrameType) -> FrameType:
+    """The frame of the call of a module, in which `frame` called a hook: the same before the forward and after it, or an error."""
+    outer = frame.f_back  # PyTorch calls hooks in a function within `_call_impl`, but after an exception in `_call_impl` itself
+    within = outer is not None and outer.f_code is _CALL_CODE and frame.f_code in outer.f_code.co_consts
+    return outer if within and outer is not None else frame
+
+
+def hooks_on_forwards(module: nn.Module) -> dict[str, Any]:
+    """The dictionaries of the hooks on the forwards of a module, by name."""
+    return {kind: getattr(module, kind, {}) for kind in ("_forward_pre_hooks", "_forward_hooks")}
+
+
+def copy_all(into: list[Tensor], tensors: list[Tensor]) -> None:
+    """Copies each of the tensors into that at its place, in one call if there is one."""
+    _copy_all(into, tensors)
+
+
+def subtract_all(tensors: list[Tensor], others: list[Tensor]) -> None:
+    """Subtracts each of the others from the tensor at its place, in place."""
+    _subtract_all(tensors, others)
+
+
+def negate_all(tensors: list[Tensor]) -> None:
+    """Negates each of the tensors in place."""
+    _negate_all(tensors)
+
+
+def _one_by_one(method: str) -> Callable[..., None]:
+    def run(*lists: list[Tensor]) -> None:
+        for tensors in zip(*lists, strict=True):
+            getattr(Tensor, method)(*tensors)
+
+    return run
+
+
+_copy_all = or_else("torch._foreach_copy_", _one_by_one("copy_"))
+_subtract_all = or_else("torch._foreach_sub_", _one_by_one("sub_"))
+_negate_all = or_else("torch._foreach_neg_", _one_by_one("neg_"))
 
 
 def step_was_skipped(optimizer: torch.optim.Optimizer) -> bool:

@@ -43,7 +43,6 @@ __all__ = [
     "never_trace",
     "restore_in_traced_call",
     "run_of_node",
-    "run_uncompiled",
     "skip_frames",
     "why_no_graphs",
     "without_new_guards",
@@ -121,17 +120,12 @@ def _set_strategy(code: CodeType, outside: str, inside: str) -> None:
         return
 
 
-def run_uncompiled(code: CodeType) -> None:
-    """Let functions with this code run as they are if they are reached outside a graph; inside one they are traced all the same."""
-    _set_strategy(code, "SKIP", "SKIP")
-
-
 def never_trace(function: Callable[..., Any]) -> None:
     """Run `function`, and all that it calls, as plain Python if it is called outside of a graph while Dynamo is on.
 
     If a frame that is being traced calls it, Dynamo traces it all the same.
     """
-    run_uncompiled(function.__code__)
+    _set_strategy(function.__code__, "SKIP", "SKIP")
 
 
 def skip_frames(code: CodeType | None, skip: bool) -> None:
@@ -158,16 +152,27 @@ def break_graph() -> bool:
     """Called while Dynamo traces: end the graph here; return False if the user demands one graph (`fullgraph=True`)."""
     if _one_graph():
         return False
-    import torch._dynamo
-
-    torch._dynamo.graph_break()
+    _break()
     return True
+
+
+def _break() -> None:
+    raise RuntimeError("this torch has no torch._dynamo.graph_break")  # `_one_graph` lets nobody come here
+
+
+def _take_break() -> None:
+    global _break
+    _break = reach("torch._dynamo.graph_break")
+
+
+when_dynamo_is_imported(_take_break)
 
 
 @constant_in_graphs
 def _one_graph() -> bool:
     """Whether the user demands one graph of the frame that is being traced."""
     try:
+        reach("torch._dynamo.graph_break")
         tracer = reach("torch._dynamo.symbolic_convert.InstructionTranslator").current_tx()
         return bool(tracer.one_graph or tracer.error_on_graph_break)
     except (MissingInTorchError, AttributeError):
@@ -203,7 +208,7 @@ def _translator(context: Any) -> Any:
     return reach(name)(context)
 
 
-_KEPT = "_kept_by_torch_recorders"
+_KEPT = "kept by torch_recorders"
 
 
 def _translators(context: Any, callee: CodeType) -> tuple[Any, Any]:
@@ -313,9 +318,7 @@ def _guard_absent_hooks() -> None:
         else:
             usual(builder, guard)
 
-    import torch._dynamo.guards
-
-    torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT = guard_if_wanted  # type: ignore[method-assign]
+    reach("torch._dynamo.guards.GuardBuilder").EMPTY_NN_MODULE_HOOKS_DICT = guard_if_wanted
 
 
 class _Callbacks(list[Any]):

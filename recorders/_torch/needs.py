@@ -20,6 +20,8 @@ _GRAPHS = "nothing is recorded inside compiled graphs"
 _BY_THEMSELVES = "hooks outside of a compiled graph may be compiled by themselves, again and again"
 _STEPS = "a compiled optimizer.step may be compiled again and again while parameters are recorded"
 _RENEWAL = "a net that was compiled before its hooks were on is not compiled again, and may record nothing"
+_INSIDE = "optimizer steps inside compiled programs are not recorded"
+_SHARED = "blocks of one class share a graph though some have no hooks"
 _PAIRS = "DifferenceMonitor and monitors of gradients record nothing inside compiled graphs"
 
 NEEDS: Mapping[str, str] = {
@@ -48,8 +50,10 @@ NEEDS: Mapping[str, str] = {
     "torch._C._functorch.maybe_current_level": "what runs inside vmap and grad of torch.func is taken for plain tensors",
     "torch._C._functorch.is_legacy_batchedtensor": "gradients of is_grads_batched=True are taken for plain tensors",
     "torch._C._get_tracing_state": _EXACT,
-    "torch._subclasses.fake_tensor.FakeTensor": _EXACT,
     # Modules, optimizers, ranks, devices.
+    "torch._foreach_copy_": _EXACT,
+    "torch._foreach_sub_": _EXACT,
+    "torch._foreach_neg_": _EXACT,
     "torch.nn.Module._call_impl": "what a hook keeps for a later hook of the same call is lost if the forward raises",
     "torch.utils.hooks.RemovableHandle.hooks_dict_ref": _EXACT,
     "torch.optim.Optimizer.profile_hook_step": _STEPS,
@@ -70,12 +74,14 @@ NEEDS: Mapping[str, str] = {
     "torch._dynamo.convert_frame.compile_lock": _RENEWAL,
     "torch._dynamo.eval_frame._stance": _RENEWAL,
     "torch._dynamo.eval_frame.always_optimize_code_objects": _STEPS,
-    "torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT": "blocks of one class share a graph though some have no hooks",
+    "torch._dynamo.graph_break": _INSIDE,
+    "torch._dynamo.guards.GuardBuilder": _SHARED,
+    "torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT": _SHARED,
     "torch._dynamo.callback.callback_handler": "hooks that are not due stay in the modules, which takes longer",
     "torch._dynamo.callback.CallbackTrigger": _EXACT,
     "torch._dynamo.comptime.comptime": _PAIRS,
     "torch._dynamo.comptime.ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator": _PAIRS,
-    "torch._dynamo.symbolic_convert.InstructionTranslator": "optimizer steps inside compiled programs are not recorded",
+    "torch._dynamo.symbolic_convert.InstructionTranslator": _INSIDE,
     "torch._dynamo.utils.counters": "reports take any net for one that may be compiled",
     "torch._dynamo.output_graph.OutputGraph.current_tracer": "gradients inside compiled graphs are not recorded",
     "torch.ops.higher_order.tag_activation_checkpoint": "some gradients within checkpoints in compiled graphs are not recorded",

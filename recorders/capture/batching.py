@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from recorders._torch import inside_transform
+from recorders._torch import copy_all, inside_transform, negate_all, subtract_all
 from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
@@ -160,7 +160,7 @@ class StepBatch:
         failed = []
         with LOCK:
             if self._copies:
-                torch._foreach_copy_(self._copies, self._copied)
+                copy_all(self._copies, self._copied)
             self._subtract()
             moment, stacks = Moment(), []
             groups = list(self._groups.values())
@@ -189,8 +189,8 @@ class StepBatch:
             torch.sub(self._afters[place], self._befores[place], out=self._befores[place])
         befores = [x for place, x in enumerate(self._befores) if place not in large]
         if befores:
-            torch._foreach_sub_(befores, [x for place, x in enumerate(self._afters) if place not in large])
-            torch._foreach_neg_(befores)
+            subtract_all(befores, [x for place, x in enumerate(self._afters) if place not in large])
+            negate_all(befores)
 
 
 def _prepare(group: list[_Seen], left: int, moment: Moment) -> list[StateStack] | None:

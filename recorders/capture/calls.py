@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recorders._torch import CALL_CODE
+from recorders._torch import call_of_module
 from recorders._torch.compiler import keep_in_traced_call, restore_in_traced_call
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import pack
@@ -117,9 +117,7 @@ def forward_frame() -> FrameType:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not _HOOK:  # a timed step adds frames
         frame = frame.f_back
-    frame = frame.f_back or frame
-    outer = frame.f_back  # PyTorch calls hooks in a function within `_call_impl`, but after an exception in `_call_impl` itself
-    return outer if outer is not None and outer.f_code is CALL_CODE and frame.f_code in CALL_CODE.co_consts else frame
+    return call_of_module(frame.f_back or frame)
 
 
 def keep_traced(context: Any) -> None:

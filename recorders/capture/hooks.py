@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes
-from recorders._torch.compiler import run_uncompiled, why_no_graphs
+from recorders._torch.compiler import never_trace, why_no_graphs
 from recorders.capture import entering
 from recorders.capture.entering import PASSED_ON, Fail, report_failure
 from recorders.errors import RecordingWarning
@@ -128,4 +128,4 @@ def _warn_of_old_torch() -> None:
 
 # Outside a compiled graph (after a graph break, or on the outermost module) a hook runs as plain Python. Otherwise Dynamo would
 # compile it by itself, again for every monitor, up to the recompile limit. Inside a graph it is traced all the same.
-run_uncompiled(Hook.__call__.__code__)
+never_trace(Hook.__call__)

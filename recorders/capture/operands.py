@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders._torch import graph_task, inside_transform, is_batched, is_being_written_down
+from recorders._torch import graph_task, inside_transform, is_batched, is_being_written_down, is_fake
 from recorders.errors import OperandError
 from reducers._torch import constant_in_graphs
 
@@ -186,7 +186,7 @@ def transient(tensor: Tensor) -> bool:
     """Whether a tensor has no values of its own: meta and fake tensors, and tensors inside vmap, grad and functionalisation."""
     if tensor.is_meta or inside_transform() or is_batched(tensor):
         return True
-    return type(tensor) is not Tensor and type(tensor).__name__ in ("FakeTensor", "FunctionalTensor")
+    return type(tensor) is not Tensor and is_fake(tensor)
 
 
 def why_no_numbers(tensors: Iterable[Tensor]) -> str:

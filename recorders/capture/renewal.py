@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import nn
 
+from recorders._torch import hooks_on_forwards
 from recorders._torch.compiler import drop_graphs, guard_absent_hooks
 from recorders.errors import RecordingWarning
 from reducers.errors import warn_user
@@ -68,7 +69,7 @@ def has_old_graph(module: nn.Module | None) -> bool:
 def _renew(modules: list[nn.Module], nets: list[nn.Module] | None) -> None:
     """Drops the graphs with modules like these: of their classes, in modules of the classes that they are in, if it is known."""
     for module in modules:
-        present = {kind for kind in ("_forward_hooks", "_forward_pre_hooks") if getattr(module, kind)}
+        present = {kind for kind, hooks in hooks_on_forwards(module).items() if hooks}
         _hooked.setdefault(type(module), set()).update(present)
     guard_absent_hooks(lambda module, kind: kind in _hooked.get(type(module), ()))
     kinds = {type(module) for module in modules}

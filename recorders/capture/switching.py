@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from recorders._torch import hooks_ref
+from recorders._torch import hooks_on_forwards, hooks_ref
 from recorders._torch.compiler import before_compiling
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
@@ -77,8 +77,7 @@ def remove(handle: Any) -> None:
 def hooks_in(module: nn.Module) -> list[Hook]:
     """The hooks of this package on the forwards of one module, whether they are out or not."""
     found = []
-    for kind in ("_forward_pre_hooks", "_forward_hooks"):
-        hooks: Any = getattr(module, kind, {})
+    for hooks in hooks_on_forwards(module).values():
         out = [hook for hook, _ in getattr(hooks, "__dict__", {}).get(_OUT, {}).values()]
         found += [hook for hook in [*hooks.values(), *out] if isinstance(hook, Hook)]
     return found
