@@ -11,7 +11,7 @@ from torch import nn
 
 from recorders.capture.changes import Changes
 from recorders.schedule.clock import Chosen, Phase, as_steps
-from recorders.schedule.planned import NOT_DUE
+from recorders.schedule.table import NOT_DUE
 
 __all__ = ["Gate"]
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.capture.batching import LOCK, StepBatch, common
-from recorders.capture.stacks import StackRow, StateStack
+from recorders.capture.entering import failure_of
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.options import MonitorOptions, as_names
-from recorders.schedule.readings import Reading, nothing
+from recorders.ring.rows import LOCK, Row
+from recorders.schedule.table import Reading
 from reducers import Reducer
 from reducers.combinators.stacked import is_stackable
 from reducers.errors import did_you_mean
@@ -26,19 +27,17 @@ __all__ = ["ModuleParameterMonitor"]
 
 
 class ParameterBuffer(Buffer):
-    """The buffer of a monitor that may be observed together with others, in stacks of states; see `StateStack`."""
+    """The buffer of a monitor whose observations may be in rows of the table of an optimizer; see `recorders.ring.rows`."""
 
     shared = True
 
     def __init__(self, reducer: Reducer) -> None:
         super().__init__(reducer)
-        self.common = common(reducer)
         self.lock = LOCK
 
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         with LOCK:
-            if any(isinstance(self.stored.pending.get((path,)), StackRow) for path in inputs):
-                self.leave_stacks()
+            self.leave_stacks(inputs)
             super().add(inputs)
 
     def clear(self, keepshape: bool = False) -> None:
@@ -46,8 +45,10 @@ class ParameterBuffer(Buffer):
             self.leave_stacks()
             super().clear(keepshape)
 
-    def leave_stacks(self) -> None:
-        StateStack.left += 1
+    def leave_stacks(self, paths: Collection[str] | None = None) -> None:
+        for row in self.stored.pending.values():
+            if isinstance(row, Row) and (paths is None or row.paths[0] in paths):
+                row.leave()
 
 
 class ModuleParameterMonitor(Monitor):
@@ -63,6 +64,7 @@ class ModuleParameterMonitor(Monitor):
     buffer_class = ParameterBuffer
     subject = "parameters"
     absence: ClassVar[str] = ""  # why nothing is recorded of a parameter of which there is nothing to read
+    reading: Reading | None = None  # what is read at the steps of optimizers, together with what others read
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class ModuleParameterMonitor(Monitor):
     ) -> None:
         self.attr = None if attr is None else as_names(attr, type(self).__name__, "a parameter")
         super().__init__(reducer, module, **options)
-        self._joins = self.bare and not self.given and is_stackable(self.reducer)  # whether it may be observed together with others
+        self._stackable = self.bare and not self.given and is_stackable(self.reducer)
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))
@@ -96,47 +98,52 @@ class ModuleParameterMonitor(Monitor):
         present = {name for name, _ in self._parameters(module)}
         return [name for name in self.attr if name not in present]
 
-    def _parameters(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields leaf path and parameter. They are looked up each time, because parameters may be replaced."""
+    def parameters_of(self, module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+        """Yields the owner, the leaf path and the parameter. They are looked up each time, because parameters may be replaced."""
         if self.attr is None:
-            yield from ((name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
+            yield from ((module, name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
             return
         for name in (self.attr,) if isinstance(self.attr, str) else self.attr:
             owner_path, _, leaf = name.rpartition(".")
             try:
-                parameter = (module.get_submodule(owner_path) if owner_path else module)._parameters.get(leaf)
+                owner = module.get_submodule(owner_path) if owner_path else module
+                parameter = owner._parameters.get(leaf)
             except AttributeError:
                 continue
             if parameter is not None:
-                yield "" if isinstance(self.attr, str) else name, parameter
+                yield owner, "" if isinstance(self.attr, str) else name, parameter
 
-    def _among(self, module: nn.Module, mine: set[int]) -> list[tuple[str, nn.Parameter]]:
-        """Returns those whose `id` is in `mine`."""
-        there = self._parameters(module) if self.attr is not None else module._parameters.items()
-        return [(path, parameter) for path, parameter in there if parameter is not None and id(parameter) in mine]
+    def _parameters(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields leaf path and parameter."""
+        yield from ((path, parameter) for _, path, parameter in self.parameters_of(module))
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """Is called when the optimizer is about to change those in `mine`."""
+    @property
+    def joins(self) -> bool:
+        """Whether its observations may be reduced together with those of others, without a call of the monitor."""
+        return self._stackable and self.gate.only_steps_and_every and not self.buffer.places
 
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """Is called when the gradients of those in `mine` are final: before the step or, if a closure computes them, after it."""
+    def operands_of(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> tuple[Any, ...] | None:
+        """Returns the operands of a parameter at a step; None if there is nothing to record."""
+        return (parameter,)
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        """Is called when the optimizer has changed those in `mine`."""
+    def notified(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Records these parameters of an optimizer that steps, one by one."""
+        found, failed = {}, None
+        for path, parameter in leaves:
+            try:
+                operands = self.operands_of(optimizer, path, parameter)
+            except Exception as error:  # the user's own optimizer may keep anything
+                failed = failure_of("a monitor of parameters", self._fail, error, module, ()) or failed
+                continue
+            if operands is not None:
+                found[path] = operands
+        self._observe(module, found, weakref.ref(optimizer))
+        if failed is not None:
+            raise failed
 
-    def _reading(self, moment: str) -> Reading | None:
-        """What is read at a moment of a step, together with what others read; None if the monitor has to be notified."""
-        if getattr(type(self), moment) is getattr(ModuleParameterMonitor, moment):
-            return nothing
-        names = (self.attr,) if isinstance(self.attr, str) else self.attr or ()
-        together = (
-            self._joins and self.gate.only_steps_and_every and not self.buffer.places and not any("." in name for name in names)
-        )
-        return self._reads() if together else None
-
-    def _reads(self) -> Reading | None:
-        """What is read of each parameter; None if it cannot be said by one function for all monitors."""
-        return None
+    def record_leaf(self, module: nn.Module, path: str, *operands: Any) -> None:
+        """Records one parameter, of which the gate was asked."""
+        self._record(module, *operands, path=path)
 
     def _training(self, module: nn.Module | None) -> bool:
         # PyTorch turns gradients off during a step, but a step is training
@@ -151,12 +158,8 @@ class ModuleParameterMonitor(Monitor):
         if module is not None:
             self._observe(module, {path: (parameter, parameter) for path, parameter in self._parameters(module)})
 
-    def _observe(
-        self, module: nn.Module, found: dict[str, tuple[Any, ...]], stream: object = "", step_batch: StepBatch | None = None
-    ) -> None:
+    def _observe(self, module: nn.Module, found: Mapping[str, tuple[Any, ...]], stream: object = "") -> None:
         """Records one observation, with all parameters as its leaves. `stream` is counted by itself for `every`."""
         if found and self._due(module, self._training(module), stream):
-            if self._joins and step_batch is not None and not self.buffer.places:
-                found = step_batch.gather(self, module, found)
             for path, operands in found.items():
                 self._record(module, *operands, path=path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -13,13 +13,12 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders.capture.batching import StepBatch
 from recorders.capture.switching import remove
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
-from recorders.schedule.readings import Reading, nothing
+from recorders.schedule.table import GRADIENTS, ODD, Reading
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
     ) -> None:
         if when not in ("step", "accumulate"):
             raise ValueError(f"ParameterGradientMonitor(when={when!r}): choose 'step' or 'accumulate'")
-        self.when = when
+        self.when, self.reading = when, _GRADIENTS if when == "step" else None
         self._hooked: Any = WeakIdKeyDictionary()
         self._hooked_at = WeakValueDictionary[str, nn.Parameter]()
         super().__init__(reducer, attr, module, **options)
@@ -113,30 +112,25 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
 
     absence = "no gradient (frozen or unused)"
 
-    def _reads(self) -> Reading:
-        return _gradients if self.when == "step" else nothing
-
-    def _at_gradients(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        if self.when != "step":
-            return
+    def operands_of(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> tuple[Any, ...] | None:
+        gradient = parameter.grad
+        if gradient is None:
+            self._skip(self.absence)
+            return None
         # PyTorch sets it only on fused optimizers under a GradScaler, which unscale by themselves
         scale = getattr(optimizer, "grad_scale", None)
-        found = {}
-        for path, parameter in self._among(module, mine):
-            gradient = parameter.grad
-            if gradient is None:
-                self._skip(self.absence)
-                continue
-            gradient = _dense(gradient)
-            found[path] = gradient if scale is None else gradient / scale, parameter
-        self._observe(
-            module, found, weakref.ref(optimizer), step_batch if scale is None else None
-        )  # a batch of copies would double the memory
+        return _dense(gradient) if scale is None else _dense(gradient) / scale, parameter
 
 
 def _gradients(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
-    """The gradients, unless they are scaled: a batch of copies would double the memory."""
-    return [] if getattr(optimizer, "grad_scale", None) is not None else [parameter.grad for parameter in parameters]
+    """The gradients; if they are scaled, the monitors are asked: copies of all at once would double the memory."""
+    if getattr(optimizer, "grad_scale", None) is not None:
+        return [ODD] * len(parameters)
+    return [*map(_grad, parameters)]
+
+
+_grad = attrgetter("grad")
+_GRADIENTS = Reading(GRADIENTS, _gradients)
 
 
 def _dense(gradient: Tensor) -> Tensor:

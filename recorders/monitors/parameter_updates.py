@@ -6,15 +6,13 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.capture.batching import StepBatch
-from recorders.capture.kept import Kept, fits
 from recorders.monitors.base import Monitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
-from recorders.schedule.readings import Reading, before, change
+from recorders.schedule.table import CHANGE, Reading
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -39,6 +37,8 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
     tensor([[-0.5000]])
     """
 
+    reading = Reading(CHANGE, lambda parameters, optimizer: parameters)
+
     def __init__(
         self,
         reducer: Reducer,
@@ -46,48 +46,40 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
         module: nn.Module | None = None,
         **options: Unpack[MonitorOptions],
     ) -> None:
-        self.kept = Kept()
+        self.before: dict[str, Tensor] = {}  # copies of the parameters, by path; those that steps overwrite stay
         super().__init__(reducer, attr, module, **options)
 
     def deregister(self) -> Monitor:
-        self.kept = Kept()
+        self.before = {}
         return super().deregister()
 
     def switch(self, active: bool, error: Exception | None) -> None:
         if not active:
-            self.kept.memory = {}
+            self.before = {}
         super().switch(active, error)
 
-    def _before_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        found = dict(self._among(module, mine))
-        if found and not self._due(module, self._training(module), weakref.ref(optimizer)):
-            self.kept.leave_out(found)
-            return
-        for path, parameter in found.items():
-            if self.bare and step_batch.accepts(parameter) and parameter.dtype.is_floating_point:
-                copy = self.kept.memory_for(path, parameter)
-                step_batch.keep(copy, parameter)
+    def notified(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
+        due = bool(leaves) and self._due(module, self._training(module), weakref.ref(optimizer))
+        for path, parameter in leaves:
+            before = self.before.get(path) if self.bare else None  # a callable may keep what it is given
+            if not due:
+                self.before.pop(path, None)
+            elif before is not None and (before.shape, before.dtype, before.device) == (
+                parameter.shape,
+                parameter.dtype,
+                parameter.device,
+            ):
+                before.copy_(parameter.detach())
             else:
-                copy = parameter.detach().clone()  # a callable may keep it
-            self.kept.copies[path] = copy
+                self.before[path] = parameter.detach().clone()
 
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        for path, parameter in self._among(module, mine):
-            kept = self.kept.copies.pop(path, None)
-            if kept is None:
-                continue
-            overwritten = kept is self.kept.memory.get(path)
-            if self._joins and overwritten and step_batch.accepts(parameter) and fits(kept, parameter):
-                step_batch.add_change(self, module, path, parameter, kept)
-            else:
-                self._record(module, parameter, kept, path=path)
-
-    def _reading(self, moment: str) -> Reading | None:
-        reading = super()._reading(moment)
-        return change if reading is before and moment == "_after_step" else reading
-
-    def _reads(self) -> Reading:
-        return before
+    def changed(self, module: nn.Module, mine: set[int], *paths: str) -> None:
+        """Records the change of those of `mine` that were copied before the step, one by one."""
+        for path, parameter in self._parameters(module):
+            if id(parameter) in mine and (not paths or path in paths):
+                before = self.before.get(path) if self.bare else self.before.pop(path, None)
+                if before is not None:
+                    self._record(module, parameter, before, path=path)
 
     def _default(self, *operands: Any) -> Any:
         return operands[0].detach() - operands[1] if len(operands) > 1 else operands[0]

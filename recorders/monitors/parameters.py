@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders.capture.batching import StepBatch
 from recorders.capture.calls import Call
-from recorders.capture.entering import failure_of
 from recorders.capture.operands import as_operand
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
-from recorders.schedule.readings import Reading, nothing
+from recorders.schedule.table import ODD, VALUES, Reading
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -61,7 +58,7 @@ class ParameterMonitor(ModuleParameterMonitor):
     ) -> None:
         if when not in ("step", "call", "tick"):
             raise ValueError(f"ParameterMonitor(when={when!r}): choose 'step', 'call' or 'tick'")
-        self.when = when
+        self.when, self.reading = when, _VALUES if when == "step" else None
         self.sites = {"step": ("step",), "call": ("forward",), "tick": ("step",)}[when]
         super().__init__(reducer, attr, module, **options)
 
@@ -73,14 +70,6 @@ class ParameterMonitor(ModuleParameterMonitor):
         if call.module is not None:
             for path, parameter in self._parameters(call.module):
                 yield path, Call("values", call.module, values=(parameter,))
-
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        if self.when == "step":
-            found = {path: (parameter,) for path, parameter in self._among(module, mine)}
-            self._observe(module, found, weakref.ref(optimizer), step_batch)
-
-    def _reads(self) -> Reading:
-        return _values if self.when == "step" else nothing
 
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)
@@ -130,31 +119,18 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
     ) -> None:
         if not isinstance(key, str) or not key:
             raise TargetError(f"OptimizerStateMonitor needs the name of a state, such as 'exp_avg'; got {key!r}")
-        self.key = key
+        self.key, self.reading = key, Reading(VALUES, _StateOf(key))
         super().__init__(reducer, attr, module, **options)
 
     @classmethod
     def partialconstructor(cls, reducer: Reducer, **options: Unpack[OptimizerStateOptions]) -> MonitorConstructor[Self]:
         return checked_recipe(cls, reducer, options, cls._defaults)
 
-    def _reads(self) -> Reading:
-        return _StateOf(self.key)
-
-    def _after_step(self, module: nn.Module, optimizer: Optimizer, mine: set[int], step_batch: StepBatch) -> None:
-        found, failed = {}, None
-        for path, parameter in self._among(module, mine):
-            if parameter.grad is None:
-                continue
-            try:
-                value = self._kept(optimizer, path, parameter)
-            except Exception as error:  # the user's own optimizer may keep anything
-                failed = failure_of("a monitor of optimizer states", self._fail, error, module, ()) or failed
-                continue
-            if value is not None:  # SGD without momentum
-                found[path] = value, parameter
-        self._observe(module, found, weakref.ref(optimizer), step_batch)
-        if failed is not None:
-            raise failed
+    def operands_of(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> tuple[Any, ...] | None:
+        if parameter.grad is None:
+            return None
+        value = self._kept(optimizer, path, parameter)
+        return None if value is None else (value, parameter)  # None: SGD without momentum
 
     def _kept(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> Any:
         """What the optimizer keeps for a parameter."""
@@ -177,20 +153,23 @@ def _values(parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
     return parameters
 
 
+_VALUES = Reading(VALUES, _values)
+
+
 @dataclass(frozen=True)
 class _StateOf:
-    """Reads a tensor of the optimizer's state. If the state of a parameter has none of this name, the monitors tell the user."""
+    """Reads a tensor of the optimizer's state. Of a parameter for which it keeps no tensor by this name, the monitor is asked."""
 
     key: str
 
     def __call__(self, parameters: Sequence[Any], optimizer: Optimizer) -> Sequence[Any]:
+        try:
+            kept = dict(zip(map(id, optimizer.state), optimizer.state.values(), strict=False))  # without a call for each hash
+        except Exception:  # the user's own optimizer may keep anything
+            return [ODD] * len(parameters)
         found: list[Any] = []
         for parameter in parameters:
-            if parameter.grad is None:
-                found.append(None)
-                continue
-            kept = optimizer.state.get(parameter, {})
-            if self.key not in kept:
-                return []
-            found.append(kept[self.key])
+            state = kept.get(id(parameter))
+            value = state.get(self.key) if isinstance(state, dict) else None
+            found.append(None if parameter.grad is None else value if isinstance(value, Tensor) else ODD)
         return found

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
-from recorders.capture.batching import LOCK
 from recorders.capture.context import as_monitor
-from recorders.capture.stacks import StackRow, kinds, restack
 from recorders.errors import MergeError
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.record import Observer, report_failures
 from recorders.recordings.placement import Placement
 from recorders.recordings.progress import Progress
 from recorders.recordings.recording import Subrecording
+from recorders.ring.rows import LOCK, Row
 from recorders.ring.state import MonitorState
 from reducers import State
 
@@ -74,7 +72,7 @@ def _placement(buffer: Buffer, states: Collection[str]) -> dict[str, Placement]:
 
 
 def _progress(monitor: Observer, stored: MonitorState) -> Progress:
-    rows = [waiting for waiting in stored.pending.values() if isinstance(waiting, StackRow) and not waiting.base]
+    rows = [waiting for waiting in stored.pending.values() if isinstance(waiting, Row) and not waiting.base]
     monitor.gate.forget_freed()
     counted = monitor.gate.eligible
     # Optimizers have no names; what goes on knows them by the order in which they step.
@@ -87,18 +85,13 @@ def resume(monitors: Iterable[tuple[Observer, Subrecording]]) -> None:
     """Puts what was saved in place of what monitors hold. That their reducers and states fit must be known."""
     found = [(monitor, part.progress or Progress(merged=part.samples), part) for monitor, part in monitors]
     stored = [_stored(told, part) for _, told, part in found]
-    stacks = defaultdict[Any, list[tuple[int, str]]](list)
-    for number, (monitor, told, part) in enumerate(found):
+    for number, (_, told, part) in enumerate(found):
         for path in told.stacked:
             if part.states.get(path) and told.counts.get(path):
-                rows = {key: value.unsqueeze(0) for key, value in part.states[path].items()}
-                stacks[repr((monitor.reducer, kinds(rows)))].append((number, path))
-    for leaves in stacks.values():
-        together = [(path, stored[number].states[path], stored[number].counts[path]) for number, path in leaves]
-        for (number, path), row in zip(leaves, restack(together), strict=True):
-            kept = stored[number]
-            reduced = {**kept.reduced, (path,): row.count}
-            stored[number] = kept._replace(pending={**kept.pending, (path,): row}, reduced=reduced)
+                kept = stored[number]
+                row = Row.of(path, kept.states[path], kept.counts[path])
+                reduced = {**kept.reduced, row.key: row.count}
+                stored[number] = kept._replace(pending={**kept.pending, row.key: row}, reduced=reduced)
     with LOCK:
         for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:

@@ -6,19 +6,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from itertools import chain
+from operator import itemgetter
 from types import FrameType, SimpleNamespace
-from typing import Protocol
+from typing import Any
 
 from torch.optim import Optimizer
 
-__all__ = ["Step", "StepCounter", "StepsUnderWay"]
-
-
-class StepCounter(Protocol):
-    """Counts the steps of an optimizer."""
-
-    def advance(self) -> None:
-        """Ends a step."""
+__all__ = ["Step", "StepsUnderWay"]
 
 
 class Step(SimpleNamespace):
@@ -33,14 +27,25 @@ class Step(SimpleNamespace):
         outer: the steps within which this one runs, the outermost first.
         clocks: the clocks that advance at the end of this step: its own, and those of the steps within it that have ended.
         inner: the optimizer within this step that changes the parameters in the end, and keeps their state.
+        closure: whether it was given a closure; None if it was not seen to begin.
+        ids: the ids of `own`, if it was seen to begin.
+        usable: whether parameters may be reduced together in it.
+        table: the table of the optimizer, and in `copied` and `notified` of which parameters the change is read at the end; see
+            `recorders.schedule.table`.
     """
 
     # While a clock is attached, every step of every optimizer makes a Step. So C code makes it, and defaults are on the class.
     optimizer: weakref.ref[Optimizer]
     frame: int
     outer: Sequence[Step] = ()
-    clocks: Sequence[StepCounter] = ()
+    clocks: Sequence[Any] = ()
     inner: weakref.ref[Optimizer] | None = None
+    closure: bool | None = None
+    ids: set[int] | None = None
+    usable: bool = False
+    table: Any = None
+    copied: Sequence[Any] = ()
+    notified: Sequence[Any] = ()
     _mine: set[int] | None = None
 
     @property
@@ -49,7 +54,7 @@ class Step(SimpleNamespace):
         if self._mine is None:
             optimizer = self.optimizer()
             groups = [] if optimizer is None else optimizer.param_groups
-            self._mine = {*map(id, chain.from_iterable(group["params"] for group in groups))}
+            self._mine = {*map(id, chain.from_iterable(map(_params, groups)))}
         return self._mine
 
     @property
@@ -112,3 +117,6 @@ def _calls_around(frame: FrameType) -> set[int]:
             found.add(id(outer))
         outer = outer.f_back
     return found
+
+
+_params = itemgetter("params")

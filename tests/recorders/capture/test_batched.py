@@ -25,7 +25,7 @@ from recorders import (
     Recorder,
     RecordingWarning,
 )
-from recorders.capture.stacks import StackRow
+from recorders.ring.rows import Row
 from reducers import Collect, Count, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
 
 
@@ -99,7 +99,7 @@ def agree(found: Any, wanted: Any, tolerance: float) -> None:
 
 
 def rows(monitor: Monitor) -> int:
-    return sum(isinstance(pending, StackRow) for pending in monitor.buffer.stored.pending.values())
+    return sum(isinstance(pending, Row) for pending in monitor.buffer.stored.pending.values())
 
 
 KINDS = [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor, OptimizerStateMonitor]
@@ -390,7 +390,7 @@ def test_monitors_that_come_and_go_join_a_few_batches() -> None:
     for turn in range(40):
         optimizer.step()
         recorder[str(turn)].clear()
-        batches = {pending.stack for monitor in recorder.values() for pending in monitor.buffer.stored.pending.values()}  # type: ignore[attr-defined]
+        batches = {pending.rows for monitor in recorder.values() for pending in monitor.buffer.stored.pending.values()}  # type: ignore[attr-defined]
         assert len(batches) <= 5
     assert recorder.samples("49") == 40
     assert recorder.samples("0") == 39
@@ -401,27 +401,27 @@ def test_batches_die_with_their_monitors() -> None:
     net, optimizer = still(4)
     recorder = Recorder(ParameterGradientMonitor(Norm())).modules(net)
     optimizer.step()
-    before = sum(type(thing).__name__ == "StateStack" for thing in gc.get_objects())
+    before = sum(type(thing).__name__ == "Rows" for thing in gc.get_objects())
     for monitor in recorder.values():
         monitor.clear()
-    assert sum(type(thing).__name__ == "StateStack" for thing in gc.get_objects()) == before - 1
+    assert sum(type(thing).__name__ == "Rows" for thing in gc.get_objects()) == before - 1
 
 
 def test_copies_of_parameters_are_written_into_the_same_memory_and_given_back() -> None:
     due = True
     layer, monitor = pair(ParameterUpdateMonitor(Mean(), condition=lambda: due))
     step(layer, lr=0.5)
-    places = {path: buffer.data_ptr() for path, buffer in monitor.kept.memory.items()}
+    places = {path: buffer.data_ptr() for path, buffer in monitor.before.items()}
     assert set(places) == {"weight", "bias"}
     step(layer, lr=0.5)
-    assert {path: buffer.data_ptr() for path, buffer in monitor.kept.memory.items()} == places
+    assert {path: buffer.data_ptr() for path, buffer in monitor.before.items()} == places
     due = False
     step(layer)
-    assert monitor.kept.memory == {}
+    assert monitor.before == {}
     due = True
     step(layer, lr=0.5)
     monitor.deregister()
-    assert monitor.kept.memory == monitor.kept.copies == {}
+    assert monitor.before == {}
     assert float(monitor.peek()["weight"]) == pytest.approx(-0.5)
     other, looking = pair(ParameterUpdateMonitor(Collect(), op_=lambda after, before: before))
     for _ in range(2):
@@ -480,7 +480,7 @@ def test_monitors_made_one_by_one_with_equal_reducers_share_a_batch() -> None:
     net, optimizer = still(6)
     each = [ParameterGradientMonitor(Moments(), None, layer) for layer in net]
     optimizer.step()
-    assert len({pending.stack for monitor in each for pending in monitor.buffer.stored.pending.values()}) == 1  # type: ignore[attr-defined]
+    assert len({pending.rows for monitor in each for pending in monitor.buffer.stored.pending.values()}) == 1  # type: ignore[attr-defined]
     assert {monitor.samples for monitor in each} == {1}
 
 

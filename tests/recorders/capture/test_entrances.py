@@ -32,13 +32,13 @@ from recorders import (
     RecordingWarning,
     StateMonitor,
 )
-from recorders.capture import batching, entering
+from recorders.capture import entering
 from recorders.capture.switching import hook_of
 from recorders.monitors import gradient_hooks, sites
 from recorders.monitors.graphs import GraphReceiver
-from recorders.schedule import planned, standing
+from recorders.ring.rows import Rows
+from recorders.schedule import standing, table
 from recorders.schedule.clock import Clock
-from recorders.schedule.planned import StepPlans
 from recorders.schedule.steps import _Steps
 from reducers import CKA, Count, Mean, Norm, Quantile, Sum
 
@@ -172,14 +172,17 @@ KINDS: dict[str, tuple[Callable[[Net], Monitor], list[str]]] = {
     ),
     "pair": (lambda net: PairMonitor(CKA(), net.second), ["_arrive"]),
     "value at a call": (lambda net: ParameterMonitor(Norm(), when="call"), ["_after", "_passes", "_see", "_parts"]),
-    "value": (lambda net: ParameterMonitor(Quantile()), ["_after_step", "_reading", "_among", "_observe"]),
-    "gradient of a parameter": (lambda net: ParameterGradientMonitor(Quantile()), ["_at_gradients", "_observe", "_record"]),
+    "value": (lambda net: ParameterMonitor(Quantile()), ["notified", "parameters_of", "operands_of", "_observe"]),
+    "gradient of a parameter": (
+        lambda net: ParameterGradientMonitor(Quantile()),
+        ["notified", "operands_of", "_observe", "_record"],
+    ),
     "accumulated": (
         lambda net: ParameterGradientMonitor(Norm(), when="accumulate"),
         ["_hook_new", "_accumulated", "_parameters"],
     ),
-    "update": (lambda net: ParameterUpdateMonitor(Quantile()), ["_before_step", "_after_step", "_record"]),
-    "state": (lambda net: OptimizerStateMonitor(Quantile(), "exp_avg"), ["_after_step", "_kept", "_observe"]),
+    "update": (lambda net: ParameterUpdateMonitor(Quantile()), ["notified", "changed", "_record"]),
+    "state": (lambda net: OptimizerStateMonitor(Quantile(), "exp_avg"), ["operands_of", "_kept", "_observe"]),
 }
 
 
@@ -211,7 +214,7 @@ def test_what_fails_in_a_monitor_is_told_and_the_training_goes_on(kind: str, met
     where, _, name = method.rpartition(".")
     place = {"": type(prototype), "gradient_hooks": gradient_hooks, "sites": sites}[where]
     # Some are needed to put it on, too; others are found when it is put on.
-    if method not in ("_parameters", "_reading", "_read", "_hook_new"):
+    if method not in ("_parameters", "parameters_of", "_read", "_hook_new"):
         monkeypatch.setattr(place, name, planted)
     recorder.modules(net, names="first")
     if method == "_hook_new":
@@ -228,10 +231,10 @@ def test_what_fails_in_a_monitor_is_told_and_the_training_goes_on(kind: str, met
 SHARED: dict[str, tuple[type, str]] = {
     "clock": (Clock, "advance"),
     "micro-batches": (Clock, "_forward"),
-    "plans": (StepPlans, "gather"),
-    "batch": (batching.StepBatch, "record"),
-    "end of a step": (_Steps, "_after"),
-    "beginning of a step": (_Steps, "_before"),
+    "tables": (table.Tables, "_find"),
+    "rows": (Rows, "write"),
+    "end of a step": (_Steps, "_end"),
+    "beginning of a step": (_Steps, "_begin"),
 }
 
 
@@ -239,7 +242,8 @@ SHARED: dict[str, tuple[type, str]] = {
 def test_what_fails_beside_the_monitors_is_told_and_the_training_goes_on(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = new_net()
     monkeypatch.setattr(*SHARED[which], planted)
-    recorder = Recorder(out=ForwardMonitor(Count()), value=ParameterMonitor(Quantile())).modules(net, names="first")
+    recorder = Recorder(out=ForwardMonitor(Count()), value=ParameterMonitor(Quantile()), norm=ParameterMonitor(Norm()))
+    recorder.modules(net, names="first")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     recorder.attach(optimizer)
     with pytest.warns(RecordingWarning, match="of a recorder failed: RuntimeError: planted") as told:
@@ -375,7 +379,7 @@ def in_a_thread(function: Callable[[], object]) -> None:
 def test_a_clock_of_another_thread_may_switch_monitors_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     nets = [new_net(), new_net()]
     recorders = [Recorder(ParameterMonitor(Norm(), every_step=2)).modules(net, types=nn.Linear) for net in nets]
-    other, reading, switched = recorders[1], planned._reading, []
+    other, due, switched = recorders[1], table._due, []
     for net, recorder in zip(nets, recorders, strict=True):
         train(net, 1)
         recorder.step().step()
@@ -384,9 +388,9 @@ def test_a_clock_of_another_thread_may_switch_monitors_in_the_middle_of_a_step(m
         if not switched:
             switched.append(True)
             in_a_thread(other.step)
-        return reading(*args)
+        return due(*args)
 
-    monkeypatch.setattr(planned, "_reading", read)
+    monkeypatch.setattr(table, "_due", read)
     optimizer = torch.optim.SGD(nets[0].parameters(), lr=0.1)
     nets[0](torch.ones(2, 3)).sum().backward()
     optimizer.step()
@@ -396,14 +400,13 @@ def test_a_clock_of_another_thread_may_switch_monitors_in_the_middle_of_a_step(m
         recorder.deregister()
 
 
-@pytest.mark.parametrize("moment", ["_at_gradients", "_after_step"])
+@pytest.mark.parametrize("kind", [ParameterGradientMonitor, ParameterMonitor])
 def test_another_thread_may_take_the_last_recorder_off_in_the_middle_of_a_step(
-    moment: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[Monitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = new_net()
-    monitor = (ParameterGradientMonitor if moment == "_at_gradients" else ParameterMonitor)(Quantile())
-    recorder = Recorder(monitor).modules(net, types=nn.Linear)
-    was, seen = getattr(type(monitor), moment), []
+    recorder = Recorder(kind(Quantile())).modules(net, types=nn.Linear)
+    was, seen = kind.notified, []  # type: ignore[attr-defined]
     users = register_optimizer_step_post_hook(lambda *_: seen.append("user"))
 
     def notify(self: Any, *args: Any) -> None:
@@ -411,7 +414,7 @@ def test_another_thread_may_take_the_last_recorder_off_in_the_middle_of_a_step(
         in_a_thread(recorder.register)
         was(self, *args)
 
-    monkeypatch.setattr(type(monitor), moment, notify)
+    monkeypatch.setattr(kind, "notified", notify)
     train(net, 2)
     users.remove()
     recorder.deregister()
@@ -422,18 +425,16 @@ def test_another_thread_may_take_updates_off_between_reading_and_gathering(monke
     net = new_net()
     recorder = Recorder(ParameterUpdateMonitor(Norm())).modules(net, types=nn.Linear)
     train(net, 2)
-    gather = planned._Plan.gather
-    read = planned.Group.read
+    changed = table.Found.changed
     once: list[Any] = []
 
-    def read_and_take_off(self: Any, *args: Any) -> Any:
-        found = read(self, *args)
-        if found and type(self).__name__ == "_Change" and not once:
-            once.append(gather)
+    def take_off(*args: Any) -> Any:
+        if not once:
+            once.append(args)
             in_a_thread(recorder["first"].deregister)
-        return found
+        return changed(*args)
 
-    monkeypatch.setattr(planned.Group, "read", read_and_take_off)
+    monkeypatch.setattr(table.Found, "changed", take_off)
     train(net, 2)
     assert once
     assert [recorder[name].samples for name in ("first", "second")] == [2, 4]

@@ -18,7 +18,7 @@ from torch import nn
 
 from recorders import ForwardMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder, load
 from recorders._torch import CAPTURES_IN_GRAPHS
-from recorders.capture.batching import LOCK
+from recorders.ring.rows import LOCK
 from reducers import Mean, Moments, Quantile, Summary
 from reducers.kernels.locks import _locks, new_lock
 

@@ -29,8 +29,8 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
 )
-from recorders.capture.batching import LOCK
 from recorders.ring.codecs import COPIES
+from recorders.ring.rows import LOCK
 from reducers import History, Last, Moments, Norm, Product
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))

@@ -15,7 +15,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recorders import Monitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
-from recorders.capture import batching, entering
+from recorders.capture import entering
+from recorders.schedule import table
 from reducers import Activity, Max, Mean, Moments, Norm, Product, Statistic, Sum, Summary
 from reducers.kernels import dispatch
 
@@ -33,9 +34,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setattr(many, "_address", id)
-    monkeypatch.setattr(batching, "as_monitor", lambda call, *args: torch.no_grad()(call)(*args))
+    monkeypatch.setattr(table, "as_monitor", lambda call, *args: torch.no_grad()(call)(*args))
     monkeypatch.setattr(entering, "outside_modes", lambda call, *args: call(*args))
-    monkeypatch.setattr(batching.StepBatch, "accepts", lambda self, x: x.numel() > 0)
+    monkeypatch.setattr(table, "accepts", lambda x: x.numel() > 0)
     with FakeTensorMode(allow_non_fake_inputs=True), _WithoutGuards():
         yield
 

@@ -18,12 +18,12 @@ from overridden import one_more, overriding, same_state
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, ParameterGradientMonitor, Recorder
-from recorders.capture.stacks import StackRow
 from recorders.graphs import rows
 from recorders.graphs.rows import Packs, Share
 from recorders.ring import codecs
 from recorders.ring.codecs import Copies, PartialStates
 from recorders.ring.ring import Ring
+from recorders.ring.rows import Row
 from reducers import EMA, Covariance, Histogram, Masked, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary, TopK
 from reducers.kernels.loop import building
 from reducers.kernels.loop.tables import Table
@@ -181,7 +181,7 @@ def test_what_waits_goes_through_the_methods_of_a_subclass(size: str, soon_full:
     reducers = {f"{method}_{name}": one for name in ("Mean", "Summary") for method, one in owns(name).items()}
     wrong, waited = check(reducers, size)
     assert wrong == []
-    assert waited >= {Copies, StackRow} if size == "small" else waited >= {PartialStates}
+    assert waited >= {Copies, Row} if size == "small" else waited >= {PartialStates}
 
 
 @pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")

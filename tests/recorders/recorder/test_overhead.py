@@ -265,15 +265,15 @@ def test_every_kind_of_monitor_is_timed(time: Time) -> None:
 
 
 def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recorders.capture.batching import StepBatch
+    from recorders.ring.rows import Rows
 
-    record = StepBatch.record
+    write = Rows.write
 
-    def slow(self: StepBatch) -> None:
-        record(self)
-        time.spend(10.0 if self._groups or self._planned else 0.0)
+    def slow(self: Rows, *args: Any) -> Any:
+        time.spend(10.0)
+        return write(self, *args)
 
-    monkeypatch.setattr(StepBatch, "record", slow)
+    monkeypatch.setattr(Rows, "write", slow)
     model = nn.ParameterDict(
         {"a": nn.Parameter(torch.ones(2)), "b": nn.Parameter(torch.ones(8)), "c": nn.Parameter(torch.ones(10))}
     )

@@ -1,4 +1,4 @@
-"""Steps by plan: nobody is notified, and the numbers are those of monitors that are notified one by one, whatever changes."""
+"""Steps by table: nobody is notified, and the numbers are those of monitors that are notified one by one, whatever changes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recorders import Monitor, OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
-from recorders.schedule import planned
+from recorders.schedule import table
 from recorders.schedule.steps import _steps
 from reducers import Mean, Moments, Norm, Quantile, Summary
 
-MOMENTS = ("_before_step", "_at_gradients", "_after_step")
 KINDS: dict[str, Callable[..., Monitor]] = {
     "gradient": ParameterGradientMonitor,
     "value": ParameterMonitor,
@@ -30,31 +29,28 @@ KINDS: dict[str, Callable[..., Monitor]] = {
 
 @pytest.fixture
 def notified(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often monitors of the test were notified of a moment, and how many plans were made.
-
-    Monitors of other tests, if their modules live on, are notified of all steps of the process.
-    """
+    """How often monitors were notified or asked of a parameter, by what they read, and how many tables were made."""
     count: Counter[str] = Counter()
-    others = [monitor for monitors in _steps.monitors.values() for monitor in monitors]
     for kind in (ParameterGradientMonitor, ParameterMonitor, OptimizerStateMonitor, ParameterUpdateMonitor):
-        for moment in MOMENTS:
-            monkeypatch.setattr(kind, moment, counted(kind, moment, count, others)) if moment in vars(kind) else None
-    made = planned._Plan.__init__
+        for method in ("notified", "changed", "operands_of", "record_leaf"):
+            if hasattr(kind, method):
+                monkeypatch.setattr(kind, method, counted(kind, method, count))
+    made = table.Table.__init__
 
     def make(self: Any, *args: Any) -> None:
-        count["plans"] += 1
+        count["tables"] += 1
         made(self, *args)
 
-    monkeypatch.setattr(planned._Plan, "__init__", make)
+    monkeypatch.setattr(table.Table, "__init__", make)
     return count
 
 
-def counted(kind: type, moment: str, count: Counter[str], others: list[Any]) -> Callable[..., None]:
-    notify = getattr(kind, moment)
+def counted(kind: type, method: str, count: Counter[str]) -> Callable[..., Any]:
+    usual = getattr(kind, method)
 
-    def enter(self: Any, *args: Any) -> None:
-        count[moment] += not any(self is other for other in others)
-        notify(self, *args)
+    def enter(self: Any, *args: Any) -> Any:
+        count[method if method != "notified" else self.reading.when] += 1
+        return usual(self, *args)
 
     return enter
 
@@ -76,7 +72,7 @@ class Net:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nobody_is_notified_once_there_is_a_plan(kind: str, notified: Counter[str]) -> None:
+def test_nobody_is_notified_once_there_is_a_table(kind: str, notified: Counter[str]) -> None:
     net = Net(kind)
     for _ in range(2):
         net.step()
@@ -89,7 +85,7 @@ def test_nobody_is_notified_once_there_is_a_plan(kind: str, notified: Counter[st
     assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {12}
 
 
-def test_those_that_ask_more_than_steps_are_notified_beside_the_plan(notified: Counter[str]) -> None:
+def test_those_that_ask_more_than_steps_are_notified_beside_the_table(notified: Counter[str]) -> None:
     net = Net()
     asked = ParameterGradientMonitor(Norm(), "weight", net.net[1], condition=lambda: True)
     deep = ParameterGradientMonitor(Norm(), "0.weight", net.net)
@@ -100,12 +96,12 @@ def test_those_that_ask_more_than_steps_are_notified_beside_the_plan(notified: C
     notified.clear()
     for _ in range(6):
         net.step()
-    assert notified == {"_at_gradients": 3 * 6, "_before_step": 6, "_after_step": 6}
+    assert notified == {"gradients": 2 * 6, "operands_of": (1 + 2) * 6, "change": 6, "changed": 6}  # not the nested one
     assert [monitor.samples for monitor in (asked, deep, whole, change)] == [10, 10, 10, 10]
     assert set(net.recorder.iter_samples()) == {10}
 
 
-def test_steps_in_which_they_are_not_due_keep_the_plan(notified: Counter[str]) -> None:
+def test_steps_in_which_they_are_not_due_keep_the_table(notified: Counter[str]) -> None:
     net = Net(every_step=3)
     net.recorder.attach(net.optimizer)
     always = ParameterGradientMonitor(Norm(), None, net.net[0])
@@ -118,7 +114,7 @@ def test_steps_in_which_they_are_not_due_keep_the_plan(notified: Counter[str]) -
     assert (always.samples, set(net.recorder.iter_samples())) == (24, {8})
 
 
-def test_monitors_that_are_due_in_some_calls_are_in_one_plan(notified: Counter[str]) -> None:
+def test_monitors_that_are_due_in_some_calls_are_in_one_table(notified: Counter[str]) -> None:
     net = Net(every=3)
     always = ParameterGradientMonitor(Norm(), None, net.net[0])
     for _ in range(4):
@@ -131,7 +127,7 @@ def test_monitors_that_are_due_in_some_calls_are_in_one_plan(notified: Counter[s
         net.step()
     assert notified == Counter()
     assert (always.samples, late.samples, set(net.recorder.iter_samples())) == (20, 6, {7})
-    assert late.counts == {"calls": 16, planned.NOT_DUE: 10}
+    assert late.counts == {"calls": 16, table.NOT_DUE: 10}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,7 +159,7 @@ def test_an_optimizer_does_not_go_on_with_the_count_of_one_that_was_freed(kind: 
     assert [len(monitor.gate.eligible) for monitor in net.recorder.values()] == [1] * 6
 
 
-def test_few_plans_are_made_if_each_step_differs(notified: Counter[str]) -> None:
+def test_one_table_serves_though_each_step_has_other_gradients(notified: Counter[str]) -> None:
     net = Net()
     for step in range(80):
         for layer in net.net:
@@ -171,21 +167,18 @@ def test_few_plans_are_made_if_each_step_differs(notified: Counter[str]) -> None
         net.net[step % 6].requires_grad_(False)
         net.net.zero_grad()
         net.step()
-    assert notified["plans"] <= 16
+    assert notified == {"tables": 2}
     assert sum(net.recorder.iter_samples()) == sum(monitor.counts["calls"] for monitor in net.recorder.values()) == 80 * 5
 
 
-def test_a_plan_keeps_no_model_and_no_state_alive() -> None:
+def test_a_table_keeps_no_model_and_no_state_alive() -> None:
     net = Net()
     for _ in range(3):
         net.step()
-    plans = _steps._plans._plans[net.optimizer].values()
-    assert any(plan.groups for plan in plans)
+    rows = _steps.tables._tables[net.optimizer]._rows
+    assert rows() is not None
     monitors = [*net.recorder.values()]
-    layers, stacks = (
-        [weakref.ref(layer) for layer in net.net],
-        [ref for plan in plans for group in plan.groups.values() for ref in group._stacks],
-    )
+    layers, stacks = [weakref.ref(layer) for layer in net.net], [rows]
     held = [weakref.ref(monitor) for monitor in monitors]
     gc.disable()
     try:
@@ -264,7 +257,7 @@ def test_the_same_as_one_by_one_whatever_changes_between_steps(kind: str, change
                 torch.testing.assert_close(found[1][name][path][key], value, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
-def test_a_reducer_that_fails_in_a_planned_step_is_recorded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reducer_that_fails_in_a_step_by_table_is_recorded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(reducer=Moments(), on_error="raise")
     for _ in range(3):
         net.step()
@@ -300,7 +293,7 @@ class Shift(torch.optim.Optimizer):
 
 
 def shifted(**options: Any) -> tuple[Net, Shift]:
-    """A net whose updates are recorded by plan, after three steps."""
+    """A net whose updates are recorded by table, after three steps."""
     net = Net("update", Mean(), **options)
     net.optimizer = optimizer = Shift(net.net.parameters())
     for _ in range(3):
@@ -345,9 +338,9 @@ def test_a_step_that_changes_the_shape_of_a_parameter_does_not_end_the_training(
 def test_memory_for_copies_is_freed_in_steps_that_are_not_due(notified: Counter[str]) -> None:
     net, _ = shifted(every=2)
     notified.clear()
-    assert [len(monitor.kept.memory) for monitor in net.recorder.values()] == [2] * 6
+    assert [len(monitor.before) for monitor in net.recorder.values()] == [2] * 6
     net.step()
-    assert not any(monitor.kept.memory or monitor.kept.copies for monitor in net.recorder.values())
+    assert not any(monitor.before for monitor in net.recorder.values())
     net.step()
     assert means(net) == {1.0}
     assert set(net.recorder.iter_samples()) == {3}
