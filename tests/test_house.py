@@ -333,12 +333,18 @@ def test_a_planted_private_api_is_found(line: str) -> None:
     assert set(uses(ast.parse(line), own_names(trees), of_pytorch())) - OTHERS.keys()
 
 
-def test_memory_of_tensors_is_taken_in_one_file() -> None:
-    """Whoever reads or writes at the address of a tensor asks first whether there is memory: `stored.address` does."""
+def test_memory_of_tensors_is_taken_in_one_file_and_by_operators_of_graphs() -> None:
+    """Whoever reads or writes at the address of a tensor asks first whether there is memory: `stored.address` does.
+
+    What a graph hands over has memory.
+    """
     taken = re.compile(r"data_ptr|from_address|untyped_storage|\._?storage\(")
     found = [name for name, path in modules("recorders").items() if taken.search(path.read_text())]
     # Handles are found by their address, at which nothing reads.
-    assert sorted(found) == ["recorders.capture.accumulators", "recorders.recordings.stored"]
+    assert sorted(found) == [
+        *(f"recorders.graphs.{name}" for name in ("device", "reading", "tables")),
+        "recorders.recordings.stored",
+    ]
 
 
 def test_every_test_file_lies_in_the_folder_of_what_it_tests() -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "autocast_is_on",
     "call_of_module",
     "copy_all",
+    "cpu_library",
     "graph_task",
     "graph_task_address",
     "group_timeout",
@@ -245,10 +246,15 @@ def made_by_graph(tensor: Tensor) -> bool:
         return True
 
 
+def cpu_library() -> ctypes.CDLL:
+    """The library of PyTorch that has its functions in C++; raises `OSError` if there is none."""
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
 def graph_task_address() -> int | None:
     """The address of the function in C++ that `graph_task` calls; None if it is not found."""
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        library = cpu_library()
         return ctypes.cast(library._ZN5torch8autograd25get_current_graph_task_idEv, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None

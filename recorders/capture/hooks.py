@@ -43,7 +43,7 @@ class Hook:
         run: is called outside of graphs.
         trace: is called while a graph is traced, with `receiver` before the other arguments: a function; or a text, the key of
             one of `SPECS` and the name of this hook there. If it is None, nothing is called.
-        receiver: see `recorders.capture.receivers.new_receiver`.
+        receiver: see `recorders.graphs.sinks.new_sink`.
         fail: is called with the exception of `run`, and the module; or names the hook, in a warning.
 
     Attributes:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recorders._torch import is_distributed, without_modes
-from recorders.capture.changes import Changes
 from recorders.capture.operands import is_spread
 from recorders.errors import OperandError, TargetError
 from recorders.recordings.placement import Placement, from_plain, to_plain
+from recorders.ring.changes import Changes
 from reducers.errors import did_you_mean
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Rows of what compiled graphs hand over: lifts of one monitor, or what one call of a graph makes for many monitors at once."""
+"""Rows of what compiled graphs hand over: partial states of one monitor, or what one call makes for many monitors at once."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from recorders._torch import NoInference
-from recorders.capture.gathering import Together
-from recorders.capture.packs import leaf_paths, leaves_of, unpacked
+from recorders.graphs.batches import GraphBatch
+from recorders.graphs.codec import leaf_paths, leaves_of, unpacked
 from recorders.ring.codecs import COPIES, SMALL, Copies
 from recorders.ring.ring import Pending
 from reducers import Reducer, State
 from reducers.kernels.locks import new_lock
 
-__all__ = ["GraphRing", "Lifts", "Packs", "Rows", "Share", "capacity_for", "lifts_of", "parts"]
+__all__ = ["GraphRing", "PackedStates", "Packs", "Rows", "Share", "capacity_for", "packed_states_of", "parts"]
 
 MOST = 512  # the most rows for many monitors: to join those of one monitor by itself takes longer than to add hundreds
 
 
-class Lifts(Copies):
-    """Lifts of the observations of one monitor, packed as the graph hands them over. See `recorders.ring.ring.Codec`."""
+class PackedStates(Copies):
+    """Partial states of one monitor, packed as the graph hands them over. See `recorders.ring.ring.Codec`."""
 
     def __init__(self, layout: str, packs: Sequence[Tensor]) -> None:
         super().__init__(leaf_paths(layout), packs, sum(pack.nbytes for pack in packs))
@@ -38,10 +38,10 @@ class Lifts(Copies):
         return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifted.items()}
 
 
-def lifts_of(layout: str, packs: Sequence[Tensor]) -> Lifts | None:
-    """Returns how lifts like these are kept; None if they are too big."""
-    lifts = Lifts(layout, packs)
-    return lifts if 0 < lifts.size <= SMALL else None
+def packed_states_of(layout: str, packs: Sequence[Tensor]) -> PackedStates | None:
+    """Returns how partial states like these are kept; None if they are too big."""
+    states = PackedStates(layout, packs)
+    return states if 0 < states.size <= SMALL else None
 
 
 def capacity_for(size: int, monitors: int) -> int:
@@ -49,9 +49,9 @@ def capacity_for(size: int, monitors: int) -> int:
     return min(MOST, monitors * COPIES.enough // max(1, size), COPIES.together // max(1, size))
 
 
-def parts(span: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
+def parts(offsets: str, packs: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
     """Returns the packs of one monitor, as views of those of all monitors."""
-    numbers = list(map(int, span.split()))
+    numbers = list(map(int, offsets.split()))
     return [
         packs[index].narrow(dim, start, length) for index, start, length in zip(*(numbers[i::3] for i in range(3)), strict=True)
     ]
@@ -153,29 +153,29 @@ class GraphRing:
 
     Attributes:
         layouts: how the observations of each monitor are packed.
-        spans: which part of the packs they are.
-        copies: whether they are the tensors themselves, not lifts of them.
+        offsets: which part of the packs they are.
+        copies: whether they are the tensors themselves, not partial states of them.
         paths: of the leaves of each monitor.
         keys: by which each monitor finds its `Share`.
         rows: the observations.
     """
 
-    def __init__(self, together: Together, rows: Rows) -> None:
+    def __init__(self, batch: GraphBatch, rows: Rows) -> None:
         self.rows = rows
-        self.layouts, self.spans, self.copies = together.layouts, together.spans, together.copies
+        self.layouts, self.offsets, self.copies = batch.layouts, batch.offsets, batch.copies
         self.paths = [leaf_paths(layout) for layout in self.layouts]
         self.keys = self.paths if self.copies else [(layout,) for layout in self.layouts]
         self._lock = new_lock()
         self._next: GraphRing | None = None
         self._packs: tuple[int, int, list[Tensor]] = (0, 0, [])
         self._joined: tuple[int, int, list[tuple[Reducer, str, dict[str, State]]]] = (0, 0, [])
-        self._alike: dict[str, list[int]] = defaultdict(list)  # the monitors whose lifts have the same keys, dtypes and shapes
+        self._alike: dict[str, list[int]] = defaultdict(list)  # monitors whose states have the same keys, dtypes and shapes
         self._kind = [self._describe(index) for index in range(len(self.layouts))]
         for index, kind in enumerate(self._kind):
             self._alike[kind].append(index)
 
     def _describe(self, index: int) -> str:
-        packs = self.lifts(index, 0, 0)
+        packs = self.packs_of(index, 0, 0)
         return f"{self.layouts[index]} {[(pack.shape, pack.dtype) for pack in packs]}"
 
     @property
@@ -194,11 +194,11 @@ class GraphRing:
                 self._next._joined, self._next._packs = (0, 0, []), (0, 0, [])
             return self._next
 
-    def lifts(self, index: int, start: int, stop: int) -> list[Tensor]:
+    def packs_of(self, index: int, start: int, stop: int) -> list[Tensor]:
         """Returns the packs of one monitor, of the observations from `start` to `stop`."""
-        return parts(self.spans[index], self._packs_of(start, stop), dim=1)
+        return parts(self.offsets[index], self._packs_of_all(start, stop), dim=1)
 
-    def _packs_of(self, start: int, stop: int) -> list[Tensor]:
+    def _packs_of_all(self, start: int, stop: int) -> list[Tensor]:
         """Returns those of all monitors, which ask for the same ones after each other."""
         known = self._packs
         if known[:2] != (start, stop) or not known[2]:
@@ -206,7 +206,7 @@ class GraphRing:
         return known[2]
 
     def joined(self, index: int, reducer: Reducer, start: int, stop: int) -> dict[str, State]:
-        """Returns the joined lifts of one monitor; those of all monitors whose lifts are alike are joined at once, and kept."""
+        """Returns the joined rows of one monitor; those of all monitors whose states are alike are joined at once, and kept."""
         kind = self._kind[index]
         if self._joined[:2] != (start, stop):
             self._joined = (start, stop, [])
@@ -219,11 +219,11 @@ class GraphRing:
         return {path: {key: value[place].clone() for key, value in state.items()} for path, state in states.items()}
 
     def _join(self, alike: Sequence[int], reducer: Reducer, start: int, stop: int) -> dict[str, State]:
-        packs = self._packs_of(start, stop)
-        lifts = [unpacked(self.layouts[index], parts(self.spans[index], packs, dim=1), dim=1) for index in alike]
+        packs = self._packs_of_all(start, stop)
+        found = [unpacked(self.layouts[index], parts(self.offsets[index], packs, dim=1), dim=1) for index in alike]
         return {
-            path: reducer.merge_stacked({}, {key: torch.stack([one[path][key] for one in lifts], 1) for key in state})
-            for path, state in lifts[0].items()
+            path: reducer.merge_stacked({}, {key: torch.stack([one[path][key] for one in found], 1) for key in state})
+            for path, state in found[0].items()
         }
 
 
@@ -255,16 +255,16 @@ class Share(Pending):
         if getattr(reducer, "stackable_join", False):
             joined = self.ring.joined(self.index, reducer, start, stop)
             return {path: reducer.merge(states.get(path, {}), state) for path, state in joined.items()}
-        lifts = unpacked(self.ring.layouts[self.index], self.ring.lifts(self.index, start, stop), dim=1)
-        return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in lifts.items()}
+        found = unpacked(self.ring.layouts[self.index], self.ring.packs_of(self.index, start, stop), dim=1)
+        return {path: reducer.merge_stacked(states.get(path, {}), stacked) for path, stacked in found.items()}
 
     def observation(self, position: int) -> Any:
-        found = self._leaves if self.ring.copies else lambda *rows: self.ring.lifts(self.index, *rows)
+        found = self._leaves if self.ring.copies else lambda *rows: self.ring.packs_of(self.index, *rows)
         return [tensor[0] for tensor in found(position, position + 1)]
 
     def _leaves(self, start: int, stop: int) -> list[Tensor]:
         """Returns the observations themselves, one tensor for each leaf."""
-        found = leaves_of(self.ring.layouts[self.index], self.ring.lifts(self.index, start, stop), dim=1)
+        found = leaves_of(self.ring.layouts[self.index], self.ring.packs_of(self.index, start, stop), dim=1)
         return [found[path] for path in self.paths]
 
 

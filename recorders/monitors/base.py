@@ -14,7 +14,7 @@ from recorders.errors import TargetError
 from recorders.monitors import channels
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe, rebuild, recipe
 from recorders.monitors.gradient_hooks import Watch, receive_gradient
-from recorders.monitors.graphs import GraphReceiver, is_due_in_graph
+from recorders.monitors.graphs import GraphSink, is_due_in_graph
 from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import Observer, report_failures
 from recorders.monitors.sites import GRADIENTS, SITES, check_sites, trace_hook
@@ -85,7 +85,7 @@ class Monitor(Observer, Recorded, Past):
         chosen = check_options(type(self).__name__, options)
         super().__init__(reducer, chosen)
         self._options, self.prepend = {**chosen, "steps": self.gate.steps}, chosen["prepend"]
-        self.receiver = GraphReceiver(self)
+        self.receiver = GraphSink(self)
         self.watch = Watch() if self.sites and self.sites[0] in GRADIENTS else None
         # Gradients arrive in a backward, and so do recomputations by activation checkpointing.
         self.records_recomputed = self.watch is not None

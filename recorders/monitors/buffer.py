@@ -11,13 +11,13 @@ from torch import Tensor
 
 from recorders._torch import is_plain_moment
 from recorders.capture import entering
-from recorders.capture.accumulators import Accumulators
-from recorders.capture.changes import Changes
 from recorders.capture.context import as_monitor
-from recorders.capture.packs import unpacked
 from recorders.errors import OperandError
-from recorders.graphs.rows import GraphRing, Share, lifts_of
+from recorders.graphs.codec import unpacked
+from recorders.graphs.device import Accumulators
+from recorders.graphs.rows import GraphRing, Share, packed_states_of
 from recorders.recordings.placement import Placement
+from recorders.ring.changes import Changes
 from recorders.ring.codecs import PartialStates, copies_of, partial_states_of
 from recorders.ring.ring import Codec, Pending, Ring
 from recorders.ring.state import EMPTY, MonitorState, flush
@@ -218,7 +218,7 @@ class Buffer:
                 return
             stored, lifted = self.flush(), unpacked(layout, packs)
             states = self._checked({path: self._merged_copy(stored.states.get(path, {}), one) for path, one in lifted.items()})
-            codec = lifts_of(layout, packs)
+            codec = packed_states_of(layout, packs)
             self.stored = self._with_ring(stored.after(states), tuple(lifted), [((layout,), codec)] if codec else [], [(layout,)])
 
     @property
@@ -234,10 +234,10 @@ class Buffer:
     @property
     def uncounted_calls(self) -> int:
         """The calls by graphs that are in no counts of the monitor yet."""
-        return sum(buffer.rows.calls for buffer in self.graph_buffers)
+        return sum(buffer.rows.calls for buffer in self.graph_rings)
 
     @property
-    def graph_buffers(self) -> list[GraphRing]:
+    def graph_rings(self) -> list[GraphRing]:
         """The buffers of several monitors in which observations wait."""
         return [row.ring for row in self.stored.pending.values() if isinstance(row, Share)]
 

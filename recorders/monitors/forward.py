@@ -10,7 +10,7 @@ from torch import nn
 from recorders._torch import outside_modes
 from recorders.capture.entering import timed
 from recorders.capture.operands import as_operands
-from recorders.capture.receivers import new_twin_key
+from recorders.graphs.sinks import new_twin_key
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recorders.capture.changes import Changes
+from recorders.ring.changes import Changes
 from recorders.schedule.clock import Chosen, Phase, as_steps
 from recorders.schedule.table import NOT_DUE
 

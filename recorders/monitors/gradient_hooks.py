@@ -19,13 +19,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from recorders._torch import graph_task, made_by_graph, outside_modes
 from recorders.capture.calls import Call, forward_frame, kept
 from recorders.capture.calls import keep as keep_in_call
-from recorders.capture.compiled import emit_call, emit_failure, emit_keep, emit_leaves
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
 from recorders.capture.given import Block, block_of, keep, under
 from recorders.capture.layouts import Told
 from recorders.capture.operands import TRACED, leaves, pack, symbolic, tracing
-from recorders.capture.receivers import find_receiver, find_twin
+from recorders.graphs.sinks import find_sink, find_twin
+from recorders.graphs.trace import emit_call, emit_failure, emit_keep, emit_leaves
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from recorders.monitors.origins import first_sight, origin_of
 from recorders.monitors.record import Observer
@@ -291,7 +291,7 @@ def kept_in_graph(spec: Any, tensor: Tensor, receiver: Tensor) -> tuple[Tensor, 
 
 def _monitor_of(receiver: Tensor) -> Any:
     """The monitor of a receiver; None if it no longer exists."""
-    found = find_receiver(receiver)
+    found = find_sink(receiver)
     return None if found is None else found.monitor
 
 

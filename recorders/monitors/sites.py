@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from recorders._torch import compiler
 from recorders.capture.calls import Call, forward_frame, keep, keep_traced, kept, restore_traced
-from recorders.capture.compiled import emit_call
 from recorders.capture.context import as_monitor
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import mapped, pack, tracing
 from recorders.capture.renewal import hooks_are_on
+from recorders.graphs.trace import emit_call
 from recorders.monitors.gradient_hooks import attach_to_inputs, attach_to_outputs, trace_watch
 from recorders.monitors.graphs import in_due_step, trace, wanted_in_graph
 from recorders.monitors.record import Observer

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from recorders.capture.hooks import SPECS, Hook
-from recorders.capture.receivers import new_twin_key
 from recorders.capture.switching import hook_of
+from recorders.graphs.sinks import new_twin_key
 
 __all__ = ["TraceSpec", "leave_clock", "name_of_hook", "renew_spec"]
 

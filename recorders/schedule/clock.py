@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
-from recorders.capture.receivers import new_receiver
 from recorders.capture.switching import SwitchedHooks, grouped, put_back, remove
 from recorders.errors import MonitorError
+from recorders.graphs.sinks import new_sink
 from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
 from recorders.schedule.steps import count_steps, stop_counting, watch_for_standing
 from reducers.kernels.locks import new_lock
@@ -57,7 +57,7 @@ class Clock:
         self.busy, self.cadence = False, 1
         self._quiet = self._skipped = 0  # coming steps in which nothing is switched or measured; how many have ended
         self._lock = new_lock()
-        self._receiver = new_receiver(self)
+        self._receiver = new_sink(self)
 
     @property
     def step(self) -> int:

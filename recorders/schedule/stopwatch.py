@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import torch
 
 from recorders.capture import entering
-from recorders.capture.receivers import find_receiver
+from recorders.graphs.sinks import find_sink
+from recorders.graphs.tables import Table
 from reducers.kernels.locks import new_lock
-from reducers.kernels.loop.tables import Table
 
 __all__ = ["Stopwatch", "now", "time_joins"]
 
@@ -69,7 +69,7 @@ class _Call:
 
     def __init__(self, owner: Any, outer: _Call | None) -> None:
         found = owner if isinstance(owner, list) else [owner if isinstance(owner, str) else getattr(owner, "__self__", owner)]
-        found = [find_receiver(each) if isinstance(each, int) else each for each in found]
+        found = [find_sink(each) if isinstance(each, int) else each for each in found]
         self.keys: list[Key] = [each if isinstance(each, str) else id(getattr(each, "monitor", each)) for each in found]
         self.owned, self.outer, self.inner = not isinstance(owner, str), outer, 0.0
         self.started = perf_counter()
@@ -98,7 +98,7 @@ class Stopwatch:
     def start(self, monitors: Iterable[Any]) -> float:
         """Starts; returns the time. What graphs hand over without any Python is timed for these monitors."""
         for monitor in monitors:
-            for buffer in monitor.buffer.graph_buffers:
+            for buffer in monitor.buffer.graph_rings:
                 if isinstance(buffer.rows, Table):
                     buffer.rows.time(True)
                     self._tables.setdefault(buffer.rows, (buffer.rows.seconds, []))[1].append(id(monitor))

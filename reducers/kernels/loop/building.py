@@ -11,7 +11,7 @@ import torch
 
 from reducers.kernels.loop.libraries import library as library_of
 
-__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_join", "build_reading", "build_rows", "build_weighted"]
+__all__ = ["ELEMENTS", "WEIGHTS", "build", "build_binned", "build_join", "build_rows", "build_weighted"]
 
 ELEMENTS = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 """The dtypes that the loop takes, and what it calls them."""
@@ -64,32 +64,6 @@ def build_binned(way: str, elements: str) -> Any:
         way: the name of one of the structs in the source that find bins.
     """
     return _built("binned.cpp", [f"-DBINS={way}", f"-DELEMENTS={elements}"])
-
-
-@cache
-def build_reading() -> Any:
-    """Return the library of the functions in `reading.cpp`; None if it cannot be compiled."""
-    library = library_of("reading.cpp", [], ["libtorch_cpu.so"])
-    if library is None:
-        return None
-    address, number = ctypes.c_void_p, ctypes.c_int64
-    kinds: dict[str, tuple[Any, list[Any]]] = {
-        "reducers_set_pace": (None, [address]),
-        "reducers_set_slow": (None, [address, address, address]),
-        "reducers_raise_after": (None, [ctypes.py_object]),
-        "reducers_read": (ctypes.c_int, [address, number, address, address]),
-        "reducers_set_layout": (None, [address, number, address]),
-        "reducers_append": (ctypes.c_int, [address, address]),
-        "reducers_set_ready": (None, [address, number]),
-        "reducers_filled": (ctypes.c_int, []),
-        "reducers_take_calls": (number, [address]),
-        "reducers_add_table": (None, [address]),
-        "reducers_remove_table": (None, [address]),
-    }
-    for name, (result, arguments) in kinds.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
 
 
 def _built(source: str, defines: list[str], name: str = "reducers_sweep", arguments: Sequence[Any] = _SWEEP) -> Any:

@@ -38,11 +38,11 @@ _said: dict[str, str] = {}  # what is wrong, each said once in a process
 _noticed: list[bool] = []  # whether it was said that the compiler takes long
 
 
-def library(source: str, defines: Sequence[str], linked: Sequence[str] = ()) -> ctypes.CDLL | None:
+def library(source: str | Path, defines: Sequence[str], linked: Sequence[str] = ()) -> ctypes.CDLL | None:
     """Return the library of a source, compiled if it is not kept yet; None if that cannot be, which is said once.
 
     Args:
-        source: the name of a file in `FOLDER`.
+        source: the name of a file in `FOLDER`, or the path of one elsewhere, which finds its headers there.
         linked: the libraries of PyTorch that it is linked with, besides that of OpenMP.
     """
     compiler = _compiler()
@@ -122,11 +122,11 @@ def _compiler() -> str | None:
 
 def _compiled(compiler: str, source: Path, defines: Sequence[str], linked: Sequence[str], folder: Path) -> Path:
     """Return the path of the library, which is compiled if the folder does not have it, or not whole."""
-    flags = [*_FLAGS, *defines, *(["-march=native"] if platform.machine() == "x86_64" else [])]
+    flags = [*_FLAGS, *defines, f"-I{FOLDER}", *(["-march=native"] if platform.machine() == "x86_64" else [])]
     # The same OpenMP as PyTorch's, whose threads would otherwise be in the way of another's.
     pytorch = Path(torch.__file__).parent / "lib"
     libraries = sorted(str(path) for name in ("libgomp*.so*", *linked) for path in pytorch.glob(name))
-    text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
+    text = b"".join(path.read_bytes() for path in (source, *sorted(FOLDER.glob("*.h"))))
     told = (compiler, str(os.stat(compiler).st_mtime_ns), *flags, *libraries, _processor())
     key = hashlib.sha256(b"\0".join((text, *(part.encode() for part in told)))).hexdigest()[:32]
     kept = _kept(folder, key)

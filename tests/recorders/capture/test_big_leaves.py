@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
-from recorders.monitors.graphs import GraphReceiver
+from recorders.monitors.graphs import GraphSink
 from reducers import Covariance, Histogram, Quantile, Reducer, TopK
 
 X = torch.randn(1 << 10, 32, generator=torch.Generator().manual_seed(0))
@@ -21,13 +21,13 @@ REDUCERS: list[Reducer] = [Quantile(), Histogram(bins=16, low=-2.0, high=2.0), T
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The elements of each observation that a graph handed over as it is."""
     found: list[int] = []
-    receive = GraphReceiver.receive_leaves
+    receive = GraphSink.receive_leaves
 
     def note(self: Any, leaves: dict[str, torch.Tensor], *args: Any) -> None:
         found.append(sum(leaf.numel() for leaf in leaves.values()))
         receive(self, leaves, *args)
 
-    monkeypatch.setattr(GraphReceiver, "receive_leaves", note)
+    monkeypatch.setattr(GraphSink, "receive_leaves", note)
     return found
 
 

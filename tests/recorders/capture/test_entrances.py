@@ -35,7 +35,7 @@ from recorders import (
 from recorders.capture import entering
 from recorders.capture.switching import hook_of
 from recorders.monitors import gradient_hooks, sites
-from recorders.monitors.graphs import GraphReceiver
+from recorders.monitors.graphs import GraphSink
 from recorders.ring.rows import Rows
 from recorders.schedule import standing, table
 from recorders.schedule.clock import Clock
@@ -129,11 +129,11 @@ def test_every_registration_with_pytorch_goes_through_the_guard() -> None:
         for name, function, tree in found
         if ast.unparse(function) not in UNGUARDED.get(name, ()) and not is_guarded(function, tree)
     ]
-    assert wrong == ["recorders.capture.operators: run"]  # see below
+    assert wrong == ["recorders.graphs.operators: run"]  # see below
 
 
 def test_every_operator_in_graphs_goes_through_the_guard() -> None:
-    tree = ast.parse((ROOT / "recorders/capture/operators.py").read_text())
+    tree = ast.parse((ROOT / "recorders/graphs/operators.py").read_text())
     defined = [node.args[1] for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_define"]
     assert len(defined) == 8
     assert [ast.unparse(function) for function in defined if not is_guarded(function, tree)] == []
@@ -265,16 +265,16 @@ def test_what_fails_while_it_looks_for_a_clock_that_stands_is_told(monkeypatch: 
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("method", ["receive_together", "receive_leaves", "receive_call", "receive"])
+@pytest.mark.parametrize("method", ["receive_batch", "receive_leaves", "receive_call", "receive"])
 def test_what_fails_in_the_operator_of_a_graph_is_told(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     makers: dict[str, Callable[[], Monitor]] = {
-        "receive_together": lambda: ForwardMonitor(Sum()),
+        "receive_batch": lambda: ForwardMonitor(Sum()),
         "receive": lambda: ForwardMonitor(Sum(), condition=lambda: True),
         "receive_leaves": lambda: ForwardMonitor(Quantile().premap(lambda x: x * x.sum().item())),
         "receive_call": lambda: ForwardMonitor(Sum(), op_=lambda x: x),
     }
-    monkeypatch.setattr(GraphReceiver, method, staticmethod(planted) if method == "receive_together" else planted)
-    monkeypatch.setattr("recorders.capture.compiled.can_record", lambda: False)
+    monkeypatch.setattr(GraphSink, method, staticmethod(planted) if method == "receive_batch" else planted)
+    monkeypatch.setattr("recorders.graphs.trace.can_record", lambda: False)
     net = new_net()
     recorder = Recorder(makers[method]()).modules(net, types=nn.Linear)
     call = torch.compile(net, backend="aot_eager")

@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from recorders import BackwardMonitor, ForwardMonitor, MonitorError, Recorder
 from recorders.graphs.rows import MOST, Share
-from recorders.monitors.graphs import GraphReceiver
+from recorders.graphs.tables import Table
+from recorders.monitors.graphs import GraphSink
 from reducers import (
     Activity,
     Extremes,
@@ -36,7 +37,6 @@ from reducers import (
     Summary,
 )
 from reducers.kernels.loop import building
-from reducers.kernels.loop.tables import Table
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
 
@@ -53,13 +53,13 @@ def _new_graphs() -> None:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of monitors of each call that Python saw."""
     found: list[int] = []
-    record = GraphReceiver.record_together
+    record = GraphSink.record_batch
 
     def note(numbers: Any, *args: Any) -> None:
         found.append(len(numbers))
         record(numbers, *args)
 
-    monkeypatch.setattr(GraphReceiver, "record_together", staticmethod(note))
+    monkeypatch.setattr(GraphSink, "record_batch", staticmethod(note))
     return found
 
 
@@ -247,10 +247,10 @@ def test_a_thread_that_comes_between_the_last_row_and_its_flush_records_its_own(
     layers = nn.Sequential(nn.Tanh())
     recorder = Recorder(ForwardMonitor(Moments())).modules(layers, leaves=True)
     run = torch.no_grad()(torch.compile(layers, backend="aot_eager", fullgraph=True))
-    record, monitor = GraphReceiver.record_together, recorder["0"]
+    record, monitor = GraphSink.record_batch, recorder["0"]
 
     def between(*args: Any) -> None:
-        monkeypatch.setattr(GraphReceiver, "record_together", staticmethod(record))
+        monkeypatch.setattr(GraphSink, "record_batch", staticmethod(record))
         thread = threading.Thread(target=run, args=(X * 2,))
         thread.start()
         thread.join()
@@ -262,9 +262,9 @@ def test_a_thread_that_comes_between_the_last_row_and_its_flush_records_its_own(
     for _ in range(rows_of(monitor).capacity - 3):
         run(X)
         factors.append(1.0)
-    monkeypatch.setattr(GraphReceiver, "record_together", staticmethod(between))
+    monkeypatch.setattr(GraphSink, "record_batch", staticmethod(between))
     run(X * 3)
-    assert GraphReceiver.record_together is record
+    assert GraphSink.record_batch is record
     state: dict[str, Tensor] = {}
     for factor in (*factors, 3.0, 2.0):
         state = Moments().update(state, (X * factor).tanh())

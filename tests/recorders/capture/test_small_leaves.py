@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
-from recorders.capture import gathering
+from recorders.graphs import batches as gathering
 from recorders.graphs.rows import Share
 from reducers import Extremes, Mean, Moments, Norm, Product, Reducer, Summary
 from reducers.kernels.loop import building
@@ -177,7 +177,7 @@ def test_what_cannot_be_read_is_reported_and_the_training_goes_on(steps: int, mo
     for monitor in recorder.values():
         monitor.gate.turn(on=True)  # so that the operator calls Python
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="no memory"):
-        patch.setattr("reducers.kernels.loop.reading.Reader.read", fail)
+        patch.setattr("recorders.graphs.reading.Reader.read", fail)
         assert torch.equal(traced(X), wanted)
     traced(X)
     assert {monitor.samples for monitor in recorder.values()} == {steps + 1}

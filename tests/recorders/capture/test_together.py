@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from recorders.graphs.rows import MOST, Packs, Share
-from recorders.monitors.graphs import GraphReceiver
+from recorders.monitors.graphs import GraphSink
 from reducers import EMA, Mean, Moments, Summary
 
 pytestmark = pytest.mark.usefixtures("without_loops")  # which read what they can, and nothing of that is lifted
@@ -45,7 +45,7 @@ def _new_graphs() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often compiled graphs called, and for how many monitors."""
     found: Counter[str] = Counter()
-    together, alone = GraphReceiver.receive_together, GraphReceiver.receive
+    together, alone = GraphSink.receive_batch, GraphSink.receive
 
     def count_together(numbers: Any, *args: Any) -> None:
         found[f"for {len(numbers)}"] += 1
@@ -55,8 +55,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["alone"] += 1
         alone(self, *args)
 
-    monkeypatch.setattr(GraphReceiver, "receive_together", staticmethod(count_together))
-    monkeypatch.setattr(GraphReceiver, "receive", count_alone)
+    monkeypatch.setattr(GraphSink, "receive_batch", staticmethod(count_together))
+    monkeypatch.setattr(GraphSink, "receive", count_alone)
     return found
 
 
@@ -95,7 +95,7 @@ def test_the_same_as_one_call_a_layer(monkeypatch: pytest.MonkeyPatch, calls: Co
     _, _, together, traced = pair()
     train(traced, MOST + 5)  # more than a buffer holds
     torch._dynamo.reset()
-    monkeypatch.setattr("recorders.capture.compiled.gather", lambda *_: False)
+    monkeypatch.setattr("recorders.graphs.trace.gather", lambda *_: False)
     _, _, alone, traced = pair()
     train(traced, MOST + 5)
     assert calls == {f"for {LAYERS}": 3 * (MOST + 5), "alone": 3 * (MOST + 5) * LAYERS}

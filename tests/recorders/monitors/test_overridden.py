@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, ParameterGradientMonitor, Recorder
 from recorders.graphs import rows
 from recorders.graphs.rows import Packs, Share
+from recorders.graphs.tables import Table
 from recorders.ring import codecs
 from recorders.ring.codecs import Copies, PartialStates
 from recorders.ring.ring import Ring
 from recorders.ring.rows import Row
 from reducers import EMA, Covariance, Histogram, Masked, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary, TopK
 from reducers.kernels.loop import building
-from reducers.kernels.loop.tables import Table
 
 SIZES = {"small": (4, 3), "big": (2800, 3), "huge": (11000, 3)}  # wait in a buffer, in slots; not lifted in a graph
 LAYERS = {"small": 5, "big": 2, "huge": 2}  # enough for small parameters to be the rows of a matrix

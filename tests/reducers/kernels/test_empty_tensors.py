@@ -62,7 +62,7 @@ for x in EMPTY:
         assert slots_for(x, along, {"sum": "sum", "count": "count"}, 0.0) is None
 """,
     "reading": """
-from reducers.kernels.loop.reading import Pack, Reader, Reading
+from recorders.graphs.reading import Pack, Reader, Reading
 names = ("count", "mean", "min", "max")
 kinds = (torch.int64, torch.float64, torch.float32, torch.float32)
 def reader(*axes_and_kept):

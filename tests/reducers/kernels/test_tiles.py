@@ -12,14 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import ROOT
 from torch import Tensor
 
-from recorders.capture.gathering import MOST_TENSORS
+from recorders.graphs.batches import MOST_TENSORS
+from recorders.graphs.reading import MOST_LAYOUTS
+from recorders.graphs.tables import KEY
 from reducers.errors import ArgumentError
 from reducers.kernels.loop.layout import MOST_AXES
 from reducers.kernels.loop.libraries import FOLDER
-from reducers.kernels.loop.reading import MOST_LAYOUTS
-from reducers.kernels.loop.tables import KEY
 from reducers.kernels.triton import layout
 from reducers.kernels.triton.layout import JOINED, MOST_PARTS, TilePlan, cut_many, join_tile, plan
 
@@ -199,7 +200,7 @@ def test_what_has_too_many_parts_is_not_joined() -> None:
 
 def test_the_source_of_the_loop_has_the_limits_that_python_has() -> None:
     """They are arrays there, and lengths of them here."""
-    source = "".join((FOLDER / name).read_text() for name in ("parts.h", "reading.cpp"))
+    source = "".join(path.read_text() for path in (FOLDER / "parts.h", ROOT / "recorders/graphs/reading.cpp"))
     for told in (f"MOST_AXES = {MOST_AXES};", f"layout[{MOST_LAYOUTS}];", f"key[{KEY}];"):
         assert told in source, told
     (most,) = re.findall(r"MOST_TENSORS = (\d+);", source)

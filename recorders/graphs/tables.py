@@ -6,18 +6,18 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from reducers.kernels.loop.reading import Reader, reading_library
+from recorders._torch import cpu_library
+from recorders.graphs.reading import Reader, reading_library
 
 __all__ = ["KEY", "SCHEMA", "Table", "add_to_operator", "has_filled", "raise_after"]
 
 KEY = 16  # characters at the beginning of a text by which a table is found
-SCHEMA = "(Tensor[] receivers, Tensor[] tensors, str text) -> ()"
+SCHEMA = "(Tensor[] sinks, Tensor[] tensors, str text) -> ()"
 _INTERFACE = (2 << 56) | (10 << 48)  # the release of PyTorch whose stable interface the source was written for
 
 
@@ -38,7 +38,7 @@ def add_to_operator(name: str, slow: str, backward_under_way: int | None) -> boo
         return False
     namespace, _, rest = name.partition("::")
     try:
-        pytorch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        pytorch = cpu_library()
         handle = ctypes.c_void_p()
         where = namespace.encode(), b"CPU", __file__.encode(), 0
         if pytorch.aoti_torch_library_init_impl(*where, ctypes.byref(handle)):
@@ -81,7 +81,7 @@ def _python_functions() -> Any:
 class _Table(ctypes.Structure):
     _fields_ = (
         ("reader", ctypes.c_void_p),
-        ("receivers", ctypes.c_int64),
+        ("sinks", ctypes.c_int64),
         ("numbers", ctypes.c_void_p),
         ("key", ctypes.c_char * KEY),
         ("rows", ctypes.c_void_p),
@@ -100,7 +100,7 @@ class Table:
 
     Args:
         reader: what reads the tensors.
-        numbers: those that the receivers hold.
+        numbers: those that the sinks hold.
         key: what the text begins with, `KEY` characters.
         capacity: the number of rows.
         anywhere: whether calls inside a backward add rows, too.
@@ -114,7 +114,7 @@ class Table:
         told = (ctypes.c_int64 * len(numbers))(*numbers)
         self._struct = _Table(
             reader=ctypes.addressof(reader.struct),
-            receivers=len(numbers),
+            sinks=len(numbers),
             numbers=ctypes.addressof(told),
             key=key.encode(),
             capacity=capacity,

@@ -1,4 +1,4 @@
-"""Several tensors of a graph read by one call: results of one dtype and shape lie next to each other, to be joined together.
+"""What graphs hand over on a CPU, read in C++ by one call: results of one dtype and shape lie next to each other, to be joined.
 
 What is read is told by a text, because it is an argument of an operator: the same graph may run in another process.
 """
@@ -8,22 +8,41 @@ from __future__ import annotations
 import ast
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from reducers.combinators.rows import statistics_of
+from reducers.core.inputs import observation
+from reducers.core.patterns import arrange
+from reducers.core.reducer import Reducer
 from reducers.kernels.axes import merged
+from reducers.kernels.dispatch import BIG_IN_GRAPH
 from reducers.kernels.locks import new_lock
-from reducers.kernels.loop.building import ELEMENTS, build_reading
+from reducers.kernels.loop.building import ELEMENTS
 from reducers.kernels.loop.layout import MOST_AXES, Axes, Task, axes_of
+from reducers.kernels.loop.libraries import library as library_of
 from reducers.kernels.loop.plain import plain_table
 from reducers.kernels.loop.sweeping import are_numbers, column_dtype, is_built, prepared, task_for
 from reducers.kernels.loop.threads import pace
 
-__all__ = ["Pack", "Reader", "Reading", "as_text", "kinds_of", "reader_of", "reading_library"]
+__all__ = [
+    "GraphObservation",
+    "Pack",
+    "Reader",
+    "Reading",
+    "as_text",
+    "copied_observation",
+    "graph_observations",
+    "is_faster_outside",
+    "kinds_of",
+    "reader_of",
+    "reading_library",
+]
 
 SEVERAL_THREADS = 1 << 15  # elements of a tensor that several threads read together
 MOST_LAYOUTS = 16  # shapes and strides that a reader remembers, as in the source
@@ -78,10 +97,29 @@ def as_text(readings: Sequence[Reading], packs: Sequence[Pack]) -> str:
 
 @cache
 def reading_library() -> Any:
-    """Return the library of the functions in `reading.cpp`; None if there is no compiler for it."""
-    library = build_reading()
-    if library is not None:
-        library.reducers_set_pace(ctypes.byref(pace))
+    """Return the library of the functions in `reading.cpp`; None if it cannot be compiled."""
+    library = library_of(Path(__file__).parent / "reading.cpp", [], ["libtorch_cpu.so"])
+    if library is None:
+        return None
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    kinds: dict[str, tuple[Any, list[Any]]] = {
+        "reducers_set_pace": (None, [address]),
+        "reducers_set_slow": (None, [address, address, address]),
+        "reducers_raise_after": (None, [ctypes.py_object]),
+        "reducers_read": (ctypes.c_int, [address, number, address, address]),
+        "reducers_set_layout": (None, [address, number, address]),
+        "reducers_append": (ctypes.c_int, [address, address]),
+        "reducers_seal": (None, [address]),
+        "reducers_set_ready": (None, [address, number]),
+        "reducers_filled": (ctypes.c_int, []),
+        "reducers_take_calls": (number, [address]),
+        "reducers_add_table": (None, [address]),
+        "reducers_remove_table": (None, [address]),
+    }
+    for name, (result, arguments) in kinds.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    library.reducers_set_pace(ctypes.byref(pace))
     return library
 
 
@@ -281,3 +319,61 @@ def _metadata(x: Tensor, dtype: int) -> _Metadata:
 
 def _same_memory(x: Tensor, other: Tensor) -> bool:
     return x.data_ptr() == other.data_ptr() and not other.is_neg()
+
+
+class GraphObservation(NamedTuple):
+    """An observation as a statistic arranges it, for a `Reader`.
+
+    Attributes:
+        x: the tensor.
+        axes: those that are reduced.
+        columns: the keys of the state, and which statistic each of them is; none if the tensor is kept as it is.
+        threshold: see `Statistic.threshold`.
+        kinds: the shape and the dtype of what the state will hold, by key; by "" those of the tensor that is kept.
+    """
+
+    x: Tensor
+    axes: tuple[int, ...]
+    columns: Mapping[str, str]
+    threshold: float
+    kinds: Mapping[str, Pack]
+
+
+def graph_observations(reducer: Reducer, x: Tensor) -> list[GraphObservation] | None:
+    """Return the observation as each of the statistics that `reducer` is made of arranges it, with the keys of the reducer's state.
+
+    Returns:
+        None if the loop does not compute all of them, or there is no compiler for it.
+
+    Raises:
+        PatternError: a pattern does not match the shape of `x`.
+    """
+    found = []
+    for prefix, statistic in statistics_of(reducer) or ():
+        if not statistic.columns:
+            return None
+        arranged, axes = arrange(observation(statistic, (x,)), statistic.pattern)
+        columns = {prefix + key: column for key, column in statistic.columns.items()}
+        kinds = kinds_of(arranged, axes, columns)
+        if kinds is None:
+            return None
+        found.append(GraphObservation(arranged.resolve_neg(), axes, columns, statistic.threshold, kinds))
+    return found or None
+
+
+def copied_observation(reducer: Reducer, x: Tensor) -> list[GraphObservation] | None:
+    """Return the observation as it is, in the form of the same, if it is small and `reducer` takes many at once; otherwise None."""
+    small = are_numbers(x.shape) and 0 < x.numel() < BIG_IN_GRAPH and x.ndim <= MOST_AXES
+    if not small or x.device.type != "cpu" or not reducer.batchable or reading_library() is None:
+        return None
+    return [GraphObservation(x.resolve_neg().resolve_conj(), (), {}, 0.0, {"": Pack(1, tuple(x.shape), x.dtype)})]
+
+
+def is_faster_outside(xs: Iterable[Tensor]) -> bool:
+    """Return whether an update outside of the graph takes less than what the compiler makes of it: if tensors on a CPU are big.
+
+    Sorting and counting bins take several times as long in a graph, and minutes to compile in a net of many layers.
+    """
+    found = list(xs)
+    on_cpu = all(x.device.type == "cpu" for x in found)
+    return on_cpu and (not are_numbers([size for x in found for size in x.shape]) or sum(x.numel() for x in found) >= BIG_IN_GRAPH)

@@ -14,12 +14,12 @@ from test_reading import observed, states, told
 from torch import Tensor
 
 from recorders._torch import graph_task_address
-from recorders.capture import operators
-from recorders.capture.operators import can_record
+from recorders.graphs import operators
+from recorders.graphs.operators import can_record
+from recorders.graphs.reading import Pack, Reading, as_text, reader_of, reading_library
+from recorders.graphs.tables import KEY, Table, add_to_operator, has_filled
 from reducers import Mean, Moments, Summary
 from reducers.kernels.loop import building
-from reducers.kernels.loop.reading import Pack, Reading, as_text, reader_of, reading_library
-from reducers.kernels.loop.tables import KEY, Table, add_to_operator, has_filled
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
 
@@ -90,7 +90,7 @@ def test_what_the_operator_leaves_to_the_slow_one(operator: Operator) -> None:
 
 def test_the_slow_operator_knows_that_a_table_was_filled(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
-    monkeypatch.setattr(operators, "_call_receivers", lambda *_: told.append(has_filled()))
+    monkeypatch.setattr(operators, "_call_sinks", lambda *_: told.append(has_filled()))
     assert sum(operator(X, X) for _ in range(12)) == 9
     assert operator.table.count == 10
     assert not operator.table.ready

@@ -68,8 +68,8 @@ struct Reader {
 
 struct Table {
   const Reader* reader;
-  int64_t receivers;
-  const int64_t* numbers;   // those of the receivers
+  int64_t sinks;
+  const int64_t* numbers;   // those of the sinks
   char key[16];             // what the text begins with
   char* rows;
   int64_t capacity;
@@ -201,7 +201,7 @@ extern "C" int64_t reducers_take_calls(Table* table) {
   return found;
 }
 
-// From now on the operator finds this table by the number of the first receiver, and what the text begins with.
+// From now on the operator finds this table by the number of the first sink, and what the text begins with.
 extern "C" void reducers_add_table(Table* table) {
   const std::lock_guard<std::mutex> lock(mutex);
   tables()[key_of(table->numbers[0], table->key)] = table;
@@ -246,9 +246,9 @@ static bool has(void* tensor, const Metadata& told) {
 }
 
 // Returns the table that takes an observation now; null if Python has to look.
-static Table* table_of(const Tensors& receivers, const char* text) {
+static Table* table_of(const Tensors& sinks, const char* text) {
   Table* table = nullptr;
-  const bool found = receivers.all([&](size_t index, void* tensor) {
+  const bool found = sinks.all([&](size_t index, void* tensor) {
     void* data = nullptr;
     if (aoti_torch_get_data_ptr(tensor, &data) || !data) return false;
     const int64_t number = *static_cast<const int64_t*>(data);
@@ -256,7 +256,7 @@ static Table* table_of(const Tensors& receivers, const char* text) {
       const auto place = tables().find(key_of(number, text));
       table = place == tables().end() ? nullptr : place->second;
     }
-    return table && size_t(table->receivers) == receivers.size() && table->numbers[index] == number;
+    return table && size_t(table->sinks) == sinks.size() && table->numbers[index] == number;
   });
   if (!found || !table || !table->ready || table->count >= table->capacity) return nullptr;
   return table->anywhere || backward_under_way() == -1 ? table : nullptr;
@@ -265,13 +265,13 @@ static Table* table_of(const Tensors& receivers, const char* text) {
 // Returns whether a row was added, and there is room for another one.
 static bool add_row(const Argument* arguments) {
   filled = false;
-  const Tensors receivers(arguments[0]), tensors(arguments[1]);
+  const Tensors sinks(arguments[0]), tensors(arguments[1]);
   const char* text = nullptr;
   size_t length = 0;
   void* string = reinterpret_cast<void*>(arguments[2]);
   if (torch_string_length(string, &length) || length < sizeof(Table::key) || torch_string_c_str(string, &text)) return false;
   const std::lock_guard<std::mutex> lock(mutex);
-  Table* table = table_of(receivers, text);
+  Table* table = table_of(sinks, text);
   if (!table || size_t(table->reader->tensors) != tensors.size() || tensors.size() > MOST_TENSORS) return false;
   const int64_t started = table->timed ? nanoseconds() : 0;
   const void* data[MOST_TENSORS];
@@ -318,7 +318,7 @@ static void raise_error() {
   python->release_lock(state);
 }
 
-// The operator: (Tensor[] receivers, Tensor[] tensors, str text) -> (). What it does not do, the slow one does, in Python.
+// The operator: (Tensor[] sinks, Tensor[] tensors, str text) -> (). What it does not do, the slow one does, in Python.
 extern "C" void reducers_operator(Argument* arguments, uint64_t, uint64_t) {
   if (!add_row(arguments)) {
     const bool failed = torch_call_dispatcher(slow_operator, "", arguments, INTERFACE);

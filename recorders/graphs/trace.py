@@ -21,28 +21,27 @@ from torch import Tensor
 
 from recorders._torch import NoAutocast, outside_modes
 from recorders._torch.compiler import without_new_guards
-from recorders.capture import packing
-from recorders.capture.gathering import Lift, gather, hand_over, hand_over_at_end
-from recorders.capture.handles import emit_accumulations
 from recorders.capture.layouts import CHANGES, as_text, as_text_of_all
 from recorders.capture.operands import is_spread, local_part
-from recorders.capture.operators import can_record
-from recorders.capture.packs import packed
-from recorders.capture.receivers import find_twin
+from recorders.graphs.batches import TracedObservation, gather, hand_over, hand_over_at_end
+from recorders.graphs.codec import encoded, packed
+from recorders.graphs.device import emit_accumulations
+from recorders.graphs.operators import can_record
+from recorders.graphs.reading import GraphObservation, copied_observation, graph_observations, is_faster_outside
+from recorders.graphs.sinks import find_twin
 from reducers import Reducer, State
 from reducers._torch import constant_in_graphs, in_graphs
-from reducers.combinators.in_graphs import GraphObservation, copied_observation, graph_observations, is_faster_outside
 
 __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
 
 
-def emit_call(receiver: Tensor, operands: Any, stream: str) -> None:
+def emit_call(sink: Tensor, operands: Any, stream: str) -> None:
     """Adds a call of the operator that passes on the operands as they are; called while a graph is traced."""
-    layout, tensors, numbers = packing.packed(operands)
+    layout, tensors, numbers = encoded(operands)
     if _among_ranks():
-        _emit_parts(receiver, layout, tensors, numbers, stream)
+        _emit_parts(sink, layout, tensors, numbers, stream)
     else:
-        torch.ops.torch_recorders.receive_call(receiver, stream, layout, tensors, numbers, "")
+        torch.ops.torch_recorders.receive_call(sink, stream, layout, tensors, numbers, "")
 
 
 @constant_in_graphs
@@ -52,36 +51,34 @@ def _among_ranks() -> bool:
 
 
 @in_graphs
-def _emit_parts(receiver: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
+def _emit_parts(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
     """A node of the user's graph: the same for operands that may be DTensors; passes on the parts that this rank holds."""
-    outside_modes(_emit_local, receiver, layout, tensors, numbers, stream)
+    outside_modes(_emit_local, sink, layout, tensors, numbers, stream)
 
 
-def _emit_local(receiver: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
+def _emit_local(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
     with NoAutocast(), torch.no_grad():
         told, parts = as_text_of_all(tensors), [local_part(tensor.detach()) for tensor in tensors]
-        torch.ops.torch_recorders.receive_call(receiver, stream, layout, parts, numbers, told)
+        torch.ops.torch_recorders.receive_call(sink, stream, layout, parts, numbers, told)
 
 
 @in_graphs  # it returns nothing, and would be removed
-def emit_leaves(
-    receiver: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None = None
-) -> None:
+def emit_leaves(sink: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None = None) -> None:
     """A node of the user's graph: lifts these leaves, and calls the operator that takes all of them at once.
 
     Dynamo does not look inside. AOT traces this function in plain Python, so a reducer that cannot be traced does not break the
     graph: it gets the tensors themselves when the graph runs.
 
     Args:
-        handle: that of the receiver, if the graph may accumulate the leaves; see `handles.py`.
+        handle: that of the sink, if the graph may accumulate the leaves; see `handles.py`.
     """
     twin = find_twin(key)
     if twin is not None:
-        outside_modes(_emit_leaves, receiver, twin, paths, tensors, stream, handle)
+        outside_modes(_emit_leaves, sink, twin, paths, tensors, stream, handle)
     hand_over_at_end(emit_leaves)
 
 
-def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
+def _emit_leaves(sink: Tensor, twin: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
     reducer: Reducer | None = None if twin.given else twin.reducer  # what is given is no part of the graph
     with NoAutocast(), torch.no_grad():
         told = as_text(dict(zip(paths, tensors, strict=True)))
@@ -89,7 +86,7 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
         plain = handle is not None and not any(map(is_spread, tensors))
         if plain and emit_accumulations(handle, twin, reducer, leaves, told):
             return
-        lifts = read = None
+        states = read = None
         CHANGES.note()  # a net that was spread over ranks is traced again
         # All monitors of a twin are due in the same steps, if nothing else is asked of them, such as what part of a DTensor it is.
         # Of plain tensors that is asked when the graph runs, once, because layouts may be told later.
@@ -97,35 +94,35 @@ def _emit_leaves(receiver: Tensor, twin: Any, paths: list[str], tensors: list[Te
         if reducer is not None and alike and twin.on_error != "raise" and can_record():  # the operator in C++ passes on no error
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):  # reported when the leaves are lifted
                 read = _read(reducer, leaves)
-            if read and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, {}, told, read)):
+            if read and gather(emit_leaves, twin.twin_key, TracedObservation(sink, stream, {}, told, read)):
                 return
         if reducer is not None and reducer.liftable:
             # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):
-                lifts = None if is_faster_outside(leaves.values()) else _lifts(reducer, leaves)
-            if lifts is not None and alike and gather(emit_leaves, twin.twin_key, Lift(receiver, stream, lifts, told)):
+                states = None if is_faster_outside(leaves.values()) else _lifted(reducer, leaves)
+            if states is not None and alike and gather(emit_leaves, twin.twin_key, TracedObservation(sink, stream, states, told)):
                 return
         hand_over(emit_leaves, twin.twin_key)
-        if lifts is None:
-            torch.ops.torch_recorders.receive_leaves(receiver, stream, list(leaves), list(leaves.values()), told)
+        if states is None:
+            torch.ops.torch_recorders.receive_leaves(sink, stream, list(leaves), list(leaves.values()), told)
         else:
-            layout, packs = packed(lifts)
-            torch.ops.torch_recorders.receive(receiver, stream, layout, [torch.stack(pack) for pack in packs], told)
+            layout, packs = packed(states)
+            torch.ops.torch_recorders.receive(sink, stream, layout, [torch.stack(pack) for pack in packs], told)
 
 
 @in_graphs
-def emit_failure(receiver: Tensor) -> None:
+def emit_failure(sink: Tensor) -> None:
     """A node of the user's graph: calls the operator that reports a failure."""
-    outside_modes(torch.ops.torch_recorders.fail, receiver)
+    outside_modes(torch.ops.torch_recorders.fail, sink)
 
 
 @in_graphs
-def emit_keep(receiver: Tensor) -> Tensor:
+def emit_keep(sink: Tensor) -> Tensor:
     """A node of the user's graph: calls the operator that keeps what is given, and returns its number.
 
     Within activation checkpointing a mode marks operators to be run again in the backward, so this one is called outside of it.
     """
-    number: Tensor = outside_modes(torch.ops.torch_recorders.keep_given, receiver)
+    number: Tensor = outside_modes(torch.ops.torch_recorders.keep_given, sink)
     return number
 
 
@@ -138,6 +135,6 @@ def _read(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, list[Grap
     return None
 
 
-def _lifts(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, State]:
+def _lifted(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, State]:
     """Lifts the leaves: a lift is an update of the empty state. An empty leaf has no lift, but the tensor itself."""
     return {path: reducer.update({}, tensor) or {"": tensor} for path, tensor in leaves.items()}

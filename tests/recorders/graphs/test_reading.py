@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from recorders.graphs import reading
+from recorders.graphs.reading import GraphObservation, Pack, Reading, as_text, graph_observations, kinds_of, reader_of
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
-from reducers.combinators.in_graphs import GraphObservation, graph_observations
-from reducers.kernels.loop import building, reading
-from reducers.kernels.loop.reading import Pack, Reading, as_text, kinds_of, reader_of
+from reducers.kernels.loop import building
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
 

@@ -1,7 +1,7 @@
-"""Receivers and twins: what compiled graphs know of monitors, by numbers and names.
+"""Sinks and twins: what compiled graphs know of monitors, by numbers and names.
 
 Nothing in a graph belongs to a single monitor. If everything that the compiler guards is equal, blocks of one class that are each
-compiled by themselves share a graph. So the receiver of an observation is an input of the graph: a tensor that holds the receiver's
+compiled by themselves share a graph. So the sink of an observation is an input of the graph: a tensor that holds the sink's
 number. The compiler sees of a monitor only a twin, which all monitors made alike share.
 """
 
@@ -16,21 +16,21 @@ from torch import Tensor
 
 from recorders._torch import has_dispatch_modes, outside_modes, without_modes
 
-__all__ = ["find_receiver", "find_twin", "new_receiver", "new_twin_key"]
+__all__ = ["find_sink", "find_twin", "new_sink", "new_twin_key"]
 
 _numbers = itertools.count()
-_receivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_sinks: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _twins: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
-def new_receiver(receiver: Any) -> Tensor:
-    """Returns a tensor with a new number, by which graphs identify `receiver`. `receiver` is held weakly.
+def new_sink(sink: Any) -> Tensor:
+    """Returns a tensor with a new number, by which graphs identify `sink`. `sink` is held weakly.
 
-    When a graph runs, the operators call one of these methods of the receiver for each observation:
+    When a graph runs, the operators call one of these methods of the sink for each observation:
 
     - `receive(layout, packs, stream, told)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
-    - `receive_together(numbers, packs, together)`, of the class: the same for several receivers, by their numbers;
-    - `record_together(numbers, tensors, together)`, of the class: the graph lifted nothing; the tensors are to be read;
+    - `receive_batch(numbers, packs, batch)`, of the class: the same for several sinks, by their numbers;
+    - `record_batch(numbers, tensors, batch)`, of the class: the graph lifted nothing; the tensors are to be read;
     - `receive_leaves(leaves, stream, told)`: the graph could not lift the observation; `leaves` are its tensors by path;
     - `receive_call(operands, stream, told)`: callables need the operands; `operands()` returns them;
     - `receive_failure()`: the operands could not be read while the graph was traced;
@@ -39,7 +39,7 @@ def new_receiver(receiver: Any) -> Tensor:
     `told` says which parts of tensors these are, if ranks share them: by path, or of the operands together; see `Told`.
     """
     number = next(_numbers)
-    _receivers[number] = receiver
+    _sinks[number] = sink
     plain = not has_dispatch_modes() and not torch.is_inference_mode_enabled()
     found: Tensor = (outside_modes if plain else without_modes)(_numbered, number)
     return found
@@ -59,9 +59,9 @@ def new_twin_key(twin: Any) -> str:
     return key
 
 
-def find_receiver(receiver: Tensor | int) -> Any:
-    """Returns the receiver of this number, or None if it was freed: a graph may outlive the monitor."""
-    return _receivers.get(int(receiver))
+def find_sink(sink: Tensor | int) -> Any:
+    """Returns the sink of this number, or None if it was freed: a graph may outlive the monitor."""
+    return _sinks.get(int(sink))
 
 
 def find_twin(key: str) -> Any:
