@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from recorders.capture.calls import Call
 from recorders.capture.entering import failure_of
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
@@ -75,7 +76,8 @@ class ModuleParameterMonitor(Monitor):
     ) -> None:
         self.attr = None if attr is None else as_names(attr, type(self).__name__, "a parameter")
         super().__init__(reducer, module, **options)
-        self._stackable = self.bare and not self.given and is_stackable(self.reducer)
+        computes = type(self).operands is not Monitor.operands  # a subclass may; then the monitor has to be asked
+        self._stackable = self.bare and not computes and not self.given and is_stackable(self.reducer)
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))
@@ -143,7 +145,7 @@ class ModuleParameterMonitor(Monitor):
 
     def record_leaf(self, module: nn.Module, path: str, *operands: Any) -> None:
         """Records one parameter, of which the gate was asked."""
-        self._record(module, *operands, path=path)
+        self._see(Call("step", module, values=operands), path)
 
     def _training(self, module: nn.Module | None) -> bool:
         # PyTorch turns gradients off during a step, but a step is training
@@ -162,4 +164,4 @@ class ModuleParameterMonitor(Monitor):
         """Records one observation, with all parameters as its leaves. `stream` is counted by itself for `every`."""
         if found and self._due(module, self._training(module), stream):
             for path, operands in found.items():
-                self._record(module, *operands, path=path)
+                self._see(Call("step", module, values=operands), path)

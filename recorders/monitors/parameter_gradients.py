@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from recorders.capture.calls import Call
 from recorders.capture.switching import remove
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe
@@ -108,7 +109,7 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
             return
         for path, mine in self._parameters(module):
             if mine is parameter and self._due(module, self._training(module), path):
-                self._record(module, _dense(parameter.grad), parameter, path=path)
+                self._see(Call("step", module, values=(_dense(parameter.grad), parameter)), path)
 
     absence = "no gradient (frozen or unused)"
 

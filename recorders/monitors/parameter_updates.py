@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from recorders.capture.calls import Call
 from recorders.monitors.base import Monitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
@@ -79,7 +80,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
             if id(parameter) in mine and (not paths or path in paths):
                 before = self.before.get(path) if self.bare else self.before.pop(path, None)
                 if before is not None:
-                    self._record(module, parameter, before, path=path)
+                    self._see(Call("step", module, values=(parameter, before)), path)
 
     def _default(self, *operands: Any) -> Any:
         return operands[0].detach() - operands[1] if len(operands) > 1 else operands[0]

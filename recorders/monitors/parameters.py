@@ -67,9 +67,11 @@ class ParameterMonitor(ModuleParameterMonitor):
         return checked_recipe(cls, reducer, options, cls._defaults)
 
     def _parts(self, call: Call) -> Iterator[tuple[str, Call]]:
-        if call.module is not None:
+        if call.site == "step":
+            yield "", call
+        elif call.module is not None:
             for path, parameter in self._parameters(call.module):
-                yield path, Call("values", call.module, values=(parameter,))
+                yield path, Call("step", call.module, values=(parameter,))
 
     def _training(self, module: nn.Module | None) -> bool:
         return super()._training(module) if self.when == "step" else Monitor._training(self, module)

@@ -40,6 +40,8 @@ def check_sites(kind: Any) -> None:
     for site in sites:
         if site not in SITES:
             raise TypeError(f"{here}: there is no such site; {did_you_mean(str(site), list(SITES))}there are {list(SITES)}")
+    if "step" in sites and kind.subject != "parameters":
+        raise TypeError(f"{here}: derive from a kind that reads parameters, such as ParameterMonitor or ParameterGradientMonitor")
     if "_attach" in vars(kind) and not kind.__module__.startswith("recorders."):
         raise TypeError(
             f"{kind.__name__}._attach: hooks that a kind puts on by itself record nothing in compiled graphs, and twice under "

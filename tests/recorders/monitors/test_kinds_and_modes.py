@@ -106,6 +106,14 @@ class Above(Monitor):
         return ((call.output > self.threshold).float(),)
 
 
+class Relative(ParameterGradientMonitor):
+    """The gradient of a parameter, relative to its norm. Operands: relative gradient."""
+
+    def operands(self, call: Call) -> tuple[Any, ...]:
+        gradient, value = call.values
+        return (gradient / value.norm(),)
+
+
 class Cell(nn.Module):
     """A layer that keeps a running total."""
 
@@ -189,6 +197,7 @@ KINDS = {
     "Attribution": Kind(Attribution, {}, "attribution"),
     "Sensitivity": Kind(Sensitivity, {}, "sensitivity"),
     "Drift": Kind(Drift, {}, "drift"),
+    "Relative": Kind(Relative, {"attr": "weight"}, "relative gradient"),
     "Above": Kind(Above, {"threshold": 0.125}, "above"),
 }
 CALLED = [name for name, row in KINDS.items() if row.kind.sites and "step" not in row.kind.sites]
@@ -198,7 +207,7 @@ def test_the_table_has_every_kind_and_every_site() -> None:
     exported = {kind for kind in vars(recorders).values() if isinstance(kind, type) and issubclass(kind, Monitor)}
     assert exported - {Monitor} <= {row.kind for row in KINDS.values()}
     own = {site for row in KINDS.values() for site in row.kind.sites if row.kind.__module__ == __name__}
-    assert own == {"forward", "forward_pre", "output_gradient", "input_gradient", "around_forward"}
+    assert own == {"forward", "forward_pre", "output_gradient", "input_gradient", "around_forward", "step"}
 
 
 # A training in each mode
@@ -238,6 +247,7 @@ def by_hand(mode: str) -> dict[str, list[Tensor]]:
             "sensitivity": h.grad.float().norm(),
             "drift": step["change"].abs(),
             "above": (y > 0.125).float(),
+            "relative gradient": net.cell.weight.grad / step["value"].norm(),
         }
         optimizer.step()
         value = net.cell.weight.detach().clone()
@@ -553,6 +563,7 @@ def test_what_a_monitor_calls_is_not_recorded(name: str) -> None:
         (("forward", "forward_pre"), "one site"),
         ("forward", "a tuple"),
         (("",), "there are"),
+        (("step",), "derive from a kind that reads parameters"),
     ],
 )
 def test_a_site_that_does_not_exist_is_refused(sites: Any, says: str) -> None:
