@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from recorders.recordings.shown import Rows, Table, shown_name
@@ -106,27 +107,19 @@ def overhead(meter: Meter, *, started: bool) -> Overhead:
         if not started:
             note = "the clock has not advanced: call recorder.attach(optimizer), or recorder.step() after every step"
         return Overhead(math.nan, math.nan, {}, 0, every, budget, note=note)
-    often, seconds = found.often(every), found.cost(every)
+    cost = found.cost()
+    often, seconds = cost.chosen / every, cost.at(every)
     left_out = ["reading results"]
-    if not found.compared:
+    if cost.error is None:
         left_out.append("what recording slows down elsewhere: no steps without recording were measured")
         if any(monitor.compiled for monitor in meter.monitors.values()):
             left_out.append("what compiled graphs compute for it in their own kernels")
     note = f"not included: {', '.join(left_out)}"
-    if budget is not None and found.least_share > budget:
+    if budget is not None and cost.share(cost.least) > budget:
         note += "; no cadence keeps within the budget: steps that record nothing exceed it already"
-    return Overhead(
-        seconds,
-        found.bare + seconds,
-        meter.by_name(found),
-        found.measured,
-        every,
-        budget,
-        often * found.on_device if found.device else None,
-        note,
-        not found.compared,
-        often * found.difference[1] if found.compared else None,
-    )
+    by_name, device = meter.by_name(found, often), often * fmean(found.device) if found.device else None
+    error = None if cost.error is None else often * cost.error
+    return Overhead(seconds, cost.bare + seconds, by_name, found.measured, every, budget, device, note, cost.error is None, error)
 
 
 def check_budget(budget: object) -> float | None:

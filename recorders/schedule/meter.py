@@ -22,13 +22,14 @@ from reducers.errors import warn_user
 
 __all__ = ["FIRST", "ROUND", "WINDOW", "Meter", "Window"]
 
-FIRST = 8  # the measured steps before the first choice of a cadence, which can only lower it
-WINDOW = 64  # the measured steps that record, in a window
+FIRST = 8  # the measured steps that record before the first choice of a cadence, which can only lower it
+WINDOW = 64  # those in a window, but for the second, which has a quarter of it; up to four times as many if steps differ much
 ROUND = 31 * WINDOW  # the fewest steps from the beginning of one window to that of the next, if there is a budget
 SPAN = 8 * WINDOW  # the most steps in a window at a low cadence, at which measured steps are far apart
-FEWEST = 5  # the fewest steps of each kind that are compared
-CLEAR = 3  # the standard errors that no difference exceeds by chance
-UNSEEN = 1.5  # if all steps record, recording costs up to so many times what is timed of it
+FEWEST = 5  # the fewest pairs of steps that are compared
+EXACT = 0.1  # the standard error of what is clear, as a share of it
+CLEAR = 1.5  # the standard errors by which the budget must be exceeded, before fewer steps record
+UNSEEN = 1.5  # if all steps record, recording may cost so many times what is timed of it
 SELDOM = 1000  # the lowest cadence: one step in 1000
 SLACK = 0.85  # the share of the budget that a higher cadence must fit into, so that the cadence does not alternate
 TOLERANCE = 0.01  # a budget that steps without recording exceed by more than this cannot be kept
@@ -44,103 +45,43 @@ class Timed(NamedTuple):
     shared: float
 
 
-class Window:
-    """What was measured in some steps, under True of steps that record, under False of others; and what it says of the cost."""
+class Cost(NamedTuple):
+    """Seconds that recording takes.
 
-    def __init__(self) -> None:
-        self.steps = self.recorded = self.told = 0  # told: of which the clock told the meter
-        self.chosen = 0.0  # the steps that would have recorded at cadence 1
-        self.measured = 0  # of the steps
-        self.pairs: list[tuple[float, float]] = []  # seconds of a step that records, and of one that does not
-        self.timed: dict[bool, list[Timed]] = {True: [], False: []}
-        self.by_name = {True: defaultdict[str, float](float), False: defaultdict[str, float](float)}
-        self.device: list[float] = []  # seconds of work on the device, in steps that record
-        self.advances: dict[bool, list[float]] = {True: [], False: []}  # seconds of the clock after the step
-        self.joins = defaultdict[str, float](float)  # in which pending observations were reduced
-        self.updates = 0.0  # the share of the work of the hooks on optimizers that is done for these monitors
+    Attributes:
+        bare: of a step without a recorder.
+        least: what a step costs that does not record.
+        recording: what a step costs beyond that if it records; `error` is the standard error, None if it was not compared.
+        seen: what was timed of that.
+        chosen: the share of the steps that record at cadence 1.
+    """
 
-    @property
-    def compared(self) -> bool:
-        """Whether there are enough steps of both kinds to compare them."""
-        return len(self.pairs) >= FEWEST
+    bare: float
+    least: float
+    recording: float
+    error: float | None
+    seen: float
+    chosen: float
 
     @property
-    def difference(self) -> tuple[float, float]:
-        """The seconds that a step takes longer if it records, a median, and its standard error, from the absolute deviation."""
-        found = [busy - idle for busy, idle in self.pairs]
-        middle = median(found)
-        return middle, 1.86 * median(abs(each - middle) for each in found) / math.sqrt(len(found))
+    def is_clear(self) -> bool:
+        """Whether more steps of the same kind would tell little more."""
+        return self.error is None or self.error <= EXACT * self.recording
 
-    @property
-    def shared(self) -> float:
-        """Seconds of the hooks on optimizers in each step, whether it records or not."""
-        return _median([one.shared for one in self.timed[False] or ([] if self.updates else self.timed[True])])
-
-    @property
-    def updating(self) -> float:
-        """Seconds in which those hooks reduce parameters for these monitors, in a step that records."""
-        return self.updates * max(0.0, _mean([one.shared for one in self.timed[True]]) - self.shared)
-
-    @property
-    def idle(self) -> float:
-        """Seconds of the monitors in a step that does not record: a median, because none of them is long on purpose."""
-        return _median([one.monitors for one in self.timed[False]])
-
-    @property
-    def seen(self) -> float:
-        """Seconds of the work that is timed, in a step that records beyond those in another one."""
-        return max(_mean([one.monitors for one in self.timed[True]]) + self.updating - self.idle, self.on_device)
-
-    @property
-    def on_device(self) -> float:
-        """Seconds of the monitors' work on the device, in a step that records."""
-        return _mean(self.device)
-
-    @property
-    def joining(self) -> float:
-        """Seconds in which pending observations are reduced, for each step that records."""
-        return sum(self.joins.values()) / max(1, self.recorded)
-
-    @property
-    def recording(self) -> float:
-        """Seconds that recording takes in a step: by comparison, unless this says nothing else than what is timed."""
-        found, error = self.difference if self.compared else (0.0, math.inf)
-        return (found if abs(found - self.seen) > CLEAR * error else self.seen) + self.joining
-
-    @property
-    def advance(self) -> float:
-        """Seconds that the clock takes to advance, if it does not know already that nothing is to be done."""
-        return _median(self.advances[False] or self.advances[True])
-
-    @property
-    def least(self) -> float:
-        """Seconds of recording in a step that does not record."""
-        return self.idle + self.shared + self.advance * self.told / max(1, self.steps)
-
-    @property
-    def bare(self) -> float:
-        """Seconds of a step without a recorder."""
-        if self.compared:
-            return max(0.0, _typical([idle for _, idle in self.pairs]) - self.idle - self.shared - 2 * self.advance)
-        return max(0.0, _typical([step - own - shared for step, own, shared in self.timed[False] or self.timed[True]]))
-
-    def often(self, every: int) -> float:
-        """The share of all steps that record at a cadence."""
-        return min(1.0, self.chosen / max(1, self.steps)) / every
-
-    def cost(self, every: int) -> float:
+    def at(self, every: int) -> float:
         """Seconds of recording per step at a cadence."""
-        return self.often(every) * self.recording + self.least
+        return self.chosen / every * self.recording + self.least
 
-    def share(self, every: int) -> float:
-        """The cost at a cadence as a share of the step. If all steps record, not all of it is seen."""
-        unseen = self.often(every) * max(0.0, UNSEEN * self.seen + self.joining - self.recording) if every == 1 else 0.0
-        return _share(self.cost(every) + unseen, self.bare)
+    def share(self, seconds: float) -> float:
+        """Seconds of recording per step as a share of the step."""
+        return seconds / (self.bare + seconds) if seconds else 0.0
 
-    @property
-    def least_share(self) -> float:
-        """The share of a step that records nothing."""
-        return _share(self.least, self.bare)
+    def exceeds(self, budget: float, every: int) -> bool:
+        """Whether recording clearly takes more than the budget at a cadence. If all steps record, not all of it is seen."""
+        recording = max(self.seen, self.recording - CLEAR * (self.error or 0.0))
+        if every == 1:
+            recording = max(recording, UNSEEN * self.seen)
+        return self.share(self.chosen / every * recording + self.least) > budget
 
     def every_within(self, budget: float) -> int:
         """The smallest cadence that keeps the cost within the budget.
@@ -148,11 +89,54 @@ class Window:
         If steps that record nothing leave less than a tenth of the budget, a tenth is used all the same, because a lower cadence
         would hardly help. The cadence is never 2, at which no step without recording is an even number of steps after one with it.
         """
-        if self.share(1) <= budget:
+        if not self.exceeds(budget, 1) and self.share(self.at(1)) <= budget:
             return 1
         allowed = budget / (1 - budget) * self.bare
         room = max(allowed - self.least, allowed / 10)
-        return max(3, min(SELDOM, math.ceil(self.often(1) * self.recording / room - 1e-9) if room else SELDOM))
+        return max(3, min(SELDOM, math.ceil(self.chosen * self.recording / room - 1e-9) if room else SELDOM))
+
+
+class Window:
+    """What was measured in some steps: under True of steps that record, under False of others."""
+
+    def __init__(self) -> None:
+        self.steps = self.told = self.measured = self.recorded = 0  # told: of which the clock told the meter
+        self.chosen = 0  # the steps that would have recorded at cadence 1
+        self.pairs: list[tuple[float, float]] = []  # seconds of a step that records, and of one that does not
+        self.timed: dict[bool, list[Timed]] = {True: [], False: []}
+        self.by_name = {True: defaultdict[str, float](float), False: defaultdict[str, float](float)}
+        self.device: list[float] = []  # seconds of work on the device, in steps that record
+        self.advances: dict[bool, list[float]] = {True: [], False: []}  # seconds in which the clock advances after the step
+        self.joins = defaultdict[str, float](float)  # seconds in which pending observations were reduced
+        self.updates = 0.0  # the share of the work of the hooks on optimizers that is done for these monitors
+
+    def difference(self) -> tuple[float, float] | None:
+        """The seconds that a step takes longer if it records, a median, and its standard error; None of too few steps."""
+        found = [busy - idle for busy, idle in self.pairs]
+        if len(found) < FEWEST:
+            return None
+        middle = median(found)
+        return middle, 1.86 * median(abs(each - middle) for each in found) / math.sqrt(len(found))
+
+    def hooks(self) -> tuple[float, float]:
+        """Seconds of the hooks on optimizers: in each step, and in one that records, where they read parameters for monitors."""
+        always = _median([one.shared for one in self.timed[False] or ([] if self.updates else self.timed[True])])
+        return always, self.updates * max(0.0, _mean([one.shared for one in self.timed[True]]) - always)
+
+    def cost(self) -> Cost:
+        """What recording costs, by comparison if there is any, otherwise as far as it is timed."""
+        (shared, updating), compared = self.hooks(), self.difference()
+        idle = _median([one.monitors for one in self.timed[False]])  # a median, because none of them is long on purpose
+        advance = _median(self.advances[False] or self.advances[True])  # to a step that does not record no hooks are switched
+        seen = max(_mean([one.monitors for one in self.timed[True]]) + updating - idle, _mean(self.device))
+        if compared is None:
+            bare = _typical([step - own - other for step, own, other in self.timed[False] or self.timed[True]])
+        else:
+            bare = _typical([without for _, without in self.pairs]) - idle - shared - 2 * advance
+        joins = sum(self.joins.values()) / max(1, self.recorded)
+        recording, error = (seen, None) if compared is None else (max(seen, compared[0]), compared[1])
+        least = idle + shared + advance * self.told / max(1, self.steps)
+        return Cost(max(0.0, bare), least, recording + joins, error, seen + joins, min(1.0, self.chosen / max(1, self.steps)))
 
 
 class Measured:
@@ -189,7 +173,8 @@ class Meter:
         self._on, self._ungated = True, False  # whether hooks are on, and whether all steps record
         self._gaps, self._timed = False, True  # whether a step came that does not record; whether monitors are timed in this pair
         self._half: float | None = None  # seconds of the step that recorded, until there is one to compare with
-        self._before, self._window, self._size, self._records = Window(), Window(), FIRST, 0  # the measured steps that recorded
+        self._before: Window | None = None
+        self._window, self._size, self._records = Window(), FIRST, 0  # the measured steps that recorded, and how many there will be
         self._step: Measured | None = None
         self._advancing = 0.0  # when the clock began to advance
         self._rest, self._wait = 0, MANY  # steps until some are measured again; until one that does not record is
@@ -253,7 +238,7 @@ class Meter:
         """
         busy, (step, self._step) = records or self._ungated, (self._step, None)
         if step is not None:
-            self._take(step, now())
+            self._take(step, now() if step.busy else step.ended)
         if not self.measuring:
             return MANY
         if not (self._on and self.monitors):
@@ -266,8 +251,7 @@ class Meter:
         if busy:
             self._timed, self._half = not self._gaps or next(self._turns), None
         step = self._step = Measured(busy, self._advancing, self.joined, Stopwatch() if self._timed else None)
-        if step.stopwatch is not None:
-            step.began = step.stopwatch.start(self.monitors.values())
+        step.began = now() if step.stopwatch is None else step.stopwatch.start(self.monitors.values())
         return 0
 
     def _is_measured(self, busy: bool) -> bool:
@@ -297,9 +281,14 @@ class Meter:
         return self.every_step
 
     def _take(self, step: Measured, after: float) -> None:
-        """Adds a step to the window, when the clock has advanced; if there are enough of them, another window begins."""
+        """Adds a step to the window; if there are enough of them, another window begins.
+
+        Args:
+            after: when the clock had advanced and taken hooks out, after a step that records; when the step ended, after another.
+        """
         window, busy = self._window, step.busy
-        window.advances[busy].append(after - step.ended)
+        advance = step.began - step.before
+        window.advances[busy].append(advance)
         window.measured += 1
         self._records += busy
         self._gaps = self._gaps or not busy
@@ -308,7 +297,7 @@ class Meter:
             if busy:
                 self._half = seconds
             elif self._half is not None:
-                window.pairs.append((self._half, seconds))
+                window.pairs.append((self._half, seconds + advance))
         else:
             mine = {name: step.stopwatch.seconds[id(monitor)] for name, monitor in self.monitors.items()}
             shared = sum(seconds for key, seconds in step.stopwatch.seconds.items() if isinstance(key, str))
@@ -318,36 +307,47 @@ class Meter:
                 window.by_name[busy][name] += seconds
             if busy and step.stopwatch.pairs:
                 self._pending = [*self._pending, (window, step.stopwatch.pairs)][-PENDING:]
-        if self._records >= self._size:
-            self._count()
+        if busy and self._records in (self._size, 2 * self._size, 4 * self._size):
+            self._end_window(window)
+
+    def _end_window(self, window: Window) -> None:
+        """Begins another window, unless more steps may tell more."""
+        self._count()
+        cost = window.cost()
+        if (
+            cost.is_clear
+            or self._records == 4 * self._size
+            or (self.budget is not None and cost.exceeds(self.budget, self.every_step))
+        ):
             if self.budget is not None:
-                self._choose(self.budget, window, self._before)
+                self._choose(self.budget, cost, None if self._before is None else self._before.cost())
             else:
                 self.measuring = False
                 time_joins(self, False)
             self._before, self._window, self._records = window, Window(), 0
+            self._window.chosen = self.every_step - 1  # the steps left out after the one that recorded
 
-    def _choose(self, budget: float, window: Window, before: Window) -> None:
-        first, every = not before.steps, self.every_step
-        if window.share(every) > budget:
-            self.every_step = max(every, window.every_within(budget))
-        elif not first:
-            self.every_step = min(every, window.every_within(budget * SLACK))
-        if not first and min(window.least_share, before.least_share) > budget + TOLERANCE:
-            self._stop(window)
+    def _choose(self, budget: float, cost: Cost, before: Cost | None) -> None:
+        every = self.every_step
+        if cost.exceeds(budget, every):
+            self.every_step = max(every, cost.every_within(budget))
+        elif before is not None:
+            self.every_step = min(every, cost.every_within(budget * SLACK))
+        if before is not None and min(one.share(one.least) for one in (cost, before)) > budget + TOLERANCE:
+            self._stop(cost)
         self._gaps = self._gaps and self.every_step == every
-        self._size = max(FIRST, min(WINDOW, SPAN // self.every_step))
-        self._rest = 0 if first else max(0, ROUND - self._size * self.every_step)
+        self._size = 2 * FIRST if before is None else max(FIRST, min(WINDOW, SPAN // self.every_step))
+        self._rest = 0 if before is None else max(0, ROUND - self._size * self.every_step)
 
-    def _stop(self, window: Window) -> None:
+    def _stop(self, cost: Cost) -> None:
         """Ends the recording: a smaller share of recorded steps would not help, because the others exceed the budget already."""
         give_up = self.give_up()
         if give_up is None:
             return
         give_up()
-        least = window.least_share
+        least = cost.share(cost.least)
         warn_user(
-            f"Recorder(budget={self.budget}): recording has stopped. Without it a step takes {1e3 * window.bare:.2g} ms, "
+            f"Recorder(budget={self.budget}): recording has stopped. Without it a step takes {1e3 * cost.bare:.2g} ms, "
             f"and of a step that records nothing the recorder takes {100 * least:.1f} %, so no cadence keeps the budget. "
             f"What was recorded stays. Give a budget of {math.ceil(100 * least + 1) / 100} or more, or none",
             RecordingWarning,
@@ -372,15 +372,14 @@ class Meter:
         self._pending = [item for item in self._pending if not _read(*item)]
         if self.measuring:
             self._count()
-        return self._window if self._records >= FIRST or not self._before.steps else self._before
+        return self._window if self._before is None or self._records >= FIRST else self._before
 
-    def by_name(self, window: Window) -> dict[str, float]:
-        """Seconds per step by the name of the monitor."""
-        often, (elements, _) = window.often(self.every_step), self._elements()
-        total, found = max(1, sum(elements.values())), {}
+    def by_name(self, window: Window, often: float) -> dict[str, float]:
+        """Seconds per step by the name of the monitor; `often` is the share of the steps that record."""
+        (elements, _), (_, updating), found = self._elements(), window.hooks(), {}
         for name in self.monitors:
             busy, idle = (window.by_name[kind][name] / max(1, len(window.timed[kind])) for kind in (True, False))
-            busy += window.updating * elements[name] / total + window.joins[name] / max(1, window.recorded)
+            busy += updating * elements[name] / max(1, sum(elements.values())) + window.joins[name] / max(1, window.recorded)
             found[name] = often * busy + (1 - often) * idle
         return found
 
@@ -391,10 +390,6 @@ def _read(window: Window, pairs: list[tuple[Any, Any]]) -> bool:
     if finished:
         window.device.append(sum(start.elapsed_time(end) for start, end in pairs) / 1e3)
     return finished
-
-
-def _share(cost: float, bare: float) -> float:
-    return cost / (bare + cost) if cost else 0.0
 
 
 def _mean(values: list[float]) -> float:
