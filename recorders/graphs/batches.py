@@ -102,7 +102,7 @@ def as_text(
 
 
 Waiting: TypeAlias = "dict[str, list[TracedObservation]]"
-"""What was gathered in a graph, by the key of the twin whose monitors it is for."""
+"""What was gathered in a graph, by the key of the spec whose monitors it is for."""
 
 
 def _is_enough(waiting: Waiting) -> bool:
@@ -118,17 +118,17 @@ _forwards: WeakKeyDictionary[Any, Waiting] = WeakKeyDictionary()
 _backwards: dict[int, Waiting] = {}
 
 
-def gather(emit: Any, twin: str, seen: TracedObservation) -> bool:
+def gather(emit: Any, spec: str, seen: TracedObservation) -> bool:
     """Keeps an observation to the end of the graph that is being traced; returns False if its end cannot be told.
 
     Args:
         emit: the function whose nodes in the graph lift.
-        twin: the key of the twin.
+        spec: the key of the spec.
     """
     found = _found(emit)
     if found is None:
         return False
-    waiting = found.setdefault(twin, [])
+    waiting = found.setdefault(spec, [])
     waiting.append(seen)
     if _is_enough(found):
         _emit_what_is_read(found)
@@ -137,11 +137,11 @@ def gather(emit: Any, twin: str, seen: TracedObservation) -> bool:
     return True
 
 
-def hand_over(emit: Any, twin: str) -> None:
-    """Hands over what was gathered for the monitors of a twin: what they get next follows it."""
+def hand_over(emit: Any, spec: str) -> None:
+    """Hands over what was gathered for the monitors of a spec: what they get next follows it."""
     found = _found(emit)
     if found is not None:
-        _emit(found.pop(twin, []))
+        _emit(found.pop(spec, []))
 
 
 def hand_over_at_end(emit: Any) -> None:
@@ -167,9 +167,9 @@ def _found(emit: Any) -> Waiting | None:
 
 
 def _emit_what_is_read(found: Waiting) -> None:
-    for twin, observations in found.items():
+    for spec, observations in found.items():
         _emit([seen for seen in observations if seen.read])
-        found[twin] = [seen for seen in observations if not seen.read]
+        found[spec] = [seen for seen in observations if not seen.read]
 
 
 def _emit_all(found: Waiting) -> None:

@@ -39,7 +39,7 @@ class Observed(NamedTuple):
     """What a graph tells of an observation of one leaf.
 
     Attributes:
-        slot: that of the handle, the same for this leaf, kept shape and dtype in all graphs of a twin.
+        slot: that of the handle, the same for this leaf, kept shape and dtype in all graphs of a spec.
         path: that of the leaf.
         columns: which statistics the kernels compute, with commas between them.
         axes: those to reduce, of the tensor as the pattern arranges it.
@@ -179,7 +179,7 @@ def _numbers(words: Sequence[Tensor]) -> list[int]:
 
 _holders: WeakSet[Any] = WeakSet()
 _waiting: dict[torch.device, bool] = {}  # whether there are holders that were not asked for this device
-_slots: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()  # of the handles of a twin, by leaf, shape and dtype
+_slots: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()  # of the handles of a spec, by leaf, shape and dtype
 
 
 def add_holder(sink: Any) -> None:
@@ -191,8 +191,8 @@ def add_holder(sink: Any) -> None:
 def can_accumulate(monitor: Any, device: str) -> bool:
     """Whether kernels on this type of device do all that the monitor asks for, so that no Python is needed when a graph runs."""
     gate, reducer = monitor.gate, monitor.reducer
-    bare = monitor.bare and not monitor.given and not monitor.buffer.shared
-    if not bare or gate.condition is not None or gate.every != 1:
+    needs_python = monitor.has_callables or monitor.given or monitor.buffer.shared
+    if needs_python or gate.condition is not None or gate.every != 1:
         return False
     return isinstance(reducer, Statistic) and bool(reducer.columns) and device_accumulation(device) is not None
 
@@ -202,12 +202,12 @@ def handle_name(kind: str, index: int | None) -> str:
     return f"handle_{kind}_{index}"
 
 
-def hand_out(twin: Any, kind: str, index: int | None) -> bool:
+def hand_out(spec: Any, kind: str, index: int | None) -> bool:
     """Called while a graph is traced: whether it gets handles. If so, all sinks get theirs now.
 
     Blocks share a graph only if all of them have handles when the compiler checks its guards.
     """
-    if not can_accumulate(twin, kind) or (may_run_again() and not twin.records_recomputed):
+    if not can_accumulate(spec, kind) or (may_run_again() and not spec.records_recomputed):
         return False
     device = torch.device(kind) if index is None else torch.device(kind, index)
     if _waiting.get(device, True):
@@ -217,9 +217,9 @@ def hand_out(twin: Any, kind: str, index: int | None) -> bool:
     return True
 
 
-def emit_accumulations(handle: Tensor | None, twin: Any, reducer: Reducer | None, leaves: Mapping[str, Tensor], told: str) -> bool:
+def emit_accumulations(handle: Tensor | None, spec: Any, reducer: Reducer | None, leaves: Mapping[str, Tensor], told: str) -> bool:
     """Called while AOT traces: adds an operator for each leaf; returns whether kernels take all of them, or nothing was added."""
-    found = [_observed(twin, reducer, path, leaf, told) for path, leaf in leaves.items()]
+    found = [_observed(spec, reducer, path, leaf, told) for path, leaf in leaves.items()]
     if not all(found):
         return False
     for observed, x in filter(None, found):
@@ -227,7 +227,7 @@ def emit_accumulations(handle: Tensor | None, twin: Any, reducer: Reducer | None
     return True
 
 
-def _observed(twin: Any, reducer: Reducer | None, path: str, leaf: Tensor, told: str) -> tuple[Observed, Tensor] | None:
+def _observed(spec: Any, reducer: Reducer | None, path: str, leaf: Tensor, told: str) -> tuple[Observed, Tensor] | None:
     if not isinstance(reducer, Statistic):
         return None
     kernels = device_accumulation(leaf.device.type)
@@ -242,7 +242,7 @@ def _observed(twin: Any, reducer: Reducer | None, path: str, leaf: Tensor, told:
     except Exception:  # such as a pattern that does not fit: reported when the graph runs
         return None
     columns = ",".join(reducer.columns.values())
-    slots = _slots.setdefault(twin, {})
+    slots = _slots.setdefault(spec, {})
     slot = slots.setdefault((path, columns, kept, x.dtype), len(slots))
     return (Observed(slot, path, columns, axes, reducer.threshold, told), x) if slot < kernels.SLOTS else None
 

@@ -1,8 +1,8 @@
-"""Sinks and twins: what compiled graphs know of monitors, by numbers and names.
+"""Sinks and specs: what compiled graphs know of monitors, by numbers and names.
 
 Nothing in a graph belongs to a single monitor. If everything that the compiler guards is equal, blocks of one class that are each
 compiled by themselves share a graph. So the sink of an observation is an input of the graph: a tensor that holds the sink's
-number. The compiler sees of a monitor only a twin, which all monitors made alike share.
+number. The compiler sees of a monitor only a spec, which all monitors made alike share.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from recorders._torch import has_dispatch_modes, outside_modes, without_modes
 
-__all__ = ["find_sink", "find_twin", "new_sink", "new_twin_key"]
+__all__ = ["find_sink", "find_spec", "new_sink", "new_spec_key"]
 
 _numbers = itertools.count()
 _sinks: WeakValueDictionary[int, Any] = WeakValueDictionary()
-_twins: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_specs: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def new_sink(sink: Any) -> Tensor:
@@ -52,10 +52,10 @@ def _numbered(number: int) -> Tensor:
     return tensor
 
 
-def new_twin_key(twin: Any) -> str:
-    """Returns a new key by which graphs identify `twin`: a string, because a graph may turn a number into a variable."""
+def new_spec_key(spec: Any) -> str:
+    """Returns a new key by which graphs identify `spec`: a string, because a graph may turn a number into a variable."""
     key = str(next(_numbers))
-    _twins[key] = twin
+    _specs[key] = spec
     return key
 
 
@@ -64,6 +64,6 @@ def find_sink(sink: Tensor | int) -> Any:
     return _sinks.get(int(sink))
 
 
-def find_twin(key: str) -> Any:
-    """Returns the twin of this key, or None if it was freed."""
-    return _twins.get(key)
+def find_spec(key: str) -> Any:
+    """Returns the spec of this key, or None if it was freed."""
+    return _specs.get(key)

@@ -28,7 +28,7 @@ from recorders.graphs.codec import encoded, packed
 from recorders.graphs.device import emit_accumulations
 from recorders.graphs.operators import can_record
 from recorders.graphs.reading import GraphObservation, copied_observation, graph_observations, is_faster_outside
-from recorders.graphs.sinks import find_twin
+from recorders.graphs.sinks import find_spec
 from reducers import Reducer, State
 from reducers._torch import constant_in_graphs, in_graphs
 
@@ -72,37 +72,37 @@ def emit_leaves(sink: Tensor, key: str, paths: list[str], tensors: list[Tensor],
     Args:
         handle: that of the sink, if the graph may accumulate the leaves; see `handles.py`.
     """
-    twin = find_twin(key)
-    if twin is not None:
-        outside_modes(_emit_leaves, sink, twin, paths, tensors, stream, handle)
+    spec = find_spec(key)
+    if spec is not None:
+        outside_modes(_emit_leaves, sink, spec, paths, tensors, stream, handle)
     hand_over_at_end(emit_leaves)
 
 
-def _emit_leaves(sink: Tensor, twin: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
-    reducer: Reducer | None = None if twin.given else twin.reducer  # what is given is no part of the graph
+def _emit_leaves(sink: Tensor, spec: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
+    reducer: Reducer | None = None if spec.given else spec.reducer  # what is given is no part of the graph
     with NoAutocast(), torch.no_grad():
         told = as_text(dict(zip(paths, tensors, strict=True)))
         leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}
         plain = handle is not None and not any(map(is_spread, tensors))
-        if plain and emit_accumulations(handle, twin, reducer, leaves, told):
+        if plain and emit_accumulations(handle, spec, reducer, leaves, told):
             return
         states = read = None
         CHANGES.note()  # a net that was spread over ranks is traced again
-        # All monitors of a twin are due in the same steps, if nothing else is asked of them, such as what part of a DTensor it is.
+        # All monitors of a spec are due in the same steps, if nothing else is asked of them, such as what part of a DTensor it is.
         # Of plain tensors that is asked when the graph runs, once, because layouts may be told later.
-        alike = twin.gate.only_steps_and_mode and not any(map(is_spread, tensors))
-        if reducer is not None and alike and twin.on_error != "raise" and can_record():  # the operator in C++ passes on no error
+        alike = spec.gate.only_steps_and_mode and not any(map(is_spread, tensors))
+        if reducer is not None and alike and spec.on_error != "raise" and can_record():  # the operator in C++ passes on no error
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):  # reported when the leaves are lifted
                 read = _read(reducer, leaves)
-            if read and gather(emit_leaves, twin.twin_key, TracedObservation(sink, stream, {}, told, read)):
+            if read and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, {}, told, read)):
                 return
         if reducer is not None and reducer.liftable:
             # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):
                 states = None if is_faster_outside(leaves.values()) else _lifted(reducer, leaves)
-            if states is not None and alike and gather(emit_leaves, twin.twin_key, TracedObservation(sink, stream, states, told)):
+            if states is not None and alike and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, states, told)):
                 return
-        hand_over(emit_leaves, twin.twin_key)
+        hand_over(emit_leaves, spec.spec_key)
         if states is None:
             torch.ops.torch_recorders.receive_leaves(sink, stream, list(leaves), list(leaves.values()), told)
         else:

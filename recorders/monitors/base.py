@@ -19,7 +19,7 @@ from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import Observer, report_failures
 from recorders.monitors.sites import GRADIENTS, SITES, check_sites, trace_hook
 from recorders.monitors.snapshots import copied, merged, snapshot
-from recorders.monitors.twins import name_of_hook, renew_spec
+from recorders.monitors.trace_specs import name_of_hook, renew_spec
 from recorders.recordings.past import Past
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording
@@ -142,7 +142,7 @@ class Monitor(Observer, Recorded, Past):
             raise TargetError(f"{self.describe()} needs a torch.nn.Module to sit on and got {target!r}")
         if not self.hooks.resume(target):
             self._check(target)
-            self.doubtful = channels.resolve(self, target)
+            self.checks_channels = channels.resolve(self, target)
             self.deregister()
             self.hooks.move(target)
             self._ensure_clock()

@@ -52,13 +52,13 @@ def resolve(monitor: Any, module: nn.Module) -> bool:
             monitor.patterns = tuple(_patterns(monitor.reducer))
             return True
     monitor.patterns = tuple(_patterns(monitor.reducer))
-    judged = bool(monitor.side) and monitor.bare and channel_axis(module) is not None
+    judged = bool(monitor.side) and not monitor.has_callables and channel_axis(module) is not None
     return judged and any(map(_keeps_second, monitor.patterns))
 
 
 def checked(monitor: Any, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tuple[Tensor, ...]]:
     """Returns the first observation; warns if its channels are not on the axis that the pattern keeps."""
-    monitor.doubtful = False
+    monitor.checks_channels = False
     module, x = monitor.module, next(iter(inputs.values()), (None,))[0]
     if module is None or x is None:
         return inputs
@@ -85,7 +85,7 @@ def checked(monitor: Any, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tu
 def _unknown(monitor: Any) -> dict[str, None]:
     """The classes of layers of which the recorder of this monitor waits to see where their channels are."""
     others = (monitor.context.monitors() or {}).values()
-    layers = [other.module for other in others if other.doubtful and other.module is not None]
+    layers = [other.module for other in others if other.checks_channels and other.module is not None]
     return dict.fromkeys(type(layer).__name__ for layer in layers if channel_axis(layer) is None)
 
 

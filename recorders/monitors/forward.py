@@ -10,7 +10,7 @@ from torch import nn
 from recorders._torch import outside_modes
 from recorders.capture.entering import timed
 from recorders.capture.operands import as_operands
-from recorders.graphs.sinks import new_twin_key
+from recorders.graphs.sinks import new_spec_key
 from recorders.monitors.base import Monitor
 from recorders.monitors.graphs import trace, wanted_in_graph
 from recorders.monitors.options import MonitorOptions
@@ -72,7 +72,7 @@ class CallMonitor(Monitor):
 
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         super().__init__(reducer, module, **options)
-        self.twin_key = new_twin_key(self)  # code that pushes inside a graph uses the monitor itself, not a twin
+        self.spec_key = new_spec_key(self)  # code that pushes inside a graph uses the monitor itself, not a spec
 
     def unseen(self) -> str:
         return "nothing was pushed"

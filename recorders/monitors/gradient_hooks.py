@@ -24,7 +24,7 @@ from recorders.capture.entering import guarded
 from recorders.capture.given import Block, block_of, keep, under
 from recorders.capture.layouts import Told
 from recorders.capture.operands import TRACED, leaves, pack, symbolic, tracing
-from recorders.graphs.sinks import find_sink, find_twin
+from recorders.graphs.sinks import find_sink, find_spec
 from recorders.graphs.trace import emit_call, emit_failure, emit_keep, emit_leaves
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
 from recorders.monitors.origins import first_sight, origin_of
@@ -169,7 +169,7 @@ def watch_leaf(monitor: Any, module: nn.Module, path: str, tensor: Tensor) -> li
 
 def _needs_tensor(monitor: Observer) -> bool:
     """Whether callables or the kind itself may look at the tensor, beside its gradient."""
-    return not (monitor.bare and monitor.as_seen)
+    return monitor.has_callables or not monitor.as_seen
 
 
 def _hooked(monitor: Any, tensor: Tensor, version: int, path: str) -> Sighting:
@@ -235,7 +235,7 @@ def trace_watch(spec: Any, receiver: Tensor, module: nn.Module, value: Any) -> N
         for path, tensor in found:
             origin = origin_of(tensor, receiver)
             if origin == "made here":
-                hook_in_graph(tensor, receiver, spec.twin_key, path, handle)
+                hook_in_graph(tensor, receiver, spec.spec_key, path, handle)
             elif origin == "given" or (origin == "given within" and alone):
                 hook_given(tensor, receiver, path, kept_in_graph(spec, tensor, receiver))
             elif origin != "hooked":  # the hook is outside of the checkpoint, and what it would need inside
@@ -302,7 +302,7 @@ def hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str, handle:
     If Dynamo traced the hook, compiling would take several times as long. And objects that were changed in the graph before the
     hook would lose their later changes (torch 2.13), which breaks graphs with a key-value cache.
     """
-    spec = find_twin(key)
+    spec = find_spec(key)
     if spec is None or not tensor.requires_grad or not first_sight(tensor, receiver):
         return
     seen = kept_in_graph(spec, tensor, receiver)

@@ -22,7 +22,7 @@ from recorders.graphs.codec import leaf_paths, leaves_of
 from recorders.graphs.device import Accumulators, Observed, add_holder, can_accumulate, hand_out, handle_name
 from recorders.graphs.reading import reader_of
 from recorders.graphs.rows import GraphRing, Packs, Rows, capacity_for, parts
-from recorders.graphs.sinks import find_sink, find_twin, new_sink
+from recorders.graphs.sinks import find_sink, find_spec, new_sink
 from recorders.graphs.tables import Table, has_filled
 from recorders.graphs.trace import emit_call, emit_leaves
 from recorders.monitors.places import note_places
@@ -217,24 +217,24 @@ def _count_calls(ring: GraphRing, monitors: Sequence[Any]) -> None:
 UNREADY = "no memory for it on the device when a CUDA graph ran"
 
 
-def wanted_in_graph(twin: Observer, module: nn.Module | None) -> bool:
+def wanted_in_graph(spec: Observer, module: nn.Module | None) -> bool:
     """Whether the graph that is being traced may record calls of `module`; what else the gate asks is asked when the graph runs."""
-    return twin.gate.records_in(twin._training(module)) and not tracing()
+    return spec.gate.records_in(spec._training(module)) and not tracing()
 
 
-def in_due_step(twin: Observer) -> bool:
+def in_due_step(spec: Observer) -> bool:
     """Whether any monitor of the clock records in this step: a graph knows no more of the steps, so there are two graphs."""
-    return not twin.gate.chooses_steps or twin._clock is None or twin._clock.busy
+    return not spec.gate.chooses_steps or spec._clock is None or spec._clock.busy
 
 
-def handle_in_graph(twin: Observer, sink: Tensor, tensors: list[Tensor]) -> Tensor | None:
+def handle_in_graph(spec: Observer, sink: Tensor, tensors: list[Tensor]) -> Tensor | None:
     """Called while a graph is traced: the handle of the sink on the device of all these tensors; None if there is none.
 
     With a handle the graph need not know whether the step is due; see `recorders/graphs/device.py`.
     """
     if tensors and all(tensor.device == tensors[0].device for tensor in tensors):
         kind, index = tensors[0].device.type, tensors[0].device.index
-        if _handed_out(twin.twin_key, kind, index):
+        if _handed_out(spec.spec_key, kind, index):
             handle: Tensor = getattr(sink, handle_name(kind, index))
             return handle
     return None
@@ -242,19 +242,19 @@ def handle_in_graph(twin: Observer, sink: Tensor, tensors: list[Tensor]) -> Tens
 
 @constant_in_graphs
 def _handed_out(key: str, kind: str, index: int | None) -> bool:
-    twin = find_twin(key)
-    return twin is not None and hand_out(twin, kind, index)
+    spec = find_spec(key)
+    return spec is not None and hand_out(spec, kind, index)
 
 
-def trace(twin: Observer, sink: Tensor, operands: tuple[Any, ...], path: str = "") -> None:
+def trace(spec: Observer, sink: Tensor, operands: tuple[Any, ...], path: str = "") -> None:
     """Adds one observation to the graph that is being traced, for the monitor of `sink`, if its step may be due."""
-    found = list(leaves(twin._default(*operands), path)) if twin.bare else []
+    found = [] if spec.has_callables else list(leaves(spec._default(*operands), path))
     tensors = [tensor for _, tensor in found]
-    handle = handle_in_graph(twin, sink, tensors)
-    if handle is None and not in_due_step(twin):
+    handle = handle_in_graph(spec, sink, tensors)
+    if handle is None and not in_due_step(spec):
         return
     if found:
-        emit_leaves(sink, twin.twin_key, [leaf for leaf, _ in found], tensors, path, handle)
+        emit_leaves(sink, spec.spec_key, [leaf for leaf, _ in found], tensors, path, handle)
     else:
         emit_call(sink, operands, path)
 

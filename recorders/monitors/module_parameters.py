@@ -77,7 +77,7 @@ class ModuleParameterMonitor(Monitor):
         self.attr = None if attr is None else as_names(attr, type(self).__name__, "a parameter")
         super().__init__(reducer, module, **options)
         computes = type(self).operands is not Monitor.operands  # a subclass may; then the monitor has to be asked
-        self._stackable = self.bare and not computes and not self.given and is_stackable(self.reducer)
+        self._stackable = not (self.has_callables or computes) and not self.given and is_stackable(self.reducer)
 
     def applies(self, module: nn.Module) -> bool:
         return any(True for _ in self._parameters(module))

@@ -62,7 +62,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
     def notified(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
         due = bool(leaves) and self._due(module, self._training(module), weakref.ref(optimizer))
         for path, parameter in leaves:
-            before = self.before.get(path) if self.bare else None  # a callable may keep what it is given
+            before = None if self.has_callables else self.before.get(path)  # a callable may keep what it is given
             if not due:
                 self.before.pop(path, None)
             elif before is not None and (before.shape, before.dtype, before.device) == (
@@ -78,7 +78,7 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
         """Records the change of those of `mine` that were copied before the step, one by one."""
         for path, parameter in self._parameters(module):
             if id(parameter) in mine and (not paths or path in paths):
-                before = self.before.get(path) if self.bare else self.before.pop(path, None)
+                before = self.before.pop(path, None) if self.has_callables else self.before.get(path)
                 if before is not None:
                     self._see(Call("step", module, values=(parameter, before)), path)
 

@@ -86,13 +86,13 @@ class Observer:
         self.last_error: str | None = None
         self.compiled = self.dry_run = False  # whether a graph recorded; whether only shapes are recorded
         self.dry_run_shapes: dict[str, tuple[int, ...]] = {}
-        self.doubtful = False  # whether its pattern may not keep channels, which the first observation will show
-        self.bare = self.filter_ is None and self.map_ is None and self.op_ is None
+        self.checks_channels = False  # whether its pattern may not keep channels, which the first observation will show
+        self.has_callables = any(function is not None for function in (self.filter_, self.map_, self.op_))
         # Whether its kind computes nothing: the operands are what its site sees, and the reducer gets the first of them.
         kind = type(self)
         self.as_seen = (kind.operands, kind._parts, kind._default) == (Observer.operands, Observer._parts, Observer._default)
-        self._may_wait = self.bare and self.as_seen and not self.given and self.buffer.batchable
-        self.twin_key = ""  # the key of a `TraceSpec`, if this is the monitor of one
+        self._may_wait = self.as_seen and not self.has_callables and not self.given and self.buffer.batchable
+        self.spec_key = ""  # the key of a `TraceSpec`, if this is the monitor of one
         self._clock: Clock | None = None  # one of its own only if no recorder gives it another
 
     @property
@@ -217,7 +217,7 @@ class Observer:
         work(self, module, operands, reduce, self, operands, path, told)
 
     def _inputs(self, operands: tuple[Any, ...]) -> Inputs:
-        return channels.checked(self, reducer_inputs(self, operands)) if self.doubtful else reducer_inputs(self, operands)
+        return channels.checked(self, reducer_inputs(self, operands)) if self.checks_channels else reducer_inputs(self, operands)
 
     def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
         """Records an observation that a compiled graph hands over without lifting it."""
@@ -272,7 +272,7 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, told: Told |
         told: what a graph told of the operands.
     """
     made_of: Placement | None = None
-    if not monitor.bare:
+    if monitor.has_callables:
         tensors = [tensor for operand in operands for _, tensor in leaves(operand)]
         if not monitor.dry_run:
             check_numbers(tensors)

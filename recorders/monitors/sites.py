@@ -56,7 +56,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 def _attach_after(monitor: Any, module: nn.Module) -> list[Any]:
     # A graph guards that a hook gets keyword arguments, in each call; if nobody needs the inputs, these may lack them.
-    needs_inputs = not (monitor.of_module or (monitor.bare and monitor.as_seen))
+    needs_inputs = not monitor.of_module and (monitor.has_callables or not monitor.as_seen)
     hook = monitor._hook(monitor._after, "forward")
     return [module.register_forward_hook(hook, prepend=monitor.prepend, with_kwargs=needs_inputs)]
 

@@ -17,7 +17,7 @@ from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.snapshots import resume
-from recorders.monitors.twins import leave_clock
+from recorders.monitors.trace_specs import leave_clock
 from recorders.recorder.attached import warn_of_equals
 from recorders.recorder.blocks import Blocks
 from recorders.recorder.prototypes import Prototype, as_prototype, check_names, join, recipes
@@ -127,7 +127,7 @@ class Subrecorders(Mapping[str, Monitor]):
                 for place in places:
                     if place.attr is None and not prototype.applies(place.module):
                         continue
-                    make, doubtful = recipe(place.module)
+                    make, unknown = recipe(place.module)
                     matched = True
                     attr = prototype.attr if place.attr is None else place.attr
                     name, *others = [join(group, name) for name in place.names]
@@ -139,7 +139,7 @@ class Subrecorders(Mapping[str, Monitor]):
                         self._configure(name, monitor)
                         present = name
                         added[name] = monitor.register(place.module)
-                        monitor.doubtful = monitor.doubtful or doubtful
+                        monitor.checks_channels = monitor.checks_channels or unknown
                         self._by_module.setdefault(place.module, []).append(monitor)
                     aliases.update({other: present for other in (name, *others) if other != present})
                 check_names(prototype, [place.module for place in places if place.attr is None])
@@ -176,12 +176,12 @@ class Subrecorders(Mapping[str, Monitor]):
         if module is None and prototype.subject != "values":
             raise SelectionError(f"{here} needs the module to put {prototype!r} on; only a CallMonitor needs none")
         target = module if module is None else unwrapped(module)
-        make, doubtful = recipes(prototype)(target)
+        make, unknown = recipes(prototype)(target)
         present = None if target is None else self._find_equal(make, prototype.attr, target)
         if present is None:
             made = make(prototype.attr)
             self[name] = made if target is None else made.register(target)
-            made.doubtful = made.doubtful or doubtful
+            made.checks_channels = made.checks_channels or unknown
         else:
             self.aliases[name] = present
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from recorders.capture.hooks import SPECS, Hook
 from recorders.capture.switching import hook_of
-from recorders.graphs.sinks import new_twin_key
+from recorders.graphs.sinks import new_spec_key
 
 __all__ = ["TraceSpec", "leave_clock", "name_of_hook", "renew_spec"]
 
@@ -24,8 +24,8 @@ class TraceSpec:
     """
 
     def __init__(self, monitor: Any) -> None:
-        self.monitor, self.key = monitor, new_twin_key(monitor)
-        monitor.twin_key = self.key
+        self.monitor, self.key = monitor, new_spec_key(monitor)
+        monitor.spec_key = self.key
         setattr(SPECS, self.key, monitor.trace)
         weakref.finalize(self, delattr, SPECS, self.key).atexit = False
 
