@@ -175,13 +175,13 @@ KINDS: dict[str, tuple[Callable[[Net], Monitor], list[str]]] = {
     "value": (lambda net: ParameterMonitor(Quantile()), ["notified", "parameters_of", "operands_of", "_observe"]),
     "gradient of a parameter": (
         lambda net: ParameterGradientMonitor(Quantile()),
-        ["notified", "operands_of", "_observe", "_record"],
+        ["notified", "operands_of", "_observe", "_see"],
     ),
     "accumulated": (
         lambda net: ParameterGradientMonitor(Norm(), when="accumulate"),
         ["_hook_new", "_accumulated", "_parameters"],
     ),
-    "update": (lambda net: ParameterUpdateMonitor(Quantile()), ["notified", "changed", "_record"]),
+    "update": (lambda net: ParameterUpdateMonitor(Quantile()), ["notified", "changed", "_see"]),
     "state": (lambda net: OptimizerStateMonitor(Quantile(), "exp_avg"), ["operands_of", "_kept", "_observe"]),
 }
 
