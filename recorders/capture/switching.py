@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from torch import nn
@@ -25,18 +25,10 @@ from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
 from reducers.kernels.locks import new_lock
 
-__all__ = ["SWITCHING", "Switchable", "SwitchedHooks", "grouped", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
+__all__ = ["SWITCHING", "SwitchedHooks", "grouped", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
 
 Hooks: TypeAlias = "OrderedDict[int, Any]"
 Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, and ids of hooks
-
-
-class Switchable(Protocol):
-    """An object with hooks that may be taken out."""
-
-    def switchable(self) -> tuple[list[Any], bool]:
-        """Returns the handles of the hooks that may be taken out now, and whether later calls will return the same handles."""
-
 
 SWITCHING = new_lock()
 """Is held while hooks are taken out, put back or removed: clocks of several threads do so, and users. Whoever holds it waits for no
@@ -155,8 +147,8 @@ class SwitchedHooks:
         """Notes that the monitors or their hooks have changed."""
         self.again, self._wait = 0, 1
 
-    def off(self, monitors: Iterable[Switchable], step: int) -> None:
-        """Takes the hooks out, except those of monitors that were never called.
+    def off(self, monitors: Iterable[Any], step: int) -> None:
+        """Takes the hooks out that `switchable()` of each monitor returns, all but those of monitors that were never called.
 
         Such monitors are asked again at a later step. The number of steps until then doubles each time.
         """

@@ -301,9 +301,9 @@ class Recorder(OfPairs):
         """What recording costs a step, in total and by subrecorder; measured only if it is asked for. See `Overhead`.
 
         With a `budget` it is measured from the beginning. Without one, the first call tells nothing yet, and measures the next 64
-        steps that record; a later call tells what was found, and if those steps are over, measures the next ones. All other steps
-        read no clock. No observation is left out for it: if each step records, there is nothing to compare with, and the figure is
-        the least that recording costs.
+        steps that record (up to 256 if steps are compared and differ much); a later call tells what was found, and if those steps
+        are over, measures the next ones. All other steps read no clock. No observation is left out for it: if each step records,
+        there is nothing to compare with, and the figure is the least that recording costs.
         """
         self._clock.measure(self._meter)  # counts the steps up to now
         found = overhead(self._meter, started=self._clock.step > 0 or self._clock.attached)

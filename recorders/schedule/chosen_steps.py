@@ -5,38 +5,16 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from recorders.capture.switching import SwitchedHooks
 from recorders.errors import MonitorError
 
-__all__ = ["Chosen", "StepChooser", "StepGroup", "Steps", "as_steps", "shown_steps"]
+__all__ = ["Chosen", "StepGroup", "Steps", "as_steps", "shown_steps"]
 
 Steps: TypeAlias = "range | slice | Collection[int] | Callable[[int], bool]"
 Chosen: TypeAlias = "range | tuple[int, ...] | Callable[[int], bool] | None"
-
-
-class ChoosesSteps(Protocol):
-    """What says in which steps to record."""
-
-    steps: Chosen
-    every_step: int
-
-
-class StepChooser(Protocol):
-    """A monitor, which may record in some steps only."""
-
-    @property
-    def gate(self) -> ChoosesSteps:
-        """Says in which."""
-        ...
-
-    def switch(self, active: bool, error: Exception | None) -> None:
-        """Turns recording on or off; `error` is the exception that the choice of steps raised, or None."""
-
-    def switchable(self) -> tuple[list[Any], bool]:
-        """Returns the handles of the hooks that may be taken out now, and whether later calls will return the same handles."""
 
 
 class StepGroup:

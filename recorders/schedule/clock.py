@@ -14,7 +14,7 @@ from recorders.capture.operands import recomputing, tracing
 from recorders.capture.switching import SwitchedHooks, grouped, put_back, remove
 from recorders.errors import MonitorError
 from recorders.graphs.sinks import new_sink
-from recorders.schedule.chosen_steps import Chosen, StepChooser, StepGroup, Steps, as_steps, shown_steps
+from recorders.schedule.chosen_steps import Chosen, StepGroup, Steps, as_steps, shown_steps
 from recorders.schedule.steps import count_steps, stop_counting, watch_for_standing
 from reducers.kernels.locks import new_lock
 
@@ -231,7 +231,7 @@ class Clock:
         self._handle = None
         self._counting.change()
 
-    def add(self, monitor: StepChooser) -> None:
+    def add(self, monitor: Any) -> None:
         """Switches `monitor`, which is held weakly, on and off from now on."""
         steps, every_step = monitor.gate.steps, monitor.gate.every_step
         with self._lock:
@@ -247,7 +247,7 @@ class Clock:
             self.busy = self.busy or group.due
         monitor.switch(group.due, group.error)
 
-    def release(self, monitor: StepChooser) -> None:
+    def release(self, monitor: Any) -> None:
         """Stops switching `monitor`; it stays on or off as it is now."""
         self.restore_hooks(monitor)
         with self._lock:

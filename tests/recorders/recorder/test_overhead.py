@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,7 @@ def test_steps_that_record_are_compared_with_those_that_do_not(time: Time) -> No
     assert dict(cost.by_name) == pytest.approx({"": 0.1 / 5}, rel=0.01)
     assert not cost.lower_bound
     assert cost.error == pytest.approx(0.0, abs=1e-9)
+    assert "takes 100 ms (+- 500 us) of a step" in str(replace(cost, error=0.0005))
     assert recorder.samples(0) == 40
 
 
@@ -625,6 +627,18 @@ def test_what_waits_and_is_reduced_once_in_a_while_is_in_the_average(time: Time)
         cost.cost = 6.4 if step % 64 == 63 else 0.0
         cost.run(1)
     assert cost.recorder.overhead().seconds == pytest.approx(0.1, rel=0.25)
+
+
+def test_no_cadence_is_two_and_fewer_steps_record_only_if_that_is_clear() -> None:
+    for hundredths in range(1, 300):
+        cost = meter.Cost(bare=1.0, least=0.0, recording=hundredths / 100, error=0.0, seen=0.0, chosen=1.0)
+        every = cost.every_within(0.05)
+        assert every != 2
+        assert not cost.exceeds(0.05, every)
+    unclear = meter.Cost(bare=1.0, least=0.0, recording=0.2, error=0.1, seen=0.01, chosen=1.0)
+    assert [unclear.exceeds(0.05, every) for every in (1, 3)] == [False, False]
+    assert unclear._replace(error=0.01).exceeds(0.05, 3)
+    assert unclear._replace(seen=0.2).exceeds(0.05, 3)
 
 
 def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:
