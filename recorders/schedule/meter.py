@@ -250,8 +250,9 @@ class Meter:
             return self._rest or (0 if busy else max(0, self._wait - 1))
         if busy:
             self._timed, self._half = not self._gaps or next(self._turns), None
-        step = self._step = Measured(busy, self._advancing, self.joined, Stopwatch() if self._timed else None)
+        step = Measured(busy, self._advancing, self.joined, Stopwatch() if self._timed else None)
         step.began = now() if step.stopwatch is None else step.stopwatch.start(self.monitors.values())
+        self._step = step
         return 0
 
     def _is_measured(self, busy: bool) -> bool:
@@ -271,9 +272,10 @@ class Meter:
 
     def end(self) -> int:
         """Ends a step, because the clock begins to advance; returns the cadence from now on."""
-        step = self._step
+        step, self._step = self._step, None  # if this is interrupted, the step is not measured
         if step is not None:
             step.ended = self._advancing = now() if step.stopwatch is None else step.stopwatch.stop()
+            self._step = step
         elif not self._rest:
             self._advancing = now()
         if self._pending:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from paths import ROOT
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -196,7 +198,7 @@ def test_a_step_reads_no_clock_and_measures_nothing_unless_somebody_asks() -> No
     _, found = calls_of_measuring(lambda: run(2))
     assert {"start", "_time", "perf_counter"} <= set(found)
     run(meter.WINDOW)
-    assert calls_of_measuring(run)[1] == []
+    assert calls_of_measuring(lambda: run(50))[1] == []
     cost = recorder.overhead()
     assert (cost.steps, cost.lower_bound) == (meter.WINDOW, True)
     assert recorder.samples("out/0") == recorder.samples("loss") == recorder.clock.step  # nothing was left out for it
@@ -327,6 +329,38 @@ def test_what_a_training_does_in_every_other_step_is_no_cost_of_recording(time: 
     assert recorder._meter.measured().cost().recording == pytest.approx(0.1)
 
 
+@given(
+    every_step=st.sampled_from([1, 2, 3, 7, 40, 90]),
+    asked=st.lists(st.integers(0, 299), max_size=6),
+    jumps=st.dictionaries(st.integers(0, 299), st.integers(0, 500), max_size=2),
+    off=st.integers(0, 299),
+)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_asking_at_any_time_changes_nothing_of_what_is_recorded(
+    every_step: int, asked: list[int], jumps: dict[int, int], off: int
+) -> None:
+    layers = [nn.Identity(), nn.Identity()]
+    recorders = [Recorder(a=ForwardMonitor(Count(), every_step=every_step), b=CallMonitor(Count())).modules(one) for one in layers]
+    for step in range(300):
+        for layer, recorder in zip(layers, recorders, strict=True):
+            if step in jumps:
+                recorder.clock.step = jumps[step]
+            if step == off:
+                recorder.deregister()
+            elif step == off + 20:
+                recorder.register()
+            layer(torch.ones(1))
+            recorder.push("b", 1.0)
+            recorder.step()
+        if step in asked:
+            recorders[0].overhead()
+        assert recorders[0].clock.step == recorders[1].clock.step
+    found = [dict(zip(recorder, recorder.iter_samples(), strict=True)) for recorder in recorders]
+    assert found[0] == found[1]
+    for recorder in recorders:
+        recorder.deregister()
+
+
 def test_a_hook_within_the_work_of_a_hook_counts_once(time: Time) -> None:
     inner = nn.Identity()
     slow = Recorder(ForwardMonitor(Mean(), op_=time.costing(2))).modules(inner)
@@ -408,10 +442,12 @@ def test_an_interruption_while_a_measured_step_begins_or_ends_leaves_nothing_beh
             layer(torch.ones(1))
             with pytest.raises(KeyboardInterrupt):
                 recorder.step()
+        layer(torch.ones(1))
+        recorder.step()
     for _ in range(4):
         layer(torch.ones(1))
         recorder.step()
-    assert recorder.samples(0) == 8
+    assert recorder.samples(0) == 12
     assert recorder.overhead().seconds == 1.0
     recorder._meter.drop()
     assert entering.timing is None
