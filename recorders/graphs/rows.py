@@ -13,8 +13,7 @@ from torch import Tensor
 from recorders._torch import NoInference
 from recorders.graphs.batches import GraphBatch
 from recorders.graphs.codec import leaf_paths, leaves_of, unpacked
-from recorders.ring.codecs import COPIES, SMALL, Copies
-from recorders.ring.ring import Pending
+from recorders.ring.ring import COPIES, SMALL, Copies, Pending
 from reducers import Reducer, State
 from reducers.kernels.locks import new_lock
 

@@ -18,8 +18,7 @@ from recorders.graphs.device import Accumulators
 from recorders.graphs.rows import GraphRing, Share, packed_states_of
 from recorders.recordings.placement import Placement
 from recorders.ring.changes import Changes
-from recorders.ring.codecs import PartialStates, copies_of, partial_states_of
-from recorders.ring.ring import Codec, Pending, Ring
+from recorders.ring.ring import Codec, PartialStates, Pending, Ring, copies_of, partial_states_of
 from recorders.ring.state import EMPTY, MonitorState, flush
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused

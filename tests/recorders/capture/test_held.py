@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, MonitorError, Recorder, RecordingWarning
-from recorders.ring.codecs import COPIES, SMALL, Copies
-from recorders.ring.ring import Ring
+from recorders.ring.ring import COPIES, SMALL, Copies, Ring
 from reducers import EMA, Collect, Last, Mean, Moments, Product, Quantile, State, Statistic, Summary
 
 MOST = COPIES.most

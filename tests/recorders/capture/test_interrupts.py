@@ -29,7 +29,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
 )
-from recorders.ring.codecs import COPIES
+from recorders.ring.ring import COPIES
 from recorders.ring.rows import LOCK
 from reducers import History, Last, Moments, Norm, Product
 

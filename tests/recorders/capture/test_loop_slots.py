@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recorders import ForwardMonitor, Monitor, Recorder
-from recorders.ring import codecs
-from recorders.ring.codecs import SMALL
+from recorders.ring import ring as codecs
+from recorders.ring.ring import SMALL
 from reducers import Activity, Extremes, Mean, Min, Moments, Norm, Quantile, Sparsity, State, Statistic, Sum, Summary
 from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels.loop import building

@@ -8,7 +8,7 @@ import pytest
 import torch
 from launches import Counted, recorded
 
-from recorders.ring import codecs
+from recorders.ring import ring as codecs
 from reducers import Activity, Extremes, Mean, Moments, Norm, Reducer, Sparsity, Summary
 
 if importlib.util.find_spec("triton") is None:

@@ -16,9 +16,8 @@ from test_interrupts import Calls, sweep
 from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Monitor, Recorder, load
-from recorders.ring import codecs
-from recorders.ring.codecs import SMALL
-from recorders.ring.ring import Ring
+from recorders.ring import ring as codecs
+from recorders.ring.ring import SMALL, Ring
 from reducers import EMA, Mean, Moments, Reducer, State, Statistic, Sum, Summary
 from reducers.kernels import waiting
 

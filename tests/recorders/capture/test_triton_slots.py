@@ -19,7 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
 from recorders import ForwardMonitor, Recorder
-from recorders.ring import codecs
+from recorders.ring import ring as codecs
 from reducers import Mean, Moments, State, Statistic, Summary
 from reducers.kernels import dispatch, waiting
 from reducers.kernels.triton import layout

@@ -21,9 +21,8 @@ from recorders import BackwardMonitor, ForwardMonitor, Monitor, ParameterGradien
 from recorders.graphs import rows
 from recorders.graphs.rows import Packs, Share
 from recorders.graphs.tables import Table
-from recorders.ring import codecs
-from recorders.ring.codecs import Copies, PartialStates
-from recorders.ring.ring import Ring
+from recorders.ring import ring as codecs
+from recorders.ring.ring import Copies, PartialStates, Ring
 from recorders.ring.rows import Row
 from reducers import EMA, Covariance, Histogram, Masked, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary, TopK
 from reducers.kernels.loop import building
