@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from operator import attrgetter, itemgetter
+from itertools import chain
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -95,7 +96,7 @@ class Reads(Block):
         self.reading, self.number = reading, number
         self.views: list[View] = []
         self.positions: list[int] | None = []
-        self._types: set[type] = set()
+        self._types: set[type] = {Tensor}  # as gradients and states are that are not there yet
         self._dtypes, self._devices = {like.dtype}, {like.device}
 
     def add(self, view: View, path: str, position: int, like: Tensor) -> None:
@@ -256,8 +257,10 @@ class Table:
         modules = [*map(target, self._modules)]
         if self.stale or mine != self.mine or None in modules:
             return None
-        *found, parameters = contents(modules)
-        return parameters if found == self._contents else None
+        owned = [*map(_owned, modules)]  # as `contents`, without a call: this is asked at each step
+        parameters = [*chain.from_iterable(map(_values, owned))]
+        names, ids = self._contents
+        return parameters if [*map(id, parameters)] == ids and [*chain.from_iterable(owned)] == names else None
 
     def read(self, moments: Sequence[str], parameters: list[Any], optimizer: Optimizer) -> dict[str, list[Found]]:
         """Returns what there is to be read, by moment.
@@ -413,7 +416,7 @@ class Tables:
     def _find(self, optimizer: Optimizer, keeper: Optimizer, mine: set[int]) -> tuple[Table, list[Any]]:
         """Returns the table of an optimizer, made anew if it does not fit any more, and the parameters of its modules."""
         table, watched = self._tables.get(optimizer), self._watched
-        if watched is None or not ((table is not None and table.watched is watched and table.whole) or watched.holds()):
+        if watched is None or not watched.holds(table is not None and table.watched is watched and table.whole):
             watched = self._watch()
         if table is not None and table.watched is not watched and table.entries == watched.among(mine):
             table.watch(watched)
@@ -514,6 +517,6 @@ def _subtract(befores: list[Tensor], afters: list[Tensor]) -> None:
 def _nothing() -> None: ...
 
 
-_owner = itemgetter(3)
+_owner, _owned, _values = itemgetter(3), attrgetter("_parameters"), methodcaller("values")
 _shape, _dtype, _device, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("device"), attrgetter("layout")
 _STRIDED = {torch.strided}

@@ -47,13 +47,23 @@ class Watched:
         self.modules = {key: weakref.ref(owner) for key, owner in owners.items()}
         *self._contents, _ = contents([*owners.values()])
 
-    def holds(self) -> bool:
-        """Whether all parameters are where they were. In one backward, in which many optimizers may step, it is compared once."""
+    def holds(self, by_table: bool = False) -> bool:
+        """Whether all parameters are where they were. In one backward, in which many optimizers may step, it is compared once.
+
+        Args:
+            by_table: whether the table of an optimizer has all of them, and compares them itself.
+        """
+        if by_table:
+            return True
         backward = graph_task()
         if backward > 0 and backward == self._backward:  # 0: the first, or one of which PyTorch does not tell
             return True
         modules = [*map(target, self.modules.values())]
-        if None in modules or [*contents(modules)[:2]] != self._contents:
+        if None in modules:
+            return False
+        owned = [*map(_owned, modules)]
+        names, ids = self._contents
+        if [*map(id, chain.from_iterable(map(_values, owned)))] != ids or [*chain.from_iterable(owned)] != names:
             return False
         for module_ref, ref, ids in self._nested:
             module, monitor = module_ref(), ref()

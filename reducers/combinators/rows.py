@@ -38,6 +38,10 @@ class RowSweep:
 
     def __init__(self) -> None:
         self._tables: Any = None
+        self._families: list[
+            tuple[str, Any, float]
+        ] = []  # what stands before the keys of each statistic, its columns and threshold
+        self._reducer: Reducer | None = None
 
     def update(self, reducer: Reducer, rows: State, xs: Sequence[Tensor | None]) -> State | None:
         """Return the rows, each joined with the observation of its tensor, in new tensors.
@@ -50,14 +54,19 @@ class RowSweep:
         Returns:
             None if no kernel could be launched; there was a warning then.
         """
-        statistics = statistics_of(reducer) or []
-        states = [{key: rows[prefix + key] for key in one.columns} if rows else {} for prefix, one in statistics]
-        families = [(one.columns, one.threshold, state) for (_, one), state in zip(statistics, states, strict=True)]
+        if self._reducer is not reducer:
+            statistics = statistics_of(reducer) or []
+            self._families, self._reducer = [(prefix, one.columns, one.threshold) for prefix, one in statistics], reducer
+        families = [
+            (columns, threshold, {key: rows[prefix + key] for key in columns} if rows else {})
+            for prefix, columns, threshold in self._families
+        ]
         swept = device_sweep_rows(xs, families, self._tables)
         if swept is None:
             return None
         found, self._tables = swept
-        return {prefix + key: value for (prefix, _), state in zip(statistics, found, strict=True) for key, value in state.items()}
+        states = zip(self._families, found, strict=True)
+        return {prefix + key: value for (prefix, _, _), state in states for key, value in state.items()}
 
 
 def statistics_of(reducer: Reducer, prefix: str = "") -> list[tuple[str, Statistic]] | None:

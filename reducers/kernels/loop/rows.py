@@ -56,7 +56,8 @@ def swept_rows(
     Raises:
         torch.OutOfMemoryError: there is no memory for the loop.
     """
-    dense = [_dense(x) if x is not None and x.numel() else None for x in xs]  # copies live until all is read
+    # Copies live until all is read.
+    dense = [None if x is None or not x.numel() else x if x.is_contiguous() and not x.is_neg() else _dense(x) for x in xs]
     dtype = next(x.dtype for x in xs if x is not None)
     lengths = [0 if x is None else x.numel() for x in dense]
     tables = before if before is not None and before.lengths == lengths else RowTables(lengths)
@@ -81,7 +82,8 @@ def _swept(dtype: torch.dtype, tables: RowTables, columns: Mapping[str, str], th
     assert call is not None
     assert needed is not None
     results = [torch.empty(rows, dtype=written, device="cpu") for written in call.dtypes]
-    old = [state[key].to(written).contiguous() for key, written in zip(columns, call.dtypes, strict=True)] if state else []
+    old = [state[key] for key in columns] if state else []
+    old = [x if x.dtype is w and x.is_contiguous() else x.to(w).contiguous() for x, w in zip(old, call.dtypes, strict=False)]
     task = task_for(call, dtype, threshold, [result.data_ptr() for result in results])
     for place, value in zip(call.places if old else (), old, strict=True):
         task.before[place] = value.data_ptr()
@@ -92,7 +94,9 @@ def _swept(dtype: torch.dtype, tables: RowTables, columns: Mapping[str, str], th
     size = sum(tables.lengths) * dtype.itemsize
     if in_threads(function, ctypes.byref(told), rows, torch.get_num_threads(), size):
         raise torch.OutOfMemoryError("no memory for the partial sums of the parameters of a step")
-    return {key: result.to(own) for key, result, own in zip(columns, results, call.state_dtypes, strict=True)}
+    if call.dtypes != call.state_dtypes:
+        results = [result.to(own) for result, own in zip(results, call.state_dtypes, strict=True)]
+    return dict(zip(columns, results, strict=True))
 
 
 class _Rows(ctypes.Structure):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from recorders import Monitor, OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
 from recorders.schedule import table
 from recorders.schedule.steps import _steps
-from reducers import Mean, Moments, Norm, Quantile, Summary
+from reducers import Collect, Mean, Moments, Norm, Quantile, Summary
 
 KINDS: dict[str, Callable[..., Monitor]] = {
     "gradient": ParameterGradientMonitor,
@@ -345,3 +347,167 @@ def test_memory_for_copies_is_freed_in_steps_that_are_not_due(notified: Counter[
     assert means(net) == {1.0}
     assert set(net.recorder.iter_samples()) == {3}
     assert notified == Counter()
+
+
+# What a step costs, in calls of Python
+
+BACKEND = {("reducers.combinators.rows", "update"), ("reducers.combinators.stacked", "lift_stacked")}
+
+
+def python_calls(run: Callable[[], Any]) -> int:
+    """The calls of functions written in Python. Of those by which the rows of a block are computed, one counts."""
+    count, inside = 0, 0
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count, inside
+        if event == "call":
+            count += not inside
+            if inside or (frame.f_globals.get("__name__"), frame.f_code.co_name) in BACKEND:
+                inside += 1
+        elif event == "return" and inside:
+            inside -= 1
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+class Still(torch.optim.Optimizer):
+    """Changes nothing."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["exp_avg"] = torch.ones_like(parameter)
+
+    def step(self, closure: Any = None) -> None:
+        """Changes nothing."""
+
+
+def still(kind: str, layers: int, **options: Any) -> Net:
+    net = Net(kind, layers=layers, **options)
+    net.optimizer = Still(net.net.parameters())
+    for parameter in net.net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(4):
+        net.optimizer.step()
+    return net
+
+
+def due_calls(net: Net) -> int:
+    """The calls of a step beyond those without a recorder."""
+    due = python_calls(net.optimizer.step)
+    net.recorder.deregister()
+    return due - python_calls(net.optimizer.step)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("gradient", 51), ("value", 51), ("state", 51), ("update", 74)])
+def test_a_due_step_is_fifty_calls_beside_its_backend_whatever_the_parameters(kind: str, most: int) -> None:
+    """What changes is read at two moments: the copies, and the changes. Each backend call of the rows counts as one."""
+    found = {due_calls(still(kind, layers)) for layers in (8, 80)}
+    assert len(found) == 1
+    assert found.pop() <= most
+
+
+def test_a_recorder_that_is_reset_each_step_does_not_slow_another() -> None:
+    mine, other = still("gradient", 30), still("update", 30)
+    optimizer, counted = mine.optimizer, list[int]()
+    optimizer.step()  # finds that others came
+    for _ in range(3):
+        other.recorder.reset()
+        other.optimizer.step()
+        counted.append(python_calls(optimizer.step))
+    other.recorder.deregister()
+    optimizer.step()
+    assert set(counted) == {python_calls(optimizer.step)}
+    assert set(mine.recorder.iter_samples()) == {4 + 1 + 3 + 1 + 1}
+
+
+class Inside:
+    """One optimizer for each parameter, which steps in the backward as soon as the gradient is there."""
+
+    def __init__(self, parameters: int, **monitors: Monitor) -> None:
+        self.net = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(parameters)])
+        self.optimizers = {parameter: torch.optim.SGD([parameter], lr=0.5) for parameter in self.net.parameters()}
+        for parameter in self.net.parameters():
+            parameter.register_post_accumulate_grad_hook(self.step)
+        self.recorder = Recorder(**monitors).modules(self.net, types=nn.Linear)
+
+    def step(self, parameter: Tensor) -> None:
+        self.optimizers[parameter].step()  # type: ignore[index]
+        self.optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    def backward(self) -> None:
+        torch.stack([layer(torch.ones(2, 4)).sum() for layer in self.net]).sum().backward()
+
+
+def test_optimizers_that_step_inside_backward_cost_the_same_however_many_there_are() -> None:
+    found = []
+    for parameters in (10, 110):
+        rig = Inside(parameters, gradient=ParameterGradientMonitor(Norm()), value=ParameterMonitor(Norm()))
+        for _ in range(4):
+            rig.backward()
+        assert set(rig.recorder.iter_samples()) == {4}
+        found.append(python_calls(rig.backward))
+        rig.recorder.deregister()
+        found[-1] -= python_calls(rig.backward)
+    each = (found[1] - found[0]) / 100
+    assert each <= 80
+    assert found[0] <= 10 * each + 40  # what is compared once in a backward
+
+
+def test_inside_a_backward_parameters_that_were_replaced_or_shared_are_found() -> None:
+    rig = Inside(4, gradient=ParameterGradientMonitor(Norm()))
+    for _ in range(2):
+        rig.backward()
+    shared = rig.net[0].weight
+    rig.net[1].weight = shared
+    rig.net[2].weight = new = nn.Parameter(torch.ones(4, 4))
+    rig.optimizers[new] = torch.optim.SGD([new], lr=0.5)
+    new.register_post_accumulate_grad_hook(rig.step)
+    for _ in range(3):
+        rig.backward()
+    assert [rig.recorder.samples(f"gradient/{layer}") for layer in range(4)] == [5, 5, 5, 5]
+
+
+def test_a_module_that_gets_a_parameter_of_another_optimizer_is_recorded_with_it() -> None:
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (first, second)]
+    recorder = Recorder(ParameterMonitor(Norm())).modules(nn.ModuleList([first, second]), types=nn.Linear)
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+
+    for _ in range(2):
+        step()
+    second.weight = first.weight
+    step()
+    assert [recorder.samples("0"), recorder.samples("1")] == [3, 3]
+    second.weight = nn.Parameter(torch.ones(3, 3))
+    step()
+    assert [recorder.samples("0"), recorder.samples("1")] == [4, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_by_table_has_the_bits_of_updates_one_by_one(kind: str) -> None:
+    """Also the first step, after which an optimizer keeps its state."""
+
+    def alone(x: Tensor, before: Tensor | None = None) -> Tensor:
+        return (x.detach() - before if kind == "update" and before is not None else x.detach()).unsqueeze(0)
+
+    net = Net(kind, Moments())
+    each = Recorder(KINDS[kind](Collect(), op_=alone)).modules(net.net, types=nn.Linear)
+    for seed in range(4):
+        net.step(seed)
+    for name, monitor in net.recorder.items():
+        for path, xs in each[name].leaves().items():
+            state: dict[str, Tensor] = {}
+            for x in xs:
+                state = Moments().update(state, x)
+            if xs[0].numel() >= 8:  # shorter ones are summed in another order
+                assert all(monitor.states[path][key].equal(value) for key, value in state.items())
