@@ -224,7 +224,7 @@ def wanted_in_graph(spec: Observer, module: nn.Module | None) -> bool:
 
 def in_due_step(spec: Observer) -> bool:
     """Whether any monitor of the clock records in this step: a graph knows no more of the steps, so there are two graphs."""
-    return not spec.gate.chooses_steps or spec._clock is None or spec._clock.busy
+    return not spec.gate.chooses_steps or spec._clock is None or spec._clock.any_due
 
 
 def handle_in_graph(spec: Observer, sink: Tensor, tensors: list[Tensor]) -> Tensor | None:

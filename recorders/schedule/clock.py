@@ -32,11 +32,11 @@ class Clock:
 
     A step is the forwards, the backwards and the optimizer step at their end. The clock is advanced by hand, or by an optimizer to
     which it is attached. It switches monitors with `steps` or `every_step` on and off between calls, never within one. A compiled
-    graph reads only `busy`: there is one graph for all steps in which any of these monitors records, and one for the other steps.
+    graph reads only `any_due`: there is one graph for all steps in which any of these monitors records, and one for other steps.
 
     Attributes:
         attached: whether an optimizer advances the clock.
-        busy: whether any monitor with `steps` or `every_step`, or with a budget, records in this step.
+        any_due: whether any monitor with `steps` or `every_step`, or with a budget, records in this step.
         cadence: one in this many of the steps that a monitor chooses is recorded; 1 without a budget.
 
     >>> clock = Clock()
@@ -54,7 +54,7 @@ class Clock:
         self._meter: Meter | None = None
         self._handle: Any = None
         self._counting = SwitchedHooks()
-        self.busy, self.cadence = False, 1
+        self.any_due, self.cadence = False, 1
         self._quiet = self._skipped = 0  # coming steps in which nothing is switched or measured; how many have ended
         self._lock = new_lock()
         self._receiver = new_sink(self)
@@ -113,7 +113,7 @@ class Clock:
                 self._set_step(self._step + 1)
             finally:
                 if meter is not None:
-                    quiet = meter.begin(self.busy)
+                    quiet = meter.begin(self.any_due)
                     self._meter = meter if meter.measuring else None
             self._quiet = min([quiet, MANY, *[group.undue_steps(self._step, self.cadence) for group in self._groups]])
 
@@ -130,26 +130,26 @@ class Clock:
         """Sets the step, and switches the groups for which the decision has changed."""
         self._step, self.micro_batch = step, 0
         failed: MonitorError | None = None
-        busy = False
+        any_due = False
         for group in self._groups:
             group.decide(step, self.cadence)
-            busy = busy or group.due
+            any_due = any_due or group.due
             if group.due != group.notified or group.error is not None:
                 failed = group.notify(step) or failed
             elif not group.due and step >= group.hooks.again:
                 group.hooks.off(group.monitors, step)
-        if busy != self.busy:
-            self._switch_counting(busy)
-        self.busy = busy
+        if any_due != self.any_due:
+            self._switch_counting(any_due)
+        self.any_due = any_due
         if failed is not None:
             raise failed
 
-    def _switch_counting(self, busy: bool) -> None:
+    def _switch_counting(self, any_due: bool) -> None:
         """Drops empty groups. With a budget, takes out the clock's own hook, which costs as much as others, in idle steps."""
         self._groups = [group for group in self._groups if group.monitors]
         if self._meter is None or self._meter.budget is None:
             return
-        if busy:
+        if any_due:
             self._counting.on()
         else:
             self._counting.off([self], self._step)
@@ -244,7 +244,7 @@ class Clock:
                 self._groups.append(group)
             group.monitors.add(monitor)
             group.hooks.change()
-            self.busy = self.busy or group.due
+            self.any_due = self.any_due or group.due
         monitor.switch(group.due, group.error)
 
     def release(self, monitor: Any) -> None:

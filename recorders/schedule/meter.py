@@ -112,7 +112,7 @@ class Window:
 
     def difference(self) -> tuple[float, float] | None:
         """The seconds that a step takes longer if it records, a median, and its standard error; None of too few steps."""
-        found = [busy - idle for busy, idle in self.pairs]
+        found = [recorded - other for recorded, other in self.pairs]
         if len(found) < FEWEST:
             return None
         middle = median(found)
@@ -143,14 +143,14 @@ class Measured:
     """A step that is measured now.
 
     Attributes:
-        busy: whether it records.
+        records: whether it records.
         before: when the clock began to advance to it; `began` and `ended` are the ends of the step itself.
         joined: what `Meter.joined` was then.
         stopwatch: times the work of the monitors; None if only the step is timed.
     """
 
-    def __init__(self, busy: bool, before: float, joined: float, stopwatch: Stopwatch | None) -> None:
-        self.busy, self.before, self.joined, self.stopwatch = busy, before, joined, stopwatch
+    def __init__(self, records: bool, before: float, joined: float, stopwatch: Stopwatch | None) -> None:
+        self.records, self.before, self.joined, self.stopwatch = records, before, joined, stopwatch
         self.began = self.ended = 0.0
 
 
@@ -221,48 +221,48 @@ class Meter:
         if step is not None and step.stopwatch is not None:
             step.stopwatch.stop()
 
-    def skip(self, steps: int, busy: bool | None = None) -> None:
+    def skip(self, steps: int, records: bool | None = None) -> None:
         """Counts steps, and whether they recorded: those of which it is not told did if some monitor always does."""
-        busy = self._ungated if busy is None else busy
+        records = self._ungated if records is None else records
         if self._on:
             self._window.steps += steps
-            self._window.recorded += steps * busy
-            self._window.chosen += steps * busy * self.every_step
+            self._window.recorded += steps * records
+            self._window.chosen += steps * records * self.every_step
             self._rest, self._wait = max(0, self._rest - steps), self._wait - steps
 
-    def begin(self, records: bool) -> int:
+    def begin(self, any_due: bool) -> int:
         """Begins a step; returns the number of coming steps of its kind of which it need not be told.
 
         Args:
-            records: whether any monitor that the clock switches records in it.
+            any_due: whether any monitor that the clock switches records in it.
         """
-        busy, (step, self._step) = records or self._ungated, (self._step, None)
+        records, (step, self._step) = any_due or self._ungated, (self._step, None)
         if step is not None:
-            self._take(step, now() if step.busy else step.ended)
+            self._take(step, now() if step.records else step.ended)
         if not self.measuring:
             return MANY
         if not (self._on and self.monitors):
             return 0
         resting = self._rest > 0
-        self.skip(1, busy)
+        self.skip(1, records)
         self._window.told += 1
-        if resting or not self._is_measured(busy):
-            return self._rest or (0 if busy else max(0, self._wait - 1))
-        if busy:
+        if resting or not self._is_measured(records):
+            return self._rest or (0 if records else max(0, self._wait - 1))
+        if records:
             self._timed, self._half = not self._gaps or next(self._turns), None
-        step = Measured(busy, self._advancing, self.joined, Stopwatch() if self._timed else None)
+        step = Measured(records, self._advancing, self.joined, Stopwatch() if self._timed else None)
         step.began = now() if step.stopwatch is None else step.stopwatch.start(self.monitors.values())
         self._step = step
         return 0
 
-    def _is_measured(self, busy: bool) -> bool:
+    def _is_measured(self, records: bool) -> bool:
         """Whether to measure the step that begins: one that records, and one that does not an even number of steps later.
 
         So both have one place in a rhythm of two steps, such as that of a training that does something in every other one.
         """
-        if not busy and self._wait > 0:
+        if not records and self._wait > 0:
             return False
-        self._wait = 2 * self._chance.randint(1, max(1, (self.every_step - 1) // 2)) if busy and not self._ungated else MANY
+        self._wait = 2 * self._chance.randint(1, max(1, (self.every_step - 1) // 2)) if records and not self._ungated else MANY
         return True
 
     def _in_turn(self) -> Iterator[bool]:
@@ -288,15 +288,15 @@ class Meter:
         Args:
             after: when the clock had advanced and taken hooks out, after a step that records; when the step ended, after another.
         """
-        window, busy = self._window, step.busy
+        window, records = self._window, step.records
         advance = step.began - step.before
-        window.advances[busy].append(advance)
+        window.advances[records].append(advance)
         window.measured += 1
-        self._records += busy
-        self._gaps = self._gaps or not busy
+        self._records += records
+        self._gaps = self._gaps or not records
         if step.stopwatch is None:
             seconds = after - step.before - self.joined + step.joined
-            if busy:
+            if records:
                 self._half = seconds
             elif self._half is not None:
                 window.pairs.append((self._half, seconds + advance))
@@ -304,12 +304,12 @@ class Meter:
             mine = {name: step.stopwatch.seconds[id(monitor)] for name, monitor in self.monitors.items()}
             shared = sum(seconds for key, seconds in step.stopwatch.seconds.items() if isinstance(key, str))
             seconds = step.ended - step.began - self.joined + step.joined
-            window.timed[busy].append(Timed(seconds, sum(mine.values()), shared))
+            window.timed[records].append(Timed(seconds, sum(mine.values()), shared))
             for name, seconds in mine.items():
-                window.by_name[busy][name] += seconds
-            if busy and step.stopwatch.pairs:
+                window.by_name[records][name] += seconds
+            if records and step.stopwatch.pairs:
                 self._pending = [*self._pending, (window, step.stopwatch.pairs)][-PENDING:]
-        if busy and self._records in (self._size, 2 * self._size, 4 * self._size):
+        if records and self._records in (self._size, 2 * self._size, 4 * self._size):
             self._end_window(window)
 
     def _end_window(self, window: Window) -> None:
@@ -380,9 +380,9 @@ class Meter:
         """Seconds per step by the name of the monitor; `often` is the share of the steps that record."""
         (elements, _), (_, updating), found = self._elements(), window.hooks(), {}
         for name in self.monitors:
-            busy, idle = (window.by_name[kind][name] / max(1, len(window.timed[kind])) for kind in (True, False))
-            busy += updating * elements[name] / max(1, sum(elements.values())) + window.joins[name] / max(1, window.recorded)
-            found[name] = often * busy + (1 - often) * idle
+            recorded, idle = (window.by_name[kind][name] / max(1, len(window.timed[kind])) for kind in (True, False))
+            recorded += updating * elements[name] / max(1, sum(elements.values())) + window.joins[name] / max(1, window.recorded)
+            found[name] = often * recorded + (1 - often) * idle
         return found
 
 
