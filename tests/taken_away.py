@@ -1,5 +1,7 @@
 """Runs this package on a torch from which one private API was deleted: `python taken_away.py FOLDER KIND NAME...`.
 
+The kinds are "eager"; "fresh", the same without an import of Dynamo before; and "compiled". A name may be several, joined by "+".
+
 Each name has a process of its own, forked from one that has imported PyTorch. If PyTorch works on without it, it is deleted;
 if not, it is hidden from this package alone. One line of JSON is printed for each.
 """
@@ -30,6 +32,9 @@ from torch.utils.checkpoint import checkpoint
 
 AFTER: list[Callable[[], object]] = []
 """What is called after each step."""
+
+hidden: dict[int, set[str]] = {}
+"""By the id of a module, the names in it that this package does not find."""
 
 OURS = ("recorders", "reducers")
 
@@ -63,30 +68,43 @@ def take_away(name: str) -> str:
         delattr(owner, last)
     except (AttributeError, TypeError):
         return hide(name)
-    try:
-        plain()
-    except Exception:
-        setattr(owner, last, held)
-        return hide(name)
-    return "deleted"
+    if works():
+        return "deleted"
+    setattr(owner, last, held)
+    return hide(name)
+
+
+def works() -> bool:
+    """Whether PyTorch does what users do, as it is now; tried in another process, because a failed import leaves things behind."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            plain()
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def hide(name: str) -> str:
     """Lets this package alone not find a private API."""
     owner, last = owner_of(name)
     if isinstance(owner, types.ModuleType):
-        kind = type(owner)
+        if id(owner) in hidden:
+            hidden[id(owner)].add(last)
+            return "hidden"
+        names, kind = hidden.setdefault(id(owner), {last}), type(owner)
 
         class Hiding(kind):  # type: ignore[misc, valid-type]
             def __getattribute__(self, wanted: str) -> Any:
                 caller = sys._getframe(1).f_globals.get("__name__", "")
-                if wanted == last and caller.partition(".")[0] in OURS:
+                if wanted in names and caller.partition(".")[0] in OURS:
                     raise AttributeError(wanted)
                 return super().__getattribute__(wanted)
 
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, AttributeError):
             owner.__class__ = Hiding
             return "hidden"
+        del hidden[id(owner)]
     import reducers._torch
 
     found = reducers._torch._found
@@ -198,6 +216,7 @@ def written(module: nn.Module) -> list[float]:
 
 def plain() -> dict[str, list[float]]:
     """What a user gets without this package."""
+    pickle.loads(pickle.dumps(net()))
     return {way: run(net()) for way, run in WAYS.items()}
 
 
@@ -253,10 +272,8 @@ def record() -> dict[str, Any]:
     return found
 
 
-def compiled() -> dict[str, Any]:
-    """A compiled training, recorded."""
-    from torch._dynamo.utils import counters
-
+def compiled() -> tuple[dict[str, Any], list[float]]:
+    """A compiled training, recorded, and what the same is without a recorder."""
     import recorders
     import reducers
 
@@ -274,7 +291,6 @@ def compiled() -> dict[str, Any]:
         weights=recorders.ParameterMonitor(reducers.Norm()),
     ).modules(module, types=(nn.Linear, nn.ReLU))
     change = recorders.DifferenceMonitor(reducers.Mean(), "running_mean", module[1])
-    counters.clear()
     AFTER[:] = [recorder.step]
     result = train(module, call=early, steps=3)
     AFTER.clear()
@@ -283,7 +299,7 @@ def compiled() -> dict[str, Any]:
     wide(batch(0)), wide(batch(0)[:3])
     found = numbers(recorder)
     found["change"] = [change.samples, {}]
-    return {"compiled": [result, found, list(recorder.report().troubles)], "alone": [alone]}
+    return {"compiled": [result, found, list(recorder.report().troubles)]}, alone
 
 
 @contextlib.contextmanager
@@ -297,17 +313,18 @@ def _told() -> Iterator[list[str]]:
 
 def one(kind: str, name: str) -> dict[str, Any]:
     """What happens without one private API; without none if the name is "none"."""
-    names = [] if name == "none" else name.split("+")
-    ways = [take_away(each) for each in names]
+    together = "+" in name or kind == "compiled"  # without what the compiler needs itself, it does not work
+    ways = [hide(each) if together else take_away(each) for each in name.split("+") if each != "none"]
     with _told() as told:
-        found = record() if kind == "eager" else compiled()
+        found, alone = compiled() if kind == "compiled" else (record(), [])
     import reducers._torch
 
     return {
         "name": name,
         "way": ways,
-        "plain": plain() if kind == "eager" else {},
+        "plain": plain() if name == "none" and kind != "compiled" else {},
         "found": found,
+        "alone": alone,
         "missing": reducers._torch.missing(),
         "told": told,
         "dynamo": "torch._dynamo" in sys.modules,
@@ -316,10 +333,9 @@ def one(kind: str, name: str) -> dict[str, Any]:
 
 def main() -> None:
     kind, names = sys.argv[2], sys.argv[3:]
-    if kind != "eager":
+    if kind != "fresh":  # what takes long to import
         import torch._dynamo
         import torch._inductor.exc  # noqa: F401
-    import sympy  # noqa: F401  # PyTorch imports it in each process otherwise
 
     for name in names:
         reading, writing = os.pipe()

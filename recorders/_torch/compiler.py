@@ -10,14 +10,14 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from types import CodeType
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from recorders._torch import MODES_STAY
+from recorders._torch import MODES_STAY, warn_of_missing
 from reducers._torch import (
     MissingInTorchError,
     constant_in_graphs,
@@ -44,6 +44,7 @@ __all__ = [
     "restore_in_traced_call",
     "run_of_node",
     "skip_frames",
+    "told_if_missing",
     "why_no_graphs",
     "without_new_guards",
 ]
@@ -189,14 +190,14 @@ def keep_in_traced_call(context: Any, name: str, owner: str, callee: CodeType) -
         owner: the name of a local variable, a tensor; each tensor has a value of its own.
         callee: what the call calls, perhaps through other functions, to get to the code that is traced.
     """
-    with suppress(MissingInTorchError):
+    with told_if_missing():
         here, call = _translators(context, callee)
         vars(call).setdefault(_KEPT, {})[id(context.get_local(owner).as_fake())] = here.symbolic_locals[name]
 
 
 def restore_in_traced_call(context: Any, name: str, owner: str, callee: CodeType) -> None:
     """Sets the local variable `name` to what was kept in this call, and keeps it no longer; leaves it if nothing was kept."""
-    with suppress(MissingInTorchError):
+    with told_if_missing():
         here, call = _translators(context, callee)
         kept = vars(call).get(_KEPT, {}).pop(id(context.get_local(owner).as_fake()), None)
         if kept is not None:
@@ -218,6 +219,15 @@ def _translators(context: Any, callee: CodeType) -> tuple[Any, Any]:
     while call.f_code is not callee:
         call = call.parent
     return here, call.parent
+
+
+@contextmanager
+def told_if_missing() -> Iterator[None]:
+    """Ends a block in which a private API is missing, and tells of it."""
+    try:
+        yield
+    except MissingInTorchError:
+        warn_of_missing()
 
 
 def is_node_in_reach(context: Any, node: fx.Node) -> bool:
@@ -246,8 +256,8 @@ def drop_graphs(wanted: Callable[[type, type | None], bool]) -> bool | None:
         wanted: is called with the class of a module in a program, and that of the module in which it is, None if it is in none.
 
     Returns:
-        None if there was no such code; whether it was dropped. It is not if the user forbids to compile anew, or the compiler has
-        no such functions; without these all programs are taken for affected.
+        None if there was no such code, or this torch cannot tell, of which there is a warning; otherwise whether it was dropped. It
+        is not if the user forbids to compile anew.
     """
     if not dynamo_is_imported():
         return None
@@ -264,8 +274,11 @@ def drop_graphs(wanted: Callable[[type, type | None], bool]) -> bool | None:
         with reach("torch._dynamo.convert_frame.compile_lock"):
             for code in found:
                 reset(code)
-    except (MissingInTorchError, AttributeError):
-        return False if has_compiled() else None
+    except MissingInTorchError:
+        warn_of_missing()
+        return None
+    except AttributeError:
+        return False
     return True
 
 
@@ -387,7 +400,11 @@ def without_new_guards(tensors: Iterable[Tensor]) -> Iterator[None]:
     if symbol is None:
         yield
         return
-    refuse = reach("torch.fx.experimental.symbolic_shapes.ShapeEnv.error_on_new_guards")
+    try:
+        refuse = reach("torch.fx.experimental.symbolic_shapes.ShapeEnv.error_on_new_guards")
+    except MissingInTorchError:
+        warn_of_missing()
+        raise
     _symbols.addFilter(_is_no_refusal)
     try:
         with refuse(symbol.node.shape_env):

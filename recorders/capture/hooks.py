@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes
+from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes, warn_of_missing
 from recorders._torch.compiler import never_trace, why_no_graphs
 from recorders.capture import entering
 from recorders.capture.entering import PASSED_ON, Fail, report_failure
@@ -102,6 +102,7 @@ class Hook:
     def _mark_traced(self) -> bool:
         """Called while a graph is traced: sets `traced`; returns False if this torch cannot record in graphs."""
         tell_dynamo()
+        warn_of_missing()
         if not CAPTURES_IN_GRAPHS:
             _warn_of_old_torch()
         self.traced = CAPTURES_IN_GRAPHS and not why_no_graphs()

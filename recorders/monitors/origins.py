@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recorders._torch import compiler
-from reducers._torch import MissingInTorchError, constant_in_graphs
+from reducers._torch import constant_in_graphs
 
 __all__ = ["first_sight", "origin_of"]
 
@@ -35,7 +34,7 @@ def _ask(context: Any) -> None:
     tensor, receiver = context.get_local("tensor"), context.get_local("receiver")
     node: Any = tensor.as_proxy().node
     _Answer.origin = "unknown"
-    with contextlib.suppress(MissingInTorchError):
+    with compiler.told_if_missing():
         if node.op != "placeholder" and compiler.is_node_in_reach(context, node):
             _Answer.origin = "made here"
         else:
