@@ -123,11 +123,11 @@ def forward_frame() -> FrameType:
 def keep_traced(context: Any) -> None:
     """For `comptime` in a function that a `Hook` calls while a graph is traced: keeps its variable `value` until the call ends.
 
-    The function has a variable `receiver`, too, whose tensor tells the values of several monitors apart.
+    The function has a variable `sink`, too, whose tensor tells the values of several monitors apart.
     """
-    keep_in_traced_call(context, "value", "receiver", _HOOK)
+    keep_in_traced_call(context, "value", "sink", _HOOK)
 
 
 def restore_traced(context: Any) -> None:
     """For `comptime` in a later hook on the same call: sets the variable `value` to what was kept, if anything was."""
-    restore_in_traced_call(context, "value", "receiver", _HOOK)
+    restore_in_traced_call(context, "value", "sink", _HOOK)

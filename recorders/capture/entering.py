@@ -27,7 +27,7 @@ timing: Callable[..., Any] | None = None
 """What times the work of monitors in a measured step; None in all other steps, in which no clock is read.
 
 `recorders.schedule.stopwatch` sets it. It is called with whose work it is, what to call, and the arguments: with the method of a
-monitor, a monitor or its receiver, the numbers of several receivers, or the name of an entrance that no monitor owns.
+monitor, a monitor or its sink, the numbers of several sinks, or the name of an entrance that no monitor owns.
 """
 
 joining: Callable[..., Any] | None = None

@@ -23,7 +23,7 @@ __all__ = ["SPECS", "Hook"]
 
 
 class _Specs:
-    """What is called while a graph is traced, as `trace(hook, receiver, *args)`: functions as attributes, by key.
+    """What is called while a graph is traced, as `trace(hook, sink, *args)`: functions as attributes, by key.
 
     If many hooks hold one object, the compiler compares what each of them holds with the first, in Python, in every call of the
     graph. By a key all of them find it in one place, which is looked at once.
@@ -41,9 +41,9 @@ class Hook:
 
     Args:
         run: is called outside of graphs.
-        trace: is called while a graph is traced, with `receiver` before the other arguments: a function; or a text, the key of
+        trace: is called while a graph is traced, with `sink` before the other arguments: a function; or a text, the key of
             one of `SPECS` and the name of this hook there. If it is None, nothing is called.
-        receiver: see `recorders.graphs.sinks.new_sink`.
+        sink: see `recorders.graphs.sinks.new_sink`.
         fail: is called with the exception of `run`, and the module; or names the hook, in a warning.
 
     Attributes:
@@ -53,17 +53,17 @@ class Hook:
     """
 
     # Slots: the compiler guards the dictionary of an object three times over, for each hook.
-    __slots__ = ("__weakref__", "fail", "receiver", "run", "trace", "traced", "usual")
+    __slots__ = ("__weakref__", "fail", "run", "sink", "trace", "traced", "usual")
 
     def __init__(
         self,
         run: Callable[..., None],
         trace: Callable[..., None] | str | None = None,
-        receiver: Tensor | None = None,
+        sink: Tensor | None = None,
         fail: Fail = "a hook",
     ) -> None:
         self.run = self.usual = run
-        self.trace, self.receiver, self.fail = trace, receiver, fail
+        self.trace, self.sink, self.fail = trace, sink, fail
         self.traced = False
 
     def __call__(self, *args: Any) -> None:
@@ -74,12 +74,12 @@ class Hook:
                 try:
                     if isinstance(self.trace, str):
                         key, _, hook = self.trace.partition(" ")
-                        getattr(SPECS, key)(hook, self.receiver, *args)
+                        getattr(SPECS, key)(hook, self.sink, *args)
                     else:
-                        self.trace(self.receiver, *args)
+                        self.trace(self.sink, *args)
                 except Exception:  # for example of a property that is read; it would end the user's compilation
-                    if self.receiver is not None:
-                        torch.ops.torch_recorders.fail(self.receiver)
+                    if self.sink is not None:
+                        torch.ops.torch_recorders.fail(self.sink)
             return
         try:
             watch = entering.timing

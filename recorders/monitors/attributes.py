@@ -14,7 +14,7 @@ from recorders.capture.calls import Call
 from recorders.capture.operands import as_operand, items
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
-from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.options import MonitorOptions, as_names
 from recorders.monitors.record import NothingToRecordError
 from reducers import Reducer
@@ -133,9 +133,10 @@ class StateMonitor(_AttributeMonitor):
         self.sites = ("forward_pre",) if as_prehook else ("forward",)
         super().__init__(reducer, attr, module, **options)
 
-    @classmethod
-    def partialconstructor(cls, reducer: Reducer, **options: Unpack[StateOptions]) -> MonitorConstructor[Self]:
-        return checked_recipe(cls, reducer, options, cls._defaults)
+    if TYPE_CHECKING:  # the same function, with types for the options of this kind
+
+        @classmethod
+        def partialconstructor(cls, reducer: Reducer, **options: Unpack[StateOptions]) -> MonitorConstructor[Self]: ...
 
     def operands(self, call: Call) -> tuple[Any, ...]:
         return tuple(self._read(call.module, name) for name in self._names)

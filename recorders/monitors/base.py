@@ -85,7 +85,7 @@ class Monitor(Observer, Recorded, Past):
         chosen = check_options(type(self).__name__, options)
         super().__init__(reducer, chosen)
         self._options, self.prepend = {**chosen, "steps": self.gate.steps}, chosen["prepend"]
-        self.receiver = GraphSink(self)
+        self.sink = GraphSink(self)
         self.watch = Watch() if self.sites and self.sites[0] in GRADIENTS else None
         # Gradients arrive in a backward, and so do recomputations by activation checkpointing.
         self.records_recomputed = self.watch is not None
@@ -164,7 +164,7 @@ class Monitor(Observer, Recorded, Past):
 
     def _attach(self, module: nn.Module) -> list[Any]:
         """Puts the hooks on and returns their handles."""
-        return [handle for site in self.sites for handle in SITES[site].attach(self, module)]
+        return [handle for site in self.sites for handle in SITES[site](self, module)]
 
     def watched(self, call: Call) -> Any:
         """Returns what is looked at before and after a forward, if the site is "around_forward"; before it, it is copied."""
@@ -185,11 +185,11 @@ class Monitor(Observer, Recorded, Past):
 
     def _hook(self, run: Callable[..., None], name: str | None = None) -> Hook:
         """A hook that calls `run`. While a graph is traced, `trace_hook` is called with the `name` of the hook, if it has one."""
-        return Hook(run, None if name is None else name_of_hook(self, name), self.receiver.tensor, self._fail)
+        return Hook(run, None if name is None else name_of_hook(self, name), self.sink.tensor, self._fail)
 
-    def trace(self, hook: str, receiver: Tensor, *args: Any) -> None:
+    def trace(self, hook: str, sink: Tensor, *args: Any) -> None:
         """Called while a graph is traced, of the monitor of a `TraceSpec`."""
-        trace_hook(self, hook, receiver, *args)
+        trace_hook(self, hook, sink, *args)
 
     def _ensure_clock(self) -> None:
         """Gives a monitor that chooses steps a clock, if it has none."""

@@ -87,7 +87,7 @@ class CallMonitor(Monitor):
         """Records one observation: tensors (which stay on their device), Python numbers, or nested values of them."""
         if torch.compiler.is_compiling():
             if wanted_in_graph(self, self.module):
-                trace(self, self.receiver.tensor, tuple(map(as_operands, values)))
+                trace(self, self.sink.tensor, tuple(map(as_operands, values)))
         else:
             outside_modes(timed, self, self._pushed, *values)
 

@@ -221,33 +221,33 @@ def _hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
 # In graphs
 
 
-def trace_watch(spec: Any, receiver: Tensor, module: nn.Module, value: Any) -> None:
+def trace_watch(spec: Any, sink: Tensor, module: nn.Module, value: Any) -> None:
     """Called while a graph is traced: hooks the tensors in `value`."""
     found = [(path, tensor) for path, tensor in leaves(value) if tensor.requires_grad]
-    handle = None if tracing() else handle_in_graph(spec, receiver, [tensor for _, tensor in found])
+    handle = None if tracing() else handle_in_graph(spec, sink, [tensor for _, tensor in found])
     if tracing() or (handle is None and not in_due_step(spec)):  # a graph in which nothing is recorded has no hooks on tensors
         return
     spec.watch.note_call()
     if any(tensor.is_leaf for _, tensor in found):
-        watch_uncompiled(receiver, module, value)
+        watch_uncompiled(sink, module, value)
     elif is_grad_enabled() and wanted_in_graph(spec, module):
         alone = not _needs_tensor(spec) and not spec.given
         for path, tensor in found:
-            origin = origin_of(tensor, receiver)
+            origin = origin_of(tensor, sink)
             if origin == "made here":
-                hook_in_graph(tensor, receiver, spec.spec_key, path, handle)
+                hook_in_graph(tensor, sink, spec.spec_key, path, handle)
             elif origin == "given" or (origin == "given within" and alone):
-                hook_given(tensor, receiver, path, kept_in_graph(spec, tensor, receiver))
+                hook_given(tensor, sink, path, kept_in_graph(spec, tensor, sink))
             elif origin != "hooked":  # the hook is outside of the checkpoint, and what it would need inside
-                emit_failure(receiver)
+                emit_failure(sink)
 
 
-def watch_uncompiled(receiver: Tensor, module: nn.Module, value: Any) -> None:
+def watch_uncompiled(sink: Tensor, module: nn.Module, value: Any) -> None:
     """Watches the leaves of `value` in plain Python, from within a graph; does nothing if the monitor is gone.
 
     It is another function once Dynamo is imported.
     """
-    monitor = _monitor_of(receiver)
+    monitor = _monitor_of(sink)
     if monitor is not None:
         watch_to_its_end(monitor, module, value)
 
@@ -260,17 +260,17 @@ def _disable() -> None:
 when_dynamo_is_imported(_disable)
 
 
-def hook_given(tensor: Tensor, receiver: Tensor, path: str, seen: tuple[Tensor, ...]) -> None:
+def hook_given(tensor: Tensor, sink: Tensor, path: str, seen: tuple[Tensor, ...]) -> None:
     """Called while a graph is traced: registers a hook on an input of the graph, each time that the graph runs."""
 
     def arrive(gradient: Tensor) -> None:
-        guarded("the hook on an input of a graph", _arrived_at_graph, receiver, gradient, seen, path)
+        guarded("the hook on an input of a graph", _arrived_at_graph, sink, gradient, seen, path)
 
     _hook(tensor, arrive)
 
 
-def _arrived_at_graph(receiver: Tensor, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
-    monitor = _monitor_of(receiver)
+def _arrived_at_graph(sink: Tensor, gradient: Tensor, seen: tuple[Tensor, ...], path: str) -> None:
+    monitor = _monitor_of(sink)
     if monitor is not None:
         receive_gradient(monitor, lambda: (gradient, *seen), path)  # the mode was asked when the graph was traced
 
@@ -283,34 +283,34 @@ def receive_gradient(monitor: Any, found: Callable[[], Any], path: str, told: To
         _see(monitor, gradient, seen[0] if seen else None, block, path, told)
 
 
-def kept_in_graph(spec: Any, tensor: Tensor, receiver: Tensor) -> tuple[Tensor, ...]:
+def kept_in_graph(spec: Any, tensor: Tensor, sink: Tensor) -> tuple[Tensor, ...]:
     """Called while a graph is traced: what the graph keeps for the gradient of `tensor`, which the monitor gets with it."""
-    number = (emit_keep(receiver),) if spec.given else ()  # first: checkpointing marks what follows the clone, too
+    number = (emit_keep(sink),) if spec.given else ()  # first: checkpointing marks what follows the clone, too
     return (tensor.detach().clone(), *number) if _needs_tensor(spec) else number
 
 
-def _monitor_of(receiver: Tensor) -> Any:
-    """The monitor of a receiver; None if it no longer exists."""
-    found = find_sink(receiver)
+def _monitor_of(sink: Tensor) -> Any:
+    """The monitor of a sink; None if it no longer exists."""
+    found = find_sink(sink)
     return None if found is None else found.monitor
 
 
 @in_graphs  # it returns nothing, and would be removed
-def hook_in_graph(tensor: Tensor, receiver: Tensor, key: str, path: str, handle: Tensor | None) -> None:
+def hook_in_graph(tensor: Tensor, sink: Tensor, key: str, path: str, handle: Tensor | None) -> None:
     """Registers a hook on a tensor of the user's graph: a node of it, which runs when AOT traces the graph and its backward.
 
     If Dynamo traced the hook, compiling would take several times as long. And objects that were changed in the graph before the
     hook would lose their later changes (torch 2.13), which breaks graphs with a key-value cache.
     """
     spec = find_spec(key)
-    if spec is None or not tensor.requires_grad or not first_sight(tensor, receiver):
+    if spec is None or not tensor.requires_grad or not first_sight(tensor, sink):
         return
-    seen = kept_in_graph(spec, tensor, receiver)
+    seen = kept_in_graph(spec, tensor, sink)
 
     def arrive(gradient: Tensor) -> None:
         if seen:
-            outside_modes(emit_call, receiver, (gradient.detach(), *seen), path)
+            outside_modes(emit_call, sink, (gradient.detach(), *seen), path)
         else:
-            emit_leaves(receiver, key, [path], [gradient], path, handle)
+            emit_leaves(sink, key, [path], [gradient], path, handle)
 
     _hook(tensor, arrive)

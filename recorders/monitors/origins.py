@@ -15,12 +15,12 @@ __all__ = ["first_sight", "origin_of"]
 _sighted: Any = WeakIdKeyDictionary()
 
 
-def first_sight(tensor: Tensor, receiver: Tensor) -> bool:
-    """Whether this receiver has no hook yet on this version of a traced tensor. The record is freed with the traced tensors."""
+def first_sight(tensor: Tensor, sink: Tensor) -> bool:
+    """Whether this sink has no hook yet on this version of a traced tensor. The record is freed with the traced tensors."""
     versions = _sighted.setdefault(tensor, WeakIdKeyDictionary())
-    if versions.get(receiver) == tensor._version:
+    if versions.get(sink) == tensor._version:
         return False
-    versions[receiver] = tensor._version
+    versions[sink] = tensor._version
     return True
 
 
@@ -31,7 +31,7 @@ class _Answer:
 
 
 def _ask(context: Any) -> None:
-    tensor, receiver = context.get_local("tensor"), context.get_local("receiver")
+    tensor, sink = context.get_local("tensor"), context.get_local("sink")
     node: Any = tensor.as_proxy().node
     _Answer.origin = "unknown"
     with compiler.told_if_missing():
@@ -39,7 +39,7 @@ def _ask(context: Any) -> None:
             _Answer.origin = "made here"
         else:
             given = "given within" if compiler.is_nested(context) else "given"
-            _Answer.origin = given if first_sight(tensor.as_fake(), receiver.as_fake()) else "hooked"
+            _Answer.origin = given if first_sight(tensor.as_fake(), sink.as_fake()) else "hooked"
 
 
 @constant_in_graphs
@@ -47,7 +47,7 @@ def _answer() -> str:
     return _Answer.origin
 
 
-def origin_of(tensor: Tensor, receiver: Tensor) -> str:
+def origin_of(tensor: Tensor, sink: Tensor) -> str:
     """Called while a graph is traced: where a tensor comes from.
 
     Returns:

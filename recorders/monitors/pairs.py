@@ -12,7 +12,7 @@ from recorders.capture.layouts import Told
 from recorders.capture.operands import mapped, plain_or_spread
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
-from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.record import check_numbers
 from recorders.monitors.sites import copied
@@ -68,9 +68,10 @@ class PairMonitor(Monitor):
         """The other module; None if there was none, or it no longer exists."""
         return None if self._other is None else self._other()
 
-    @classmethod
-    def partialconstructor(cls, reducer: Reducer, **options: Unpack[PairOptions]) -> MonitorConstructor[Self]:
-        return checked_recipe(cls, reducer, options, cls._defaults)
+    if TYPE_CHECKING:  # the same function, with types for the options of this kind
+
+        @classmethod
+        def partialconstructor(cls, reducer: Reducer, **options: Unpack[PairOptions]) -> MonitorConstructor[Self]: ...
 
     def other_module(self, module: nn.Module) -> nn.Module:
         """The other module; raises `TargetError` if there is none."""

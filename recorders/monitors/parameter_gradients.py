@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from recorders.capture.calls import Call
 from recorders.capture.switching import remove
 from recorders.monitors.base import Monitor
-from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.schedule.table import GRADIENTS, ODD, Reading
@@ -71,9 +71,10 @@ class ParameterGradientMonitor(ModuleParameterMonitor):
         super().__init__(reducer, attr, module, **options)
         self.buffer.shared = when == "step"
 
-    @classmethod
-    def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterGradientOptions]) -> MonitorConstructor[Self]:
-        return checked_recipe(cls, reducer, options, cls._defaults)
+    if TYPE_CHECKING:  # the same function, with types for the options of this kind
+
+        @classmethod
+        def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterGradientOptions]) -> MonitorConstructor[Self]: ...
 
     def _attach(self, module: nn.Module) -> list[Any]:
         if self.when == "step":

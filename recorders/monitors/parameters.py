@@ -14,7 +14,7 @@ from recorders.capture.calls import Call
 from recorders.capture.operands import as_operand
 from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
-from recorders.monitors.constructor import MonitorConstructor, checked_recipe
+from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.schedule.table import ODD, VALUES, Reading
@@ -62,9 +62,10 @@ class ParameterMonitor(ModuleParameterMonitor):
         self.sites = {"step": ("step",), "call": ("forward",), "tick": ("step",)}[when]
         super().__init__(reducer, attr, module, **options)
 
-    @classmethod
-    def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterOptions]) -> MonitorConstructor[Self]:
-        return checked_recipe(cls, reducer, options, cls._defaults)
+    if TYPE_CHECKING:  # the same function, with types for the options of this kind
+
+        @classmethod
+        def partialconstructor(cls, reducer: Reducer, **options: Unpack[ParameterOptions]) -> MonitorConstructor[Self]: ...
 
     def _parts(self, call: Call) -> Iterator[tuple[str, Call]]:
         if call.site == "step":
@@ -124,9 +125,10 @@ class OptimizerStateMonitor(ModuleParameterMonitor):
         self.key, self.reading = key, Reading(VALUES, _StateOf(key))
         super().__init__(reducer, attr, module, **options)
 
-    @classmethod
-    def partialconstructor(cls, reducer: Reducer, **options: Unpack[OptimizerStateOptions]) -> MonitorConstructor[Self]:
-        return checked_recipe(cls, reducer, options, cls._defaults)
+    if TYPE_CHECKING:  # the same function, with types for the options of this kind
+
+        @classmethod
+        def partialconstructor(cls, reducer: Reducer, **options: Unpack[OptimizerStateOptions]) -> MonitorConstructor[Self]: ...
 
     def operands_of(self, optimizer: Optimizer, path: str, parameter: nn.Parameter) -> tuple[Any, ...] | None:
         if parameter.grad is None:

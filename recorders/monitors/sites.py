@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,7 @@ from recorders.monitors.record import Observer
 from recorders.schedule.steps import StepHandle
 from reducers.errors import did_you_mean
 
-__all__ = ["GRADIENTS", "SITES", "Site", "check_sites", "copied", "trace_hook"]
-
-
-class Site(NamedTuple):
-    """A place where a monitor looks: `attach(monitor, module)` puts the hooks on, and returns their handles."""
-
-    attach: Callable[[Any, nn.Module], list[Any]]
+__all__ = ["GRADIENTS", "SITES", "check_sites", "copied", "trace_hook"]
 
 
 def check_sites(kind: Any) -> None:
@@ -127,34 +121,34 @@ def _attach_to_both(monitor: Any, module: nn.Module) -> list[Any]:
     hooks_are_on(other)
     return [
         place.register_forward_hook(
-            Hook(partial(monitor._arrive, side), _PAIRED[side], monitor.receiver.tensor, monitor._fail), prepend=monitor.prepend
+            Hook(partial(monitor._arrive, side), _PAIRED[side], monitor.sink.tensor, monitor._fail), prepend=monitor.prepend
         )
         for side, place in (("mine", module), ("other", other))
     ]
 
 
-def _trace_mine(receiver: Tensor, module: nn.Module, *args: Any) -> None:
+def _trace_mine(sink: Tensor, module: nn.Module, *args: Any) -> None:
     if not tracing():
-        emit_call(receiver, args[-1:], "mine")
+        emit_call(sink, args[-1:], "mine")
 
 
-def _trace_other(receiver: Tensor, module: nn.Module, *args: Any) -> None:
+def _trace_other(sink: Tensor, module: nn.Module, *args: Any) -> None:
     if not tracing():
-        emit_call(receiver, args[-1:], "other")
+        emit_call(sink, args[-1:], "other")
 
 
 _PAIRED = {"mine": _trace_mine, "other": _trace_other}
 
-SITES: Mapping[str, Site] = {
-    "forward": Site(_attach_after),
-    "forward_pre": Site(_attach_before),
-    "around_forward": Site(_attach_around),
-    "output_gradient": Site(attach_to_outputs),
-    "input_gradient": Site(attach_to_inputs),
-    "forwards_of_two": Site(_attach_to_both),
-    "step": Site(lambda monitor, module: [StepHandle(module, monitor)]),
+SITES: Mapping[str, Callable[[Any, nn.Module], list[Any]]] = {
+    "forward": _attach_after,
+    "forward_pre": _attach_before,
+    "around_forward": _attach_around,
+    "output_gradient": attach_to_outputs,
+    "input_gradient": attach_to_inputs,
+    "forwards_of_two": _attach_to_both,
+    "step": lambda monitor, module: [StepHandle(module, monitor)],
 }
-"""By the names by which kinds of monitors declare them."""
+"""What puts the hooks of a site on a module, and returns their handles, by the name by which kinds of monitors declare it."""
 
 GRADIENTS = ("output_gradient", "input_gradient")
 
@@ -162,49 +156,49 @@ GRADIENTS = ("output_gradient", "input_gradient")
 # While a graph is traced
 
 
-def trace_hook(spec: Observer, hook: str, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+def trace_hook(spec: Observer, hook: str, sink: Tensor, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
     """Called while a graph is traced, in place of a hook: adds what the hook would record to the graph.
 
     Args:
         spec: what the graph knows of the monitor; see `TraceSpec`.
         hook: which of the hooks of the site it is.
-        receiver: tells the monitors of a spec apart.
+        sink: tells the monitors of a spec apart.
     """
     if hook == "forward_pre":
         if wanted_in_graph(spec, module):
-            _trace_call(spec, receiver, Call("forward_pre", module, args, rest[0] if rest else {}))
+            _trace_call(spec, sink, Call("forward_pre", module, args, rest[0] if rest else {}))
     elif hook == "before":
         if not tracing() and in_due_step(spec) and wanted_in_graph(spec, module):
-            _keep_in_graph(spec, receiver, Call("around_forward", module, args, rest[0] if rest else {}))
+            _keep_in_graph(spec, sink, Call("around_forward", module, args, rest[0] if rest else {}))
     elif hook == "input_gradient":
-        trace_watch(spec, receiver, module, pack(args, rest[0] if rest else {}))
+        trace_watch(spec, sink, module, pack(args, rest[0] if rest else {}))
     elif hook == "output_gradient":
-        trace_watch(spec, receiver, module, rest[-1])
+        trace_watch(spec, sink, module, rest[-1])
     else:
         kwargs, output = (rest[0], rest[1]) if len(rest) == 2 else ({}, rest[-1])  # code that moves hooks drops keyword arguments
         if hook == "after":
-            _compare_in_graph(spec, receiver, module, args, kwargs, output)
+            _compare_in_graph(spec, sink, module, args, kwargs, output)
         elif wanted_in_graph(spec, module):
-            _trace_call(spec, receiver, Call("forward", module, args, kwargs, output))
+            _trace_call(spec, sink, Call("forward", module, args, kwargs, output))
 
 
-def _keep_in_graph(spec: Any, receiver: Tensor, call: Call) -> None:
+def _keep_in_graph(spec: Any, sink: Tensor, call: Call) -> None:
     value = (mapped(spec.watched(call), copied),)  # noqa: F841  # the next line reads it
     compiler.comptime(keep_traced)
 
 
 def _compare_in_graph(
-    spec: Any, receiver: Tensor, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+    spec: Any, sink: Tensor, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
 ) -> None:
     value: tuple[Any] | None = None
     compiler.comptime(restore_traced)
     if value is not None and wanted_in_graph(spec, module):
-        _trace_call(spec, receiver, Call("around_forward", module, args, kwargs, output, before=value[0]))
+        _trace_call(spec, sink, Call("around_forward", module, args, kwargs, output, before=value[0]))
 
 
-def _trace_call(spec: Observer, receiver: Tensor, call: Call) -> None:
+def _trace_call(spec: Observer, sink: Tensor, call: Call) -> None:
     if spec.as_seen:  # each method of the spec that is looked up here is guarded
-        trace(spec, receiver, call.seen)
+        trace(spec, sink, call.seen)
         return
     for path, part in spec._parts(call):
         if spec.of_module:
@@ -212,4 +206,4 @@ def _trace_call(spec: Observer, receiver: Tensor, call: Call) -> None:
         else:  # computed as in eager mode: without gradients, and in full precision
             with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
                 operands = spec.operands(part)
-        trace(spec, receiver, operands, path)
+        trace(spec, sink, operands, path)

@@ -57,7 +57,7 @@ class Clock:
         self.any_due, self.cadence = False, 1
         self._quiet = self._skipped = 0  # coming steps in which nothing is switched or measured; how many have ended
         self._lock = new_lock()
-        self._receiver = new_sink(self)
+        self._sink = new_sink(self)
 
     @property
     def step(self) -> int:
@@ -217,7 +217,7 @@ class Clock:
     def count(self, net: nn.Module) -> Any:
         """Counts the forwards of `net` as micro-batches; returns the handle of the hook, or None if `net` takes no hooks."""
         try:
-            self._handle = net.register_forward_pre_hook(Hook(self._forward, _trace_forward, self._receiver))
+            self._handle = net.register_forward_pre_hook(Hook(self._forward, _trace_forward, self._sink))
         except RuntimeError:  # a module of torch.jit.script
             self._handle = None
         self._counting.change()
@@ -283,9 +283,9 @@ class Clock:
         return _clock_at, (self._step,)
 
 
-def _trace_forward(receiver: Tensor, *_: Any) -> None:
+def _trace_forward(sink: Tensor, *_: Any) -> None:
     if torch.is_grad_enabled() and not tracing():
-        torch.ops.torch_recorders.receive(receiver, "", "", [], "")
+        torch.ops.torch_recorders.receive(sink, "", "", [], "")
 
 
 def _clock_at(step: int) -> Clock:

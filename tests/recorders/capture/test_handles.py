@@ -82,7 +82,7 @@ def train(call: Callable[[Tensor], Tensor], xs: list[Tensor]) -> None:
 
 
 def handle_of(monitor: Any) -> Any:
-    return monitor.receiver.tensor.handle_cpu_None
+    return monitor.sink.tensor.handle_cpu_None
 
 
 def near(given: Any, wanted: Any) -> None:
@@ -123,7 +123,7 @@ def test_the_operator_may_be_in_a_cuda_graph_and_its_inputs_are_on_the_device() 
     forward, _ = graphs.found
     placeholders = [node for node in forward.graph.nodes if node.op == "placeholder"]
     numbers = [node for node in placeholders if node.meta["val"].dtype is torch.int64 and node.users]
-    # Handles, which a monitor on a GPU has there. The number of a receiver, which is on the CPU, has no axis, and no use.
+    # Handles, which a monitor on a GPU has there. The number of a sink, which is on the CPU, has no axis, and no use.
     assert [tuple(node.meta["val"].shape) for node in numbers] == [(2 + accumulating.SLOTS,)] * 4
     for node in graphs.observations:
         handle, x = node.args[2], node.args[-1]
@@ -352,7 +352,7 @@ def test_the_copy_of_a_handle_that_a_cuda_graph_makes_finds_its_monitor() -> Non
     graphs.compile(net)(x)
     arguments = graphs.observations[0].args[3:-1]
     handle = handle_of(monitor)
-    assert accumulators.owner_of(handle) is accumulators.owner_of(handle.clone()) is monitor.receiver
+    assert accumulators.owner_of(handle) is accumulators.owner_of(handle.clone()) is monitor.sink
     torch.ops.torch_recorders.accumulate(handle.clone(), *arguments, x)
     assert monitor.samples == 2
 
