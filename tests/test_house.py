@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -277,10 +278,15 @@ def uses(tree: ast.Module, ours: set[str], theirs: set[str]) -> Iterator[str]:
                 yield node.value
 
 
+@cache
+def ours_and_theirs() -> tuple[set[str], set[str]]:
+    return own_names(ast.parse(path.read_text()) for package in ORDER for path in modules(package).values()), of_pytorch()
+
+
+@cache
 def scanned() -> dict[str, list[str]]:
-    trees = {name: ast.parse(path.read_text()) for package in ORDER for name, path in modules(package).items()}
-    ours, theirs = own_names(trees.values()), of_pytorch()
-    return {name: list(uses(tree, ours, theirs)) for name, tree in trees.items()}
+    files = {name: path for package in ORDER for name, path in modules(package).items()}
+    return {name: list(uses(ast.parse(path.read_text()), *ours_and_theirs())) for name, path in files.items()}
 
 
 def test_private_apis_of_pytorch_are_reached_in_one_place_of_each_package() -> None:
@@ -329,8 +335,7 @@ def test_names_that_are_allowed_are_used() -> None:
     ],
 )
 def test_a_planted_private_api_is_found(line: str) -> None:
-    trees = [ast.parse(path.read_text()) for package in ORDER for path in modules(package).values()]
-    assert set(uses(ast.parse(line), own_names(trees), of_pytorch())) - OTHERS.keys()
+    assert set(uses(ast.parse(line), *ours_and_theirs())) - OTHERS.keys()
 
 
 def test_memory_of_tensors_is_taken_in_one_file_and_by_operators_of_graphs() -> None:
