@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from recorders import BackwardMonitor, CallMonitor, ForwardInputMonitor, ForwardMonitor, Recorder, load
-from recorders.capture import accumulators
+from recorders.graphs import device as on_device
 from reducers import Last, Max, Mean, Moments, Norm, Product, Sum, Summary
 from reducers.kernels import dispatch
 from reducers.kernels.triton import accumulating, layout
@@ -352,7 +352,7 @@ def test_the_copy_of_a_handle_that_a_cuda_graph_makes_finds_its_monitor() -> Non
     graphs.compile(net)(x)
     arguments = graphs.observations[0].args[3:-1]
     handle = handle_of(monitor)
-    assert accumulators.owner_of(handle) is accumulators.owner_of(handle.clone()) is monitor.sink
+    assert on_device.owner_of(handle) is on_device.owner_of(handle.clone()) is monitor.sink
     torch.ops.torch_recorders.accumulate(handle.clone(), *arguments, x)
     assert monitor.samples == 2
 
@@ -365,7 +365,7 @@ def test_a_cuda_graph_runs_no_python_and_finds_the_accumulators(monkeypatch: pyt
     compiled(x)
     monkeypatch.setattr(accumulating, "is_captured", lambda: True)
     with monkeypatch.context() as patch:
-        patch.setattr(accumulators, "owner_of", lambda handle: pytest.fail("a replay has no Python"))
+        patch.setattr(on_device, "owner_of", lambda handle: pytest.fail("a replay has no Python"))
         compiled(x)
     assert monitor.samples == 2
     handle = handle_of(monitor)
