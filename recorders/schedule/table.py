@@ -143,6 +143,9 @@ class Found:
 
     def only(self, views: Collection[View]) -> None:
         """Leaves out the rows of other views than these."""
+        if not views:
+            self.due = []  # nothing of it is used
+            return
         self.due = [row for row in self.rows() if self.block.views[row] in views]
         there = {*self.due}
         self.xs = [x if row in there else None for row, x in enumerate(self.xs)]
@@ -474,16 +477,20 @@ def _due(views: Collection[View], stream: object, listening: Collection[int]) ->
     due: list[View] = []
     for view in views:
         monitor = view.monitor()
-        if monitor is None or view.number not in listening or not monitor.gate.on:
+        if monitor is None or view.number not in listening:
             continue
         gate, counts = monitor.gate, monitor.counts
+        if not gate.on:
+            continue
         counts["calls"] = counts.get("calls", 0) + 1
-        if gate.active and gate.every == 1:
+        every, eligible = gate.every, gate.eligible
+        if every == 1 and gate.active:
             due.append(view)
             continue
-        if gate.active and stream in gate.eligible:  # as `refusal` does, without a call for each monitor
-            passed = gate.eligible[stream] = gate.eligible[stream] + 1
-            refusal = NOT_DUE if passed % gate.every else ""
+        before = eligible.get(stream) if gate.active else None
+        if before is not None:  # as `refusal` does, without a call for each monitor
+            eligible[stream] = before + 1
+            refusal = NOT_DUE if (before + 1) % every else ""
         else:
             refusal = gate.refusal(None, stream)
         if refusal:
