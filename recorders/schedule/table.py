@@ -351,8 +351,9 @@ class Tables:
             Exception: what the user asks for.
         """
         step.ids, step.closure = step.own, closure
-        if step.ids:
-            self._observe(step, optimizer, optimizer, (CHANGE,) if closure else (CHANGE, GRADIENTS))
+        moments = (CHANGE,) if closure else (CHANGE, GRADIENTS)
+        if step.ids and (self._watched is None or not self._watched.moments.isdisjoint(moments)):
+            self._observe(step, optimizer, optimizer, moments)
 
     def end(self, step: Step, optimizer: Optimizer, keeper: Optimizer, closure: bool) -> None:
         """Records what is read after a step; `keeper` is the optimizer that keeps the state.
@@ -360,14 +361,8 @@ class Tables:
         Raises:
             Exception: what the user asks for.
         """
-        moments, table = (GRADIENTS, VALUES) if closure else (VALUES,), step.table
-        if (
-            table is None
-            or table.watched is not self._watched
-            or step.copied
-            or step.notified
-            or not table.moments.isdisjoint(moments)
-        ):
+        moments, watched = (GRADIENTS, VALUES) if closure else (VALUES,), self._watched
+        if step.copied or step.notified or watched is None or not watched.moments.isdisjoint(moments):
             self._observe(step, optimizer, keeper, moments)
 
     def _observe(self, step: Step, optimizer: Optimizer, keeper: Optimizer, moments: Sequence[str]) -> None:

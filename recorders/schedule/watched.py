@@ -25,12 +25,13 @@ class Watched:
 
     Attributes:
         modules: those whose parameters they are, by their ids.
+        moments: when anything is read of them.
     """
 
     def __init__(self, registered: Registered) -> None:
         self._entries: dict[int, list[Entry]] = {}  # by the id of the parameter
         self._nested: list[tuple[Any, Any, list[Any]]] = []  # monitors of parameters of modules inside theirs
-        self._backward = -1
+        self._backward, self.moments = -1, set[str]()
         owners: dict[int, nn.Module] = {}
         for number, (module_ref, ref) in registered.items():
             module, monitor = module_ref(), ref()
@@ -39,6 +40,7 @@ class Watched:
             there: list[Any] = []
             failure_of(monitor._fail, _look, there, monitor, module)
             owners[id(module)] = module
+            self.moments.add(monitor.reading.when)
             for place, (owner, path, parameter) in enumerate(there):
                 owners[id(owner)] = owner
                 self._entries.setdefault(id(parameter), []).append((number, place, path, id(owner), id(parameter)))
