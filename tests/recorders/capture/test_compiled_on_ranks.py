@@ -20,6 +20,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
     RecordingWarning,
+    register_layouts,
 )
 from recorders._torch import CAPTURES_IN_GRAPHS
 from reducers import Count, Last, Max, Mean, Min, Moments, Norm, Product, Quantile
@@ -69,11 +70,14 @@ def spread(model: Net, kind: str, backend: str) -> Any:
 
     mesh, called = init_device_mesh("cpu", (2,)), model
     if kind.startswith("tensor parallel"):
+        from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         for block in model.blocks:
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(block, mesh, plan)  # type: ignore[arg-type]
+            outputs, inputs = {"up": Shard(-1), "down": Replicate()}, {"up": Replicate(), "down": Shard(-1)}
+            register_layouts(block, mesh, outputs=outputs, inputs=inputs)
     if kind.endswith("blocks"):
         for block in model.blocks:
             block.compile(backend=backend, fullgraph=True)
