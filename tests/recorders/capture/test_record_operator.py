@@ -224,7 +224,7 @@ def test_several_threads_lose_nothing() -> None:
     recorder = Recorder(out=ForwardMonitor(Summary())).modules(layers, leaves=True)
     with torch.no_grad():
         torch.compile(layers, backend="aot_eager", fullgraph=True)(X)
-    # With fullgraph=True PyTorch 2.13 counts what ran of all threads together, and may raise an error if one runs Python in between.
+    # With fullgraph=True PyTorch 2.13 counts what ran of all threads together, and may raise if one runs Python in between.
     traced = torch.compile(layers, backend="aot_eager")
 
     def run() -> None:
