@@ -373,3 +373,30 @@ def test_names_of_tests_have_fewer_than_80_characters() -> None:
 def test_no_two_test_files_have_one_name() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted({name for name in names if names.count(name) > 1}) == []  # pytest cannot import both in one process
+
+
+NAMED_BY_ITS_LIBRARY = {"RecorderCallback"}
+"""Classes of which there are several, because each library that calls them has its own."""
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = {}
+    for package in ORDER:
+        for name, path in modules(package).items():
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(name)
+    assert {name: files for name, files in found.items() if len(files) > 1 and name not in NAMED_BY_ITS_LIBRARY} == {}
+
+
+def test_no_docstring_begins_with_what_another_one_says() -> None:
+    """Whoever meets a function first has not read the one before it."""
+    begins = re.compile(r'"""(The same|Does the same)\b')
+    assert [f"{path.name}: {line.strip()}" for line, path in lines_of_all() if begins.search(line)] == []
+
+
+def lines_of_all() -> Iterator[tuple[str, Path]]:
+    for package in ORDER:
+        for path in modules(package).values():
+            for line in path.read_text().splitlines():
+                yield line, path

@@ -120,7 +120,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def plain_or_spread(tensor: Tensor) -> Tensor:
-    """The same, but a DTensor stays one, for `placement`."""
+    """The tensor as a monitor takes it, but a DTensor stays one, for `placement`."""
     found = tensor.detach()
     if type(found) is Tensor:
         return found.dequantize() if found.is_quantized else found

@@ -30,7 +30,7 @@ from recorders._torch import (
 from recorders._torch.compiler import run_of_node
 from recorders.capture.entering import guarded
 from recorders.graphs.codec import packed, packed_batch
-from recorders.graphs.reading import GraphObservation, Pack, Reading
+from recorders.graphs.reading import GraphObservation, Pack, TensorReading
 from recorders.graphs.reading import as_text as text_of_readings
 from recorders.graphs.tables import KEY
 from reducers import State
@@ -225,7 +225,7 @@ def _readings(observations: Sequence[TracedObservation], packs: Sequence[Sequenc
     """Returns the text of what is read into the packs."""
     places = {id(kind): (index, place) for index, pack in enumerate(packs) for place, kind in enumerate(pack)}
     readings = [
-        Reading(one.axes, tuple(one.columns.values()), one.threshold, tuple(places[id(kind)] for kind in one.kinds.values()))
+        TensorReading(one.axes, tuple(one.columns.values()), one.threshold, tuple(places[id(kind)] for kind in one.kinds.values()))
         for one in _parts(observations)
     ]
     return text_of_readings(readings, [Pack(len(pack), *pack[0][1:]) for pack in packs])

@@ -34,7 +34,7 @@ __all__ = [
     "GraphObservation",
     "Pack",
     "Reader",
-    "Reading",
+    "TensorReading",
     "as_text",
     "copied_observation",
     "graph_observations",
@@ -56,7 +56,7 @@ class Pack(NamedTuple):
     dtype: torch.dtype
 
 
-class Reading(NamedTuple):
+class TensorReading(NamedTuple):
     """What is read of a tensor.
 
     Attributes:
@@ -89,7 +89,7 @@ def kinds_of(x: Tensor, axes: Sequence[int], columns: Mapping[str, str]) -> dict
     return {key: Pack(1, kept, column_dtype(name, x.dtype)) for key, name in columns.items()}
 
 
-def as_text(readings: Sequence[Reading], packs: Sequence[Pack]) -> str:
+def as_text(readings: Sequence[TensorReading], packs: Sequence[Pack]) -> str:
     """Return the text of what a reader reads, into which packs."""
     told = [(reading.axes, reading.names, reading.threshold.hex(), reading.places) for reading in readings]
     return repr((told, [(pack.number, pack.shape, str(pack.dtype).removeprefix("torch.")) for pack in packs]))
@@ -127,7 +127,7 @@ def reading_library() -> Any:
 def reader_of(text: str) -> Reader:
     """Return the reader of a text of `as_text`."""
     told, packs = ast.literal_eval(text)
-    readings = [Reading(axes, names, float.fromhex(limit), places) for axes, names, limit, places in told]
+    readings = [TensorReading(axes, names, float.fromhex(limit), places) for axes, names, limit, places in told]
     return Reader(readings, [Pack(number, shape, getattr(torch, dtype)) for number, shape, dtype in packs])
 
 
@@ -189,7 +189,7 @@ class Reader:
         exact: whether the loops have read all tensors so far as they were given.
     """
 
-    def __init__(self, readings: Sequence[Reading], packs: Sequence[Pack]) -> None:
+    def __init__(self, readings: Sequence[TensorReading], packs: Sequence[Pack]) -> None:
         self._readings, self._packs = readings, packs
         found = {pack for reading in readings if reading.names for pack, _ in reading.places}
         # The loop writes no narrower floats.

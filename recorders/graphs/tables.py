@@ -14,7 +14,7 @@ from torch import Tensor
 from recorders._torch import cpu_library
 from recorders.graphs.reading import Reader, reading_library
 
-__all__ = ["KEY", "SCHEMA", "Table", "add_to_operator", "has_filled", "raise_after"]
+__all__ = ["KEY", "SCHEMA", "OperatorTable", "add_to_operator", "has_filled", "raise_after"]
 
 KEY = 16  # characters at the beginning of a text by which a table is found
 SCHEMA = "(Tensor[] sinks, Tensor[] tensors, str text) -> ()"
@@ -95,7 +95,7 @@ class _Table(ctypes.Structure):
     )
 
 
-class Table:
+class OperatorTable:
     """Rows of a reader, which the operator adds as long as the table is `ready`.
 
     Args:
@@ -110,7 +110,7 @@ class Table:
         self.reader, self._room = reader, capacity
         self._numbers, self._key, self._anywhere = tuple(numbers), key, anywhere
         self._rows: Tensor | None = None
-        self._before: tuple[weakref.ref[Table], Tensor | None] | None = None  # a table that may be freed, and its memory
+        self._before: tuple[weakref.ref[OperatorTable], Tensor | None] | None = None  # a table that may be freed, and its memory
         told = (ctypes.c_int64 * len(numbers))(*numbers)
         self._struct = _Table(
             reader=ctypes.addressof(reader.struct),
@@ -124,9 +124,9 @@ class Table:
         self._library.reducers_add_table(ctypes.byref(self._struct))
         weakref.finalize(self, _remove, self._library, self._struct, (told, reader)).atexit = False
 
-    def another(self) -> Table:
+    def another(self) -> OperatorTable:
         """Return a table like this one, which is empty. The operator finds it in place of this one."""
-        found = Table(self.reader, self._numbers, self._key, self._room, self._anywhere)
+        found = OperatorTable(self.reader, self._numbers, self._key, self._room, self._anywhere)
         found._before = weakref.ref(self), self._rows
         return found
 

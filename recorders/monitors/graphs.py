@@ -23,7 +23,7 @@ from recorders.graphs.device import Accumulators, Observed, add_holder, can_accu
 from recorders.graphs.reading import reader_of
 from recorders.graphs.rows import GraphRing, Packs, Rows, capacity_for, parts
 from recorders.graphs.sinks import find_sink, find_spec, new_sink
-from recorders.graphs.tables import Table, has_filled
+from recorders.graphs.tables import OperatorTable, has_filled
 from recorders.graphs.trace import emit_call, emit_leaves
 from recorders.monitors.places import note_places
 from recorders.monitors.record import Observer, report_failures, store, store_lifts, with_given, work
@@ -69,7 +69,7 @@ class HandedOver:
         """
         if self._reader is None:
             return Packs(self.observation, len(numbers))
-        return Table(self._reader, numbers, self.batch.key, capacity_for(self._reader.size, len(numbers)), recomputed)
+        return OperatorTable(self._reader, numbers, self.batch.key, capacity_for(self._reader.size, len(numbers)), recomputed)
 
 
 def add_at_once(numbers: Sequence[int], batch: GraphBatch, packs: Sequence[Tensor]) -> bool:

@@ -15,7 +15,7 @@ from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.options import MonitorOptions, as_names
-from recorders.ring.rows import LOCK, Row
+from recorders.ring.rows import LOCK, LeafRow
 from recorders.schedule.table import Reading
 from reducers import Reducer
 from reducers.combinators.stacked import is_stackable
@@ -48,7 +48,7 @@ class ParameterBuffer(Buffer):
 
     def leave_stacks(self, paths: Collection[str] | None = None) -> None:
         for row in self.stored.pending.values():
-            if isinstance(row, Row) and (paths is None or row.paths[0] in paths):
+            if isinstance(row, LeafRow) and (paths is None or row.paths[0] in paths):
                 row.leave()
 
 

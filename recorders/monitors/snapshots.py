@@ -15,7 +15,7 @@ from recorders.monitors.record import Observer, report_failures
 from recorders.recordings.placement import Placement
 from recorders.recordings.progress import Progress
 from recorders.recordings.recording import Subrecording
-from recorders.ring.rows import LOCK, Row
+from recorders.ring.rows import LOCK, LeafRow
 from recorders.ring.state import MonitorState
 from reducers import State
 
@@ -72,7 +72,7 @@ def _placement(buffer: Buffer, states: Collection[str]) -> dict[str, Placement]:
 
 
 def _progress(monitor: Observer, stored: MonitorState) -> Progress:
-    rows = [waiting for waiting in stored.pending.values() if isinstance(waiting, Row) and not waiting.base]
+    rows = [waiting for waiting in stored.pending.values() if isinstance(waiting, LeafRow) and not waiting.base]
     monitor.gate.forget_freed()
     counted = monitor.gate.eligible
     # Optimizers have no names; what goes on knows them by the order in which they step.
@@ -89,7 +89,7 @@ def resume(monitors: Iterable[tuple[Observer, Subrecording]]) -> None:
         for path in told.stacked:
             if part.states.get(path) and told.counts.get(path):
                 kept = stored[number]
-                row = Row.of(path, kept.states[path], kept.counts[path])
+                row = LeafRow.of(path, kept.states[path], kept.counts[path])
                 reduced = {**kept.reduced, row.key: row.count}
                 stored[number] = kept._replace(pending={**kept.pending, row.key: row}, reduced=reduced)
     with LOCK:

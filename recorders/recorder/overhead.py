@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from recorders.recordings.shown import Rows, Table, shown_name
+from recorders.recordings.shown import Rows, ShownAsTable, shown_name
 from recorders.schedule.meter import Meter
 
 __all__ = ["Overhead", "check_budget", "overhead", "shown_cadence"]
 
 
 @dataclass(frozen=True, repr=False)
-class Overhead(Table):
+class Overhead(ShownAsTable):
     """What recording costs per step, as measured in some steps.
 
     Host time is measured without waiting for devices. The time in which pending observations are reduced is shared out over the

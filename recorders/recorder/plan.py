@@ -18,7 +18,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.gate import Gate
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
-from recorders.recordings.shown import Rows, Table, shown_name
+from recorders.recordings.shown import Rows, ShownAsTable, shown_name
 from recorders.recordings.stored import kept_bytes
 from recorders.schedule.clock import shown_steps
 from reducers import State
@@ -63,7 +63,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Table):
+class Plan(ShownAsTable):
     """What will be recorded: a row for each subrecorder, and a note if something stayed unknown."""
 
     rows: tuple[PlanRow, ...]

@@ -15,7 +15,7 @@ from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.monitors.base import Monitor
 from recorders.monitors.gradient_hooks import NO_TENSOR
 from recorders.recordings.nonfinite import LeftOut
-from recorders.recordings.shown import Rows, Table, shown_name
+from recorders.recordings.shown import Rows, ShownAsTable, shown_name
 from recorders.schedule.clock import shown_steps
 from reducers._torch import missing
 from reducers.kernels.dispatch import troubles
@@ -53,7 +53,7 @@ class ReportRow:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Table):
+class Report(ShownAsTable):
     """One row per subrecorder; `str()` shows one line for each, and one for each trouble.
 
     Attributes:

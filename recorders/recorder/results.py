@@ -19,7 +19,7 @@ from recorders.recordings.handle import SyncHandle
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Missing, Recording, Subrecording, part_rows
 from recorders.recordings.sharded import load_own, save_sharded
-from recorders.recordings.shown import Names, Rows, Table
+from recorders.recordings.shown import Names, Rows, ShownAsTable
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
 from recorders.recordings.storage import save_in_background, save_in_turn
 from recorders.recordings.sync import Group, sync
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Results"]
 
 
-class Results(Table, Exported, ValuesByName, Mapping[str, Monitor]):
+class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
     """The part of a `Recorder` that deals with what was recorded."""
 
     _warned: bool = False  # that results leave out what is not finite

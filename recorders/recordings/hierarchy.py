@@ -34,7 +34,7 @@ class _Held(NamedTuple):
     cause: Exception | None = None
 
 
-class _Call(NamedTuple):
+class _SyncCall(NamedTuple):
     """How `sync` was called on this rank."""
 
     recording: Recording
@@ -73,7 +73,7 @@ def sync_mesh(recording: Recording, mesh: DeviceMesh, to: int | Literal["all"], 
     """
     levels = [Level(mesh, dimension) for dimension in reversed(dimensions(mesh))]
     led = list(takewhile(lambda level: level.leads, levels))
-    call, ranks = _Call(recording, to, missing), mesh.mesh.flatten().tolist()
+    call, ranks = _SyncCall(recording, to, missing), mesh.mesh.flatten().tolist()
     held = _Held([recording])
     if to != "all" and to not in ranks:
         error = SyncError(f"to={to!r} is neither 'all' nor a rank of the mesh, which has {listed(ranks)}")
@@ -102,7 +102,7 @@ def sync_mesh(recording: Recording, mesh: DeviceMesh, to: int | Literal["all"], 
     return _read(text, payload, call, held)
 
 
-def _up(level: Level, held: _Held, call: _Call) -> _Held:
+def _up(level: Level, held: _Held, call: _SyncCall) -> _Held:
     """What the first rank of a level holds after the others sent it what they hold; nothing on the others."""
     manifest, payload, cause = _packed(level, held, call)
     raws, sizes = level.manifests(manifest, payload)
@@ -137,7 +137,7 @@ def _up(level: Level, held: _Held, call: _Call) -> _Held:
     return _Held(merged.recordings())
 
 
-def _packed(level: Level, held: _Held, call: _Call) -> tuple[bytes, Tensor, Exception | None]:
+def _packed(level: Level, held: _Held, call: _SyncCall) -> tuple[bytes, Tensor, Exception | None]:
     """The manifest and the payload that a rank sends up, and the error if there is one: the others wait."""
     wrong, cause = held.wrong, held.cause
     if not wrong:
@@ -168,7 +168,7 @@ def _parsed(raw: bytes) -> Manifests | _Held | ValueError:
         return error
 
 
-def _outcome(held: _Held, call: _Call, device: torch.device) -> tuple[bytes, Tensor]:
+def _outcome(held: _Held, call: _SyncCall, device: torch.device) -> tuple[bytes, Tensor]:
     """What goes back from the first of all ranks: the text, and the payload of what was merged."""
     wrong: Sequence[str] = held.wrong
     if not wrong:
@@ -204,7 +204,7 @@ def _without_result(text: bytes) -> bytes:
         return text
 
 
-def _read(text: bytes, payload: Tensor, call: _Call, held: _Held) -> Recording | None:
+def _read(text: bytes, payload: Tensor, call: _SyncCall, held: _Held) -> Recording | None:
     """The merged recording, from what came back."""
     wrong: Sequence[str] = ()
     warnings: Sequence[str] = ()

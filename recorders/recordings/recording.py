@@ -17,7 +17,7 @@ from recorders.recordings.past import Past
 from recorders.recordings.placement import Placement
 from recorders.recordings.plainly import plainly
 from recorders.recordings.progress import Progress
-from recorders.recordings.shown import NET, Names, Rows, Table, brief, cut, is_named, listed, shown_name
+from recorders.recordings.shown import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, shown_name
 from recorders.recordings.unknown import why_unknown
 from recorders.recordings.values import ValuesByName, bare
 from reducers import Reducer, Result, State
@@ -32,7 +32,7 @@ Missing: TypeAlias = Literal["error", "keep"]
 
 
 @dataclass(frozen=True, eq=False)
-class Subrecording(Table, Past):
+class Subrecording(ShownAsTable, Past):
     """What one monitor recorded. It equals itself only, as do recordings: to compare numbers, compare their `to_numpy()`.
 
     Attributes:
@@ -131,7 +131,7 @@ class Subrecording(Table, Past):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Recording(Table, Exported, ValuesByName, Mapping[str, Subrecording]):
+class Recording(ShownAsTable, Exported, ValuesByName, Mapping[str, Subrecording]):
     """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
 
     Attributes:

@@ -19,7 +19,7 @@ __all__ = [
     "Names",
     "Recorded",
     "Rows",
-    "Table",
+    "ShownAsTable",
     "brief",
     "cut",
     "flat_leaves",
@@ -42,7 +42,7 @@ _ROWS = 100  # rows in terminals and notebooks
 _CELL, _LINE = 52, 110  # characters; the first is that of the longest remark of a plan
 
 
-class Table:
+class ShownAsTable:
     """An object that is shown as one table of rows: as text, by `rich`, and in notebooks. Only rows that are shown are computed."""
 
     def title_shown(self) -> str:
@@ -93,7 +93,7 @@ class Table:
         return [headings[place] for place in filled], list(shown), f"... and {left:,} more" if left else ""
 
 
-class Recorded(Table):
+class Recorded(ShownAsTable):
     """An object that is shown as what it recorded so far."""
 
     def snapshot(self) -> Any:

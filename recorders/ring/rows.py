@@ -1,4 +1,4 @@
-"""Rows: what the monitors of the parameters of an optimizer have recorded, one row for each parameter, joined with a whole step."""
+"""ParameterRows: what monitors of parameters have recorded, one row for each parameter, joined with a whole step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reducers.combinators.rows import RowSweep, swept_dtypes
 from reducers.combinators.stacked import int_tensor, lift_stacked
 from reducers.kernels.locks import new_lock
 
-__all__ = ["LOCK", "Block", "Leaf", "Row", "Rows"]
+__all__ = ["LOCK", "Leaf", "LeafRow", "ParameterRows", "RowBlock"]
 
 LOCK = new_lock()  # shared by all monitors of parameters: their states change together
 
@@ -24,7 +24,7 @@ Stacked = tuple[State, list[int]]
 """States as rows, and the number of observations of each row. A row without observations means nothing."""
 
 
-class Block:
+class RowBlock:
     """Leaves whose rows are in the same tensors: of one reducer, and of parameters of one dtype on one device.
 
     Attributes:
@@ -39,8 +39,8 @@ class Block:
         self.kernel = self.checked = False
 
 
-class Row(Pending):
-    """Observations that are in a row of some `Rows` already.
+class LeafRow(Pending):
+    """Observations that are in a row of some `ParameterRows` already.
 
     Attributes:
         rows, block, index: where it is.
@@ -49,14 +49,14 @@ class Row(Pending):
 
     __slots__ = ("base", "block", "index", "key", "paths", "rows")
 
-    def __init__(self, path: str, rows: Rows, block: int, index: int, base: State) -> None:
+    def __init__(self, path: str, rows: ParameterRows, block: int, index: int, base: State) -> None:
         self.key = self.paths = (path,)
         self.rows, self.block, self.index, self.base = rows, block, index, base
 
     @classmethod
-    def of(cls, path: str, state: State, count: int) -> Row:
+    def of(cls, path: str, state: State, count: int) -> LeafRow:
         """Returns a row that goes on from a state as if that had been a row from the beginning."""
-        rows = Rows([1])
+        rows = ParameterRows([1])
         rows.now = (({key: value.unsqueeze(0) for key, value in state.items()}, [count]),)
         return cls(path, rows, 0, 0, {})
 
@@ -78,7 +78,7 @@ class Row(Pending):
         self.rows.open[self.block].add(self.index)
 
 
-class Rows:
+class ParameterRows:
     """The states of many leaves, by block. Those who are in them keep them alive.
 
     Attributes:
@@ -90,7 +90,7 @@ class Rows:
         self.now: tuple[Stacked, ...] = tuple([({}, [0] * size) for size in sizes])
         self.open = [set(range(size)) for size in sizes]
 
-    def write(self, blocks: Sequence[Block], found: Sequence[Any]) -> list[Any]:
+    def write(self, blocks: Sequence[RowBlock], found: Sequence[Any]) -> list[Any]:
         """Joins the observations of a step to the rows; returns what of `found` could not be joined. `LOCK` must be held.
 
         Args:
@@ -113,7 +113,7 @@ class Rows:
                 self.open[one.block.number].difference_update(one.rows())
         return failed
 
-    def _joined(self, number: int, block: Block, xs: Sequence[Any], due: list[int] | None) -> Stacked:
+    def _joined(self, number: int, block: RowBlock, xs: Sequence[Any], due: list[int] | None) -> Stacked:
         """Returns the rows of a block, joined with the observations of those that are due; None if all are."""
         lifts: State | None = None
         fresh: list[int] = []  # those due that hold nothing yet
@@ -156,7 +156,7 @@ class Rows:
             state = _written(state, len(xs), fresh, _picked(lifts, [place for place, row in enumerate(rows) if row in new]))
         return state, counts
 
-    def _swept(self, block: Block, state: State, xs: Sequence[Any], fresh: list[int]) -> State | None:
+    def _swept(self, block: RowBlock, state: State, xs: Sequence[Any], fresh: list[int]) -> State | None:
         """Returns the rows as a kernel joins them, if some hold nothing yet; None if there is no kernel after all."""
         first = RowSweep().update(block.reducer, {}, [xs[row] for row in fresh])
         if first is None or len(fresh) == len(xs):
@@ -170,26 +170,26 @@ class Rows:
             state = swept
         return _written(state, len(xs), fresh, first)
 
-    def _placed(self, number: int, block: Block, xs: Sequence[Any], due: Sequence[int], wanted: dict[str, Any]) -> list[int]:
+    def _placed(self, number: int, block: RowBlock, xs: Sequence[Any], due: Sequence[int], wanted: dict[str, Any]) -> list[int]:
         """Gives leaves their rows here; returns the rows without observations. A row elsewhere that fits is taken over as it is."""
         fresh: list[int] = []
-        bound: list[tuple[Any, str, int, Row | None]] = []
-        moved = defaultdict[tuple[Rows, int], list[tuple[int, int]]](list)
+        bound: list[tuple[Any, str, int, LeafRow | None]] = []
+        moved = defaultdict[tuple[ParameterRows, int], list[tuple[int, int]]](list)
         for index in due:
             if index not in self.open[number]:
                 continue
             ref, path = block.leaves[index]
             monitor = ref()
             row = None if monitor is None else monitor.buffer.stored.pending.get((path,))
-            if isinstance(row, Row) and row.rows is self and (row.block, row.index) == (number, index):
+            if isinstance(row, LeafRow) and row.rows is self and (row.block, row.index) == (number, index):
                 if not row.count:
                     fresh.append(index)
-            elif isinstance(row, Row) and row.count and _kinds(row.rows.now[row.block][0]) == wanted:
+            elif isinstance(row, LeafRow) and row.count and _kinds(row.rows.now[row.block][0]) == wanted:
                 moved[row.rows, row.block].append((index, row.index))
                 bound.append((monitor, path, index, row))
                 row.leave()
             else:
-                if isinstance(row, Row):
+                if isinstance(row, LeafRow):
                     row.leave()
                 fresh.append(index)
                 bound.append((monitor, path, index, None))
@@ -213,12 +213,12 @@ class Rows:
         for monitor, path, index, row in bound:
             if monitor is not None and row is not None:
                 stored = monitor.buffer.stored
-                here = Row(path, self, number, index, row.base)
+                here = LeafRow(path, self, number, index, row.base)
                 monitor.buffer.stored = stored._replace(pending={**stored.pending, here.key: here})
             elif monitor is not None:
                 held = monitor.buffer.flush()
                 base = {key: value.to(xs[index].device) for key, value in held.states.get(path, {}).items()}
-                monitor.buffer.stored = held.moved((path,), Row(path, self, number, index, base))
+                monitor.buffer.stored = held.moved((path,), LeafRow(path, self, number, index, base))
         return fresh
 
 

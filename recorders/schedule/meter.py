@@ -20,7 +20,7 @@ from recorders.schedule.steps import parameters_watched
 from recorders.schedule.stopwatch import Stopwatch, now, time_joins
 from reducers.errors import warn_user
 
-__all__ = ["FIRST", "ROUND", "WINDOW", "Meter", "Window"]
+__all__ = ["FIRST", "ROUND", "WINDOW", "MeasuredSteps", "Meter"]
 
 FIRST = 8  # the measured steps that record before the first choice of a cadence, which can only lower it
 WINDOW = 64  # those in a window, but for the second, which has a quarter of it; up to four times as many if steps differ much
@@ -96,7 +96,7 @@ class Cost(NamedTuple):
         return max(3, min(SELDOM, math.ceil(self.chosen * self.recording / room - 1e-9) if room else SELDOM))
 
 
-class Window:
+class MeasuredSteps:
     """What was measured in some steps: under True of steps that record, under False of others."""
 
     def __init__(self) -> None:
@@ -173,13 +173,17 @@ class Meter:
         self._on, self._ungated = True, False  # whether hooks are on, and whether all steps record
         self._gaps, self._timed = False, True  # whether a step came that does not record; whether monitors are timed in this pair
         self._half: float | None = None  # seconds of the step that recorded, until there is one to compare with
-        self._before: Window | None = None
-        self._window, self._size, self._records = Window(), FIRST, 0  # the measured steps that recorded, and how many there will be
+        self._before: MeasuredSteps | None = None
+        self._window, self._size, self._records = (
+            MeasuredSteps(),
+            FIRST,
+            0,
+        )  # the measured steps that recorded, and how many there will be
         self._step: Measured | None = None
         self._advancing = 0.0  # when the clock began to advance
         self._rest, self._wait = 0, MANY  # steps until some are measured again; until one that does not record is
         self._joins: dict[str, float] = {}  # seconds of each monitor when they were counted last
-        self._pending: list[tuple[Window, list[tuple[Any, Any]]]] = []
+        self._pending: list[tuple[MeasuredSteps, list[tuple[Any, Any]]]] = []
         self._chance = Random(0)
         self._turns = self._in_turn()
 
@@ -193,7 +197,7 @@ class Meter:
         self.measuring = True
         time_joins(self, True)
         self._size, self._rest = FIRST if self.budget is not None else WINDOW, 0
-        self._window, self._records = Window(), 0
+        self._window, self._records = MeasuredSteps(), 0
         self._joins = {name: monitor.buffer.flush_seconds for name, monitor in self.monitors.items()}
         return True
 
@@ -312,7 +316,7 @@ class Meter:
         if records and self._records in (self._size, 2 * self._size, 4 * self._size):
             self._end_window(window)
 
-    def _end_window(self, window: Window) -> None:
+    def _end_window(self, window: MeasuredSteps) -> None:
         """Begins another window, unless more steps may tell more."""
         self._count()
         cost = window.cost()
@@ -326,7 +330,7 @@ class Meter:
             else:
                 self.measuring = False
                 time_joins(self, False)
-            self._before, self._window, self._records = window, Window(), 0
+            self._before, self._window, self._records = window, MeasuredSteps(), 0
             self._window.chosen = self.every_step - 1  # the steps left out after the one that recorded
 
     def _choose(self, budget: float, cost: Cost, before: Cost | None) -> None:
@@ -369,14 +373,14 @@ class Meter:
         found: dict[int, int] = {id(monitor): elements for monitor, elements in parameters_watched()}
         return {name: found.get(id(monitor), 0) for name, monitor in self.monitors.items()}, sum(found.values())
 
-    def measured(self) -> Window:
+    def measured(self) -> MeasuredSteps:
         """What was measured last: in the present window, unless it has too few steps yet and there is one before it."""
         self._pending = [item for item in self._pending if not _read(*item)]
         if self.measuring:
             self._count()
         return self._window if self._before is None or self._records >= FIRST else self._before
 
-    def by_name(self, window: Window, often: float) -> dict[str, float]:
+    def by_name(self, window: MeasuredSteps, often: float) -> dict[str, float]:
         """Seconds per step by the name of the monitor; `often` is the share of the steps that record."""
         (elements, _), (_, updating), found = self._elements(), window.hooks(), {}
         for name in self.monitors:
@@ -386,7 +390,7 @@ class Meter:
         return found
 
 
-def _read(window: Window, pairs: list[tuple[Any, Any]]) -> bool:
+def _read(window: MeasuredSteps, pairs: list[tuple[Any, Any]]) -> bool:
     """Adds the device time if its events are finished; returns whether they are. Does not wait."""
     finished = all(end.query() for _, end in pairs)
     if finished:

@@ -16,7 +16,7 @@ import torch
 
 from recorders.capture import entering
 from recorders.graphs.sinks import find_sink
-from recorders.graphs.tables import Table
+from recorders.graphs.tables import OperatorTable
 from reducers.kernels.locks import new_lock
 
 __all__ = ["Stopwatch", "now", "time_joins"]
@@ -93,13 +93,13 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: defaultdict[Key, float] = defaultdict(float)
         self.pairs: list[tuple[Any, Any]] = []
-        self._tables: dict[Table, tuple[float, list[Key]]] = {}
+        self._tables: dict[OperatorTable, tuple[float, list[Key]]] = {}
 
     def start(self, monitors: Iterable[Any]) -> float:
         """Starts; returns the time. What graphs hand over without any Python is timed for these monitors."""
         for monitor in monitors:
             for buffer in monitor.buffer.graph_rings:
-                if isinstance(buffer.rows, Table):
+                if isinstance(buffer.rows, OperatorTable):
                     buffer.rows.time(True)
                     self._tables.setdefault(buffer.rows, (buffer.rows.seconds, []))[1].append(id(monitor))
         _running.change(self, True)

@@ -24,7 +24,7 @@ from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
 from recorders.capture.switching import SWITCHING
-from recorders.ring.rows import LOCK, Block, Rows
+from recorders.ring.rows import LOCK, ParameterRows, RowBlock
 from recorders.schedule.under_way import Step
 from recorders.schedule.watched import Registered, Watched, contents, target
 
@@ -82,7 +82,7 @@ class View:
         return None if module is None or monitor is None else failure_of(monitor._fail, getattr(monitor, method), module, *args)
 
 
-class Reads(Block):
+class Reads(RowBlock):
     """A block of rows, and what is read for it.
 
     Attributes:
@@ -210,7 +210,7 @@ class Table:
         self.views: dict[str, dict[View, None]] = {GRADIENTS: {}, VALUES: {}, CHANGE: {}}
         self.alone: dict[str, list[View]] = {GRADIENTS: [], VALUES: [], CHANGE: []}
         self._numbered: list[Reads] = []
-        self._rows: Callable[[], Rows | None] = _nothing
+        self._rows: Callable[[], ParameterRows | None] = _nothing
         positions = {id(parameter): position for position, parameter in enumerate(parameters)}
         views: dict[int, View] = {}
         for number, _, path, _, key in self.entries:
@@ -315,7 +315,7 @@ class Table:
             if found:
                 rows = self._rows()
                 if rows is None:
-                    rows = Rows([len(block.leaves) for block in self._numbered])
+                    rows = ParameterRows([len(block.leaves) for block in self._numbered])
                     self._rows = weakref.ref(rows)
                 failed += rows.write(self._numbered, found)
 

@@ -38,7 +38,7 @@ __all__ = ["Stream"]
 MIB = 1 << 20
 
 
-class Stream(shown.Table):
+class Stream(shown.ShownAsTable):
     """Writes rows of tensors to the folder `path`, from a thread of its own, as safetensors files; `StreamDataset` reads them.
 
     Rows go through a queue to the thread, so the network waits for no disk and no device, unless the queue is full. Every so many

@@ -9,7 +9,7 @@ from statistics import median
 
 from torch import Tensor, nn
 
-from recorders.recordings.shown import Rows, Table
+from recorders.recordings.shown import Rows, ShownAsTable
 
 __all__ = [
     "GRADIENT_DECAY",
@@ -122,7 +122,7 @@ class Finding:
         return f"{self.layer}: {self.what}{since}. {self.why} Try: {self.remedy}"
 
 
-class Findings(Table, list[Finding]):
+class Findings(ShownAsTable, list[Finding]):
     """A list of likely faults, with what was examined and what could not be.
 
     Attributes:

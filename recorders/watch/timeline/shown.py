@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recorders.recordings.shown import Rows, Table, number, shown_name
+from recorders.recordings.shown import Rows, ShownAsTable, number, shown_name
 
 if TYPE_CHECKING:
     from recorders.watch.timeline.reading import Course
@@ -16,7 +16,7 @@ __all__ = ["SeriesTable", "sparkline"]
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
-class SeriesTable(Table):
+class SeriesTable(ShownAsTable):
     """The part of a `Timeline` that shows it."""
 
     path: str

@@ -68,7 +68,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return without(tmp_path_factory.mktemp("eager"), "eager", *NAMES)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["none", *NAMES])
 def test_without_one_of_them_eager_nets_are_recorded_as_ever_or_it_is_told(name: str, eager: dict[str, Any]) -> None:
     check(eager[name], eager["none"])
@@ -81,7 +81,7 @@ def in_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return without(tmp_path_factory.mktemp("compiled"), "compiled", *OF_COMPILER)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not CAPTURES_IN_GRAPHS, reason="recording in graphs needs a later torch")
 @pytest.mark.parametrize("name", ["none", *OF_COMPILER])
 def test_without_one_of_them_compiled_nets_compute_the_same_and_what_is_off_is_told(name: str, in_graphs: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from recorders import (
     Recorder,
     RecordingWarning,
 )
-from recorders.ring.rows import Row
+from recorders.ring.rows import LeafRow
 from reducers import Collect, Count, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
 
 
@@ -99,7 +99,7 @@ def agree(found: Any, wanted: Any, tolerance: float) -> None:
 
 
 def rows(monitor: Monitor) -> int:
-    return sum(isinstance(pending, Row) for pending in monitor.buffer.stored.pending.values())
+    return sum(isinstance(pending, LeafRow) for pending in monitor.buffer.stored.pending.values())
 
 
 KINDS = [ParameterMonitor, ParameterGradientMonitor, ParameterUpdateMonitor, OptimizerStateMonitor]

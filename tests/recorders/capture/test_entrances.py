@@ -36,7 +36,7 @@ from recorders.capture import entering
 from recorders.capture.switching import hook_of
 from recorders.monitors import gradient_hooks, sites
 from recorders.monitors.graphs import GraphSink
-from recorders.ring.rows import Rows
+from recorders.ring.rows import ParameterRows
 from recorders.schedule import standing, table
 from recorders.schedule.clock import Clock
 from recorders.schedule.steps import _Steps
@@ -232,7 +232,7 @@ SHARED: dict[str, tuple[type, str]] = {
     "clock": (Clock, "advance"),
     "micro-batches": (Clock, "_forward"),
     "tables": (table.Tables, "_find"),
-    "rows": (Rows, "write"),
+    "rows": (ParameterRows, "write"),
     "end of a step": (_Steps, "_end"),
     "beginning of a step": (_Steps, "_begin"),
 }

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recorders import BackwardMonitor, ForwardMonitor, MonitorError, Recorder
 from recorders.graphs.rows import MOST, Share
-from recorders.graphs.tables import Table
+from recorders.graphs.tables import OperatorTable
 from recorders.monitors.graphs import GraphSink
 from reducers import (
     Activity,
@@ -92,10 +92,10 @@ def assert_same(first: Recorder, second: Recorder) -> None:
             torch.testing.assert_close(second[name].state[key], value, rtol=1e-6, atol=1e-6)
 
 
-def rows_of(monitor: Any) -> Table:
+def rows_of(monitor: Any) -> OperatorTable:
     (row,) = monitor.buffer.stored.pending.values()
     assert isinstance(row, Share)
-    assert isinstance(row.ring.rows, Table)
+    assert isinstance(row.ring.rows, OperatorTable)
     return row.ring.rows
 
 
@@ -317,13 +317,13 @@ def test_what_a_signal_handler_raises_reaches_the_user_as_it_is(changed: bool, m
     with torch.no_grad():
         for _ in range(3):
             traced(X)
-        read = Table.add
+        read = OperatorTable.add
 
-        def interrupted(self: Table, row: Tensor) -> bool:
+        def interrupted(self: OperatorTable, row: Tensor) -> bool:
             os.kill(os.getpid(), signal.SIGUSR1)
             return read(self, row)
 
-        monkeypatch.setattr(Table, "add", interrupted)
+        monkeypatch.setattr(OperatorTable, "add", interrupted)
         if changed:
             recorder["out/0"].gate.turn(on=True)
         with handling(handle):

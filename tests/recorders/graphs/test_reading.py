@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recorders.graphs import reading
-from recorders.graphs.reading import GraphObservation, Pack, Reading, as_text, graph_observations, kinds_of, reader_of
+from recorders.graphs.reading import GraphObservation, Pack, TensorReading, as_text, graph_observations, kinds_of, reader_of
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
 from reducers.kernels.loop import building
 
@@ -59,7 +59,7 @@ def told(parts: Sequence[GraphObservation]) -> str:
             packs[shape, dtype] = number + 1
             places.append((list(packs).index((shape, dtype)), number))
         names = tuple(part.columns.values())
-        readings.append(Reading(part.axes, names, part.threshold, tuple(places)))
+        readings.append(TensorReading(part.axes, names, part.threshold, tuple(places)))
     return as_text(readings, [Pack(number, shape, dtype) for (shape, dtype), number in packs.items()])
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from recorders._torch import graph_task_address
 from recorders.graphs import operators
 from recorders.graphs.operators import can_record
-from recorders.graphs.reading import Pack, Reading, as_text, reader_of, reading_library
-from recorders.graphs.tables import KEY, Table, add_to_operator, has_filled
+from recorders.graphs.reading import Pack, TensorReading, as_text, reader_of, reading_library
+from recorders.graphs.tables import KEY, OperatorTable, add_to_operator, has_filled
 from reducers import Mean, Moments, Summary
 from reducers.kernels.loop import building
 
@@ -36,7 +36,7 @@ class Operator:
         self.text = told(self.parts)
         reader_of.cache_clear()
         self.receivers = [torch.tensor(-7), torch.tensor(-8)]  # numbers of no receiver, so that the slow operator does nothing
-        self.table = Table(reader_of(self.text), [-7, -8], NAME, capacity, anywhere)
+        self.table = OperatorTable(reader_of(self.text), [-7, -8], NAME, capacity, anywhere)
         self.table.add(self.table.reader.read([X, X]))  # from then on it knows tensors like these
         self.table.ready = True
 
@@ -127,9 +127,9 @@ def test_tensors_are_kept_as_they_are() -> None:
         torch.randn(4, 1).expand(4, 3),
     ]
     packs = [Pack(1, tuple(x.shape), x.dtype) for x in tensors]
-    readings = [Reading((), (), 0.0, ((index, 0),)) for index in range(len(tensors))]
+    readings = [TensorReading((), (), 0.0, ((index, 0),)) for index in range(len(tensors))]
     reader = reader_of(as_text(readings, packs))
-    table = Table(reader, [-12], NAME, 4, anywhere=False)
+    table = OperatorTable(reader, [-12], NAME, 4, anywhere=False)
     table.add(reader.read(tensors))
     table.ready = True
     torch.ops.torch_recorders.record([torch.tensor(-12)], tensors, f"{NAME}((), (), (), '')")
@@ -204,7 +204,7 @@ def test_a_reader_that_met_copies_leaves_all_to_the_slow_operator(other: Tensor)
 def test_narrow_floats_are_told_in_their_own_dtype() -> None:
     x = X.bfloat16()
     (part,) = observed(Summary("b c -> c"), x)
-    table = Table(reader_of(told([part])), [-9], NAME, 4, anywhere=False)
+    table = OperatorTable(reader_of(told([part])), [-9], NAME, 4, anywhere=False)
     table.add(table.reader.read([x]))
     table.ready = True
     torch.ops.torch_recorders.record([torch.tensor(-9)], [x * 2], f"{NAME}((), (), (), '')")
@@ -217,7 +217,7 @@ def test_narrow_floats_are_told_in_their_own_dtype() -> None:
 def test_a_table_that_is_not_ready_is_added_to_by_no_other_thread() -> None:
     """Setting it waits for a thread that is in the middle of reading."""
     (part,) = observed(Mean(), torch.randn(1 << 20))
-    table = Table(reader_of(told([part])), [-10], NAME, 1 << 16, anywhere=False)
+    table = OperatorTable(reader_of(told([part])), [-10], NAME, 1 << 16, anywhere=False)
     x, receivers = torch.randn(1 << 20), [torch.tensor(-10)]
     table.add(table.reader.read([x]))
     going = True
@@ -247,7 +247,7 @@ def test_a_table_that_is_not_ready_is_added_to_by_no_other_thread() -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads and a fork, which is what is tested
 def test_a_fork_while_another_thread_reads() -> None:
     library, (part,) = reading_library(), observed(Mean(), torch.randn(1 << 20))
-    table = Table(reader_of(told([part])), [-11], NAME, 2, anywhere=False)
+    table = OperatorTable(reader_of(told([part])), [-11], NAME, 2, anywhere=False)
     x = torch.randn(1 << 20)
     row = table.reader.read([x])
     addresses, going = (ctypes.c_void_p * 1)(x.data_ptr()), True

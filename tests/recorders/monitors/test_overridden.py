@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from recorders import BackwardMonitor, ForwardMonitor, Monitor, ParameterGradientMonitor, Recorder
 from recorders.graphs import rows
 from recorders.graphs.rows import Packs, Share
-from recorders.graphs.tables import Table
+from recorders.graphs.tables import OperatorTable
 from recorders.ring import ring as codecs
 from recorders.ring.ring import Copies, PartialStates, Ring
-from recorders.ring.rows import Row
+from recorders.ring.rows import LeafRow
 from reducers import EMA, Covariance, Histogram, Masked, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary, TopK
 from reducers.kernels.loop import building
 
@@ -180,7 +180,7 @@ def test_what_waits_goes_through_the_methods_of_a_subclass(size: str, soon_full:
     reducers = {f"{method}_{name}": one for name in ("Mean", "Summary") for method, one in owns(name).items()}
     wrong, waited = check(reducers, size)
     assert wrong == []
-    assert waited >= {Copies, Row} if size == "small" else waited >= {PartialStates}
+    assert waited >= {Copies, LeafRow} if size == "small" else waited >= {PartialStates}
 
 
 @pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
@@ -189,7 +189,7 @@ def test_a_graph_goes_through_the_methods_of_a_subclass(soon_full: None) -> None
     reducers = {method: owns("Mean")[method] for method in ("update", "lift", "merge", "compute")}
     wrong, waited = check(reducers, "small", "aot_eager")
     assert wrong == []
-    assert waited >= {Share, Packs, Table}
+    assert waited >= {Share, Packs, OperatorTable}
 
 
 @pytest.mark.slow

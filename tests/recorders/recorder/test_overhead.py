@@ -271,15 +271,15 @@ def test_every_kind_of_monitor_is_timed(time: Time) -> None:
 
 
 def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recorders.ring.rows import Rows
+    from recorders.ring.rows import ParameterRows
 
-    write = Rows.write
+    write = ParameterRows.write
 
-    def slow(self: Rows, *args: Any) -> Any:
+    def slow(self: ParameterRows, *args: Any) -> Any:
         time.spend(10.0)
         return write(self, *args)
 
-    monkeypatch.setattr(Rows, "write", slow)
+    monkeypatch.setattr(ParameterRows, "write", slow)
     model = nn.ParameterDict(
         {"a": nn.Parameter(torch.ones(2)), "b": nn.Parameter(torch.ones(8)), "c": nn.Parameter(torch.ones(10))}
     )

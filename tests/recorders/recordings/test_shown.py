@@ -24,7 +24,7 @@ from recorders import (
     Timeline,
 )
 from recorders.recorder.overhead import Overhead
-from recorders.recordings.shown import Table, brief
+from recorders.recordings.shown import ShownAsTable, brief
 from recorders.watch.fault import Findings, fault
 from reducers import Collect, Count, Product, Summary
 
@@ -38,7 +38,7 @@ def recorder() -> Recorder:
     return made
 
 
-def cells(table: Table) -> list[list[str]]:
+def cells(table: ShownAsTable) -> list[list[str]]:
     rows = re.findall(r"<tr>(.*?)</tr>", table._repr_html_())
     return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
 
