@@ -870,7 +870,7 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
     recorded, cadences = 0, set()
     for step in range(100):
         if step in (30, 60):
-            recorder._meter._window = meter.Window()
+            recorder._meter._window = meter.MeasuredSteps()
             recorder._meter.every_step = 3 if budget and step == 30 else recorder._meter.every_step
         optimizer.zero_grad()
         loss = compiled(torch.randn(5, 3)).square().mean()
