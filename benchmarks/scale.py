@@ -47,7 +47,7 @@ def sizes(own: Recording) -> model.Sizes:
     """The bytes of one rank, without a group: what it packs, and what the first rank sends back."""
     cpu = torch.device("cpu")
     _, payload = pack(own, cpu, "error", "sync(to='all', missing='error')")
-    text, merged = hierarchy._outcome(hierarchy._Held([own]), hierarchy._Call(own, "all", "error"), cpu)
+    text, merged = hierarchy._outcome(hierarchy._Held([own]), hierarchy._SyncCall(own, "all", "error"), cpu)
     return model.Sizes(payload.numel(), len(text) + merged.numel())
 
 

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from recorders.capture.channels import channel_axis, channel_pattern
+from recorders.capture.channels import channel_axis, channel_pattern, own_axis
 from recorders.errors import RecordingWarning, TargetError
 from recorders.schedule.clock import Clock
 from reducers import Product, Reducer
@@ -39,7 +39,7 @@ def check(reducer: Reducer, kind: Any) -> Reducer:
 
 
 def resolve(monitor: Any, module: nn.Module) -> bool:
-    """Puts the channel axis of `module` into the reducer of a monitor that is about to sit on it; 1 if its type does not tell.
+    """Puts the channel axis of `module` into the reducer of a monitor that is about to sit on it; 1 if it is not known.
 
     Returns:
         whether its pattern may keep what is no channels, which the first observation will show.
@@ -52,7 +52,7 @@ def resolve(monitor: Any, module: nn.Module) -> bool:
             monitor.patterns = tuple(_patterns(monitor.reducer))
             return True
     monitor.patterns = tuple(_patterns(monitor.reducer))
-    judged = bool(monitor.side) and not monitor.has_callables and channel_axis(module) is not None
+    judged = bool(monitor.side) and not monitor.has_callables and own_axis(module) is not None
     return judged and any(map(_keeps_second, monitor.patterns))
 
 
@@ -62,14 +62,12 @@ def checked(monitor: Any, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tu
     module, x = monitor.module, next(iter(inputs.values()), (None,))[0]
     if module is None or x is None:
         return inputs
-    own, kind, sizes = channel_axis(module), type(module).__name__, getattr(module, "kernel_size", None)
+    own, kind, sizes = own_axis(module), type(module).__name__, getattr(module, "kernel_size", None)
     message = ""
     if own is None and x.ndim > 2:
-        kinds = ", ".join({kind: None} | _unknown(monitor))
         message = (
-            f"no type of these layers says which axis its channels are: {kinds}. Say it before the recorder is put on, "
-            f"recorders.register_channel_axis({kind}, 1) if axis 1 is right or (..., -1) if it is the last; or give a pattern, "
-            "'b c ... -> c' or '... c -> c'"
+            f"neither its type nor a layer before it says whether these are channels; if not, use the pattern '... c -> c', or say "
+            f"recorders.register_channel_axis({kind}, -1)"
         )
     elif own == -1 and x.ndim > 2:
         message = f"a {kind} has its channels on the last axis, so this counts tokens as channels; use the pattern 'channels'"
@@ -80,13 +78,6 @@ def checked(monitor: Any, inputs: dict[str, tuple[Tensor, ...]]) -> dict[str, tu
         text = f"{monitor.describe(module)} keeps axis 1 of shape {tuple(x.shape)}: {message}"
         warn_user(text, RecordingWarning)
     return inputs
-
-
-def _unknown(monitor: Any) -> dict[str, None]:
-    """The classes of layers of which the recorder of this monitor waits to see where their channels are."""
-    others = (monitor.context.monitors() or {}).values()
-    layers = [other.module for other in others if other.checks_channels and other.module is not None]
-    return dict.fromkeys(type(layer).__name__ for layer in layers if channel_axis(layer) is None)
 
 
 def _patterns(reducer: Reducer) -> Iterator[str]:

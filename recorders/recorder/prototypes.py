@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
 from typing import TypeAlias
 
 from torch import nn
 
-from recorders.capture.channels import channel_axis, channel_pattern
+from recorders.capture.channels import channel_axes, channel_pattern
 from recorders.errors import SelectionError
 from recorders.monitors.attributes import beside
 from recorders.monitors.base import Monitor
@@ -62,21 +61,16 @@ def check_names(prototype: Monitor, modules: list[nn.Module]) -> None:
             )
 
 
-def recipes(prototype: Monitor) -> Callable[[nn.Module | None], tuple[MonitorConstructor[Monitor], bool]]:
-    """A function that returns the recipe of a prototype for a module, in which "channels" is the axis of such a module.
+def recipes(
+    prototype: Monitor, nets: Iterable[nn.Module]
+) -> Callable[[nn.Module | None], tuple[MonitorConstructor[Monitor], bool]]:
+    """A function that returns the recipe of a prototype for a module, in which "channels" is the axis of that module in its net.
 
-    It also returns whether its type does not tell that axis; then it is 1.
+    It also returns whether that axis is not known; then it is 1.
     """
     recipe = prototype.constructor
     if not has_channels(recipe.reducer):
         return lambda module: (recipe, False)
-
-    @cache
-    def made(axis: int) -> MonitorConstructor[Monitor]:
-        return replace(recipe, reducer=with_channels(recipe.reducer, channel_pattern(axis)))
-
-    def make(module: nn.Module | None) -> tuple[MonitorConstructor[Monitor], bool]:
-        axis = None if module is None else channel_axis(module)
-        return made(1 if axis is None else axis), axis is None
-
-    return make
+    axes = {key: axis for net in nets for key, axis in channel_axes(net).items()}
+    made = {axis: replace(recipe, reducer=with_channels(recipe.reducer, channel_pattern(axis))) for axis in {1, *axes.values()}}
+    return lambda module: (made[axes.get(id(module), 1)], id(module) not in axes)

@@ -123,7 +123,7 @@ class Subrecorders(Mapping[str, Monitor]):
             for group, prototype in chosen.items():
                 if prototype.subject == "values":
                     continue
-                recipe = recipes(prototype)
+                recipe = recipes(prototype, [net])
                 for place in places:
                     if place.attr is None and not prototype.applies(place.module):
                         continue
@@ -176,7 +176,7 @@ class Subrecorders(Mapping[str, Monitor]):
         if module is None and prototype.subject != "values":
             raise SelectionError(f"{here} needs the module to put {prototype!r} on; only a CallMonitor needs none")
         target = module if module is None else unwrapped(module)
-        make, unknown = recipes(prototype)(target)
+        make, unknown = recipes(prototype, self.nets if target is None else [target, *self.nets])(target)
         present = None if target is None else self._find_equal(make, prototype.attr, target)
         if present is None:
             made = make(prototype.attr)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recorders.capture.channels import channel_axis
+from recorders.capture.channels import own_axis
 from recorders.capture.operands import leaves
 from recorders.errors import LensError
 from recorders.monitors.forward import ForwardMonitor
@@ -74,5 +74,5 @@ class _Fits:
     most: int
 
     def __call__(self, output: Any, *, module: nn.Module) -> bool:
-        axis = channel_axis(module) or -1 if self.axis is None else self.axis
+        axis = own_axis(module) or -1 if self.axis is None else self.axis
         return all(tensor.ndim == 0 or tensor.shape[min(axis, tensor.ndim - 1)] <= self.most for _, tensor in leaves(output))

@@ -401,10 +401,10 @@ def test_batches_die_with_their_monitors() -> None:
     net, optimizer = still(4)
     recorder = Recorder(ParameterGradientMonitor(Norm())).modules(net)
     optimizer.step()
-    before = sum(type(thing).__name__ == "Rows" for thing in gc.get_objects())
+    before = sum(type(thing).__name__ == "ParameterRows" for thing in gc.get_objects())
     for monitor in recorder.values():
         monitor.clear()
-    assert sum(type(thing).__name__ == "Rows" for thing in gc.get_objects()) == before - 1
+    assert sum(type(thing).__name__ == "ParameterRows" for thing in gc.get_objects()) == before - 1
 
 
 def test_copies_of_parameters_are_written_into_the_same_memory_and_given_back() -> None:

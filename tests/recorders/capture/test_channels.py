@@ -1,4 +1,4 @@
-"""Which axis the channels of a layer are: by its type, and by what users say."""
+"""Which axis the channels of a layer are: by its type, by what is around it, and by what users say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from recorders import channel_axis, register_channel_axis
 from recorders.capture import channels
@@ -29,7 +29,6 @@ TYPES: list[tuple[nn.Module, int | None]] = [
     (nn.ReLU(), None),
     (nn.Dropout(), None),
     (nn.Identity(), None),
-    (nn.Sequential(nn.Linear(2, 3)), None),
     (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), -1),
 ]
 
@@ -52,8 +51,48 @@ def test_classes_of_other_libraries_are_known_by_name() -> None:
     assert channel_axis(first) == 1
 
 
+class Classic(nn.Module):
+    """A network that applies one activation, made last, to outputs of four and of two axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc, self.act = nn.Conv2d(1, 4, 3), nn.Linear(144, 10), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.fc(self.act(self.conv(x)).flatten(1)))
+        return out
+
+
 class Block(nn.Module):
-    """A layer of the user's own."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.up, self.down = nn.GELU(), nn.Linear(4, 8), nn.Linear(8, 4)
+
+
+class Vision(nn.Module):
+    """A convolution makes tokens, on which blocks work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.norm, self.blocks = nn.Conv2d(3, 4, 4), nn.LayerNorm(4), nn.ModuleList([Block(), Block()])
+        self.drop = nn.Dropout()
+
+
+def test_activations_take_the_axis_of_what_is_around_them() -> None:
+    classic, vision = Classic(), Vision()
+    assert (channel_axis(classic.act, classic), channel_axis(classic, classic)) == (1, 1)
+    assert [channel_axis(vision.get_submodule(name), vision) for name in ("blocks.1.act", "drop", "blocks")] == [-1, -1, -1]
+    convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(2, 3), nn.Tanh())
+    assert [channel_axis(layer, convolutions) for layer in convolutions] == [1, 1, 1, 1, 1, -1, -1]
+    moved = nn.Sequential(nn.Conv2d(1, 2, 3), named("Permute"), nn.ReLU(), named("Rearrange"), nn.ReLU())
+    moved[1].dims = [0, 2, 3, 1]
+    assert [channel_axis(layer, moved) for layer in moved] == [1, -1, -1, None, None]
+
+
+def test_wrappers_are_looked_through() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    wrapper = nn.DataParallel(net)
+    assert channel_axis(net[1], wrapper) == channel_axis(wrapper) == -1
 
 
 @pytest.fixture
@@ -72,3 +111,19 @@ def test_users_extend_and_change_the_table(table: None) -> None:
     for wrong, axis in ((nn.ReLU(), 1), (int, 1), (nn.ReLU, "1"), (nn.ReLU, True)):
         with pytest.raises(TypeError, match="register_channel_axis"):
             register_channel_axis(wrong, axis)  # type: ignore[arg-type]
+
+
+def test_a_flat_network_of_many_layers_takes_one_walk() -> None:
+    class Flat(nn.Module):
+        pass
+
+    net = Flat()
+    for number in range(2000):
+        net.add_module(str(number), nn.ReLU() if number % 2 else nn.Linear(1, 1))
+    asked = []
+    own = channels.own_axis
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channels, "own_axis", lambda module: (asked.append(module), own(module))[1])
+        found = channels.channel_axes(net)
+    assert len(found) == 2001
+    assert len(asked) < 5 * 2001  # each a few times, not each for each

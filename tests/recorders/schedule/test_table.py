@@ -399,10 +399,10 @@ def still(kind: str, layers: int, **options: Any) -> Net:
 
 
 def due_calls(net: Net) -> int:
-    """The calls of a step beyond those without a recorder."""
-    due = python_calls(net.optimizer.step)
+    """The calls of a step beyond those without a recorder; the least of some, because a step may free what other tests left."""
+    due = min(python_calls(net.optimizer.step) for _ in range(4))
     net.recorder.deregister()
-    return due - python_calls(net.optimizer.step)
+    return due - min(python_calls(net.optimizer.step) for _ in range(4))
 
 
 @pytest.mark.parametrize(("kind", "most"), [("gradient", 51), ("value", 51), ("state", 51), ("update", 74)])

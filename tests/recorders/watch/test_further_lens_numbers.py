@@ -13,8 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from recorders import Inspector, findings, lenses, register_channel_axis
-from recorders.capture import channels
+from recorders import Inspector, findings, lenses
 from recorders.errors import LensError, RecordingWarning
 from recorders.watch.findings import UPDATE_RANGE
 from recorders.watch.lenses.attention import entropies, relative_entropies
@@ -132,10 +131,7 @@ def test_update_ratios_in_half_precision_do_not_overflow() -> None:
     assert float(update_ratio(before + 3, before)) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_units_are_dead_if_no_batch_of_the_epoch_made_them_active(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "_axes", dict(channels._axes))
-    for kind in (nn.ReLU, nn.Tanh):
-        register_channel_axis(kind, 1)
+def test_units_are_dead_if_no_batch_of_the_epoch_made_them_active() -> None:
     inspector = watched(lenses.DeadUnits(include=nn.LayerNorm))
     rows, dead_in_one_batch = rows_of(inspector, "Dead Units"), 0
     for epoch, found in enumerate(seen()):

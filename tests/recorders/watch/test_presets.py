@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import Recorder, SelectionError, findings, load, presets, register_channel_axis
-from recorders.capture import channels
+from recorders import Recorder, SelectionError, findings, load, presets
 from recorders.errors import LensError
 from reducers import affine_qparams
 from reducers.errors import ArgumentError
@@ -36,14 +35,6 @@ def train(net: nn.Module, steps: int = 4) -> None:
         net(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-@pytest.fixture(autouse=True)
-def channels_are_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nets of this file are for tokens."""
-    monkeypatch.setattr(channels, "_axes", dict(channels._axes))
-    for kind in (nn.ReLU, nn.Sequential, Net):
-        register_channel_axis(kind, -1)
 
 
 @pytest.fixture
