@@ -25,7 +25,7 @@ from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
 from reducers.kernels.locks import new_lock
 
-__all__ = ["SWITCHING", "SwitchedHooks", "grouped", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
+__all__ = ["SWITCHING", "SwitchedHooks", "forget", "grouped", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
 
 Hooks: TypeAlias = "OrderedDict[int, Any]"
 Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, and ids of hooks
@@ -106,6 +106,12 @@ def put_back(groups: Iterable[Group]) -> None:
                     if restores_order:
                         _restore_order(hooks, key, order)
                     del out[key]
+
+
+def forget(hooks: Hooks, key: int) -> None:
+    """Drops a hook of a dictionary, whether it is in or out. `SWITCHING` must be held."""
+    hooks.pop(key, None)
+    vars(hooks).get(_OUT, {}).pop(key, None)
 
 
 def _ordered(hooks: Hooks) -> bool:

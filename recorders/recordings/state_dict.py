@@ -49,7 +49,8 @@ def to_state_dict(recording: Recording) -> dict[str, Any]:
             "versions": dict(versions),
             "progress": contents.progress,
             "placement": contents.placement,
-            "tensors": contents.tensors,
+            # Copies, because PyTorch writes all memory of a view, and refuses views of one memory in two dtypes.
+            "tensors": {key: tensor.clone() for key, tensor in contents.tensors.items()},
         }
     whole = {"format": FORMAT, "step": recording.step, "aliases": dict(recording.aliases), "subrecorders": parts}
     file = io.BytesIO()

@@ -9,6 +9,7 @@ differs, a new table is made; the rows of the old one go on in it. Monitors that
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
@@ -23,7 +24,7 @@ from recorders._torch import copy_all, inside_transform, is_being_written_down, 
 from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
-from recorders.capture.switching import SWITCHING
+from recorders.capture.switching import SWITCHING, forget
 from recorders.ring.rows import LOCK, ParameterRows, RowBlock
 from recorders.schedule.under_way import Step
 from recorders.schedule.watched import Registered, Watched, contents, target
@@ -328,7 +329,7 @@ class Tables:
         listening: those of them that are notified now.
     """
 
-    def __init__(self, listening: dict[int, Any]) -> None:
+    def __init__(self, listening: OrderedDict[int, Any]) -> None:
         self.registered: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[Any]]] = {}
         self.listening = listening
         self._tables: WeakKeyDictionary[Optimizer, Table] = WeakKeyDictionary()
@@ -342,7 +343,7 @@ class Tables:
         """Removes a monitor. `SWITCHING` must be held."""
         self._watched = None
         self.registered.pop(number, None)
-        self.listening.pop(number, None)
+        forget(self.listening, number)
 
     def begin(self, step: Step, optimizer: Optimizer, closure: bool) -> None:
         """Records what is read before a step, and copies the parameters whose change is read after it.

@@ -209,3 +209,13 @@ def test_a_distributed_checkpoint_holds_it(tmp_path: Path) -> None:
     dcp.load(states, checkpoint_id=tmp_path, no_dist=True)
     second.recorder.load_state_dict(states["recorder"])
     assert facts(second.train(AT, STEPS).recorder) == facts(whole.recorder)
+
+
+def test_a_recorder_that_was_resumed_from_one_file_has_a_state_dict(tmp_path: Path) -> None:
+    """The tensors of that file share memory, of which PyTorch writes no views of several dtypes."""
+    recorder = Recorder(CallMonitor(Moments()))
+    recorder[0].push(torch.arange(4.0))
+    recorder.save(tmp_path / "run", layout="packed")
+    other = Recorder(CallMonitor(Moments())).resume(tmp_path / "run")
+    assert len(other.state_dict()["recording"]) < 2 * len(recorder.state_dict()["recording"])
+    torch.testing.assert_close(other.compute(), recorder.compute())
