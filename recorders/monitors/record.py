@@ -42,6 +42,7 @@ __all__ = [
     "NothingToRecordError",
     "Observer",
     "check_numbers",
+    "checked_operands",
     "reduce",
     "reducer_inputs",
     "report_failures",
@@ -209,7 +210,7 @@ class Observer:
     def _take(self, call: Call, path: str, told: Told | None) -> None:
         if not (self.as_seen or self.of_module or self.dry_run):  # what a kind computes must be part of no program that is traced
             check_numbers(tensor for seen in call.seen for _, tensor in leaves(seen))
-        call.operands = self.operands(call)
+        call.operands = checked_operands(self, self.operands(call))
         reduce(self, call.operands, path, told)
 
     def _record(self, module: nn.Module | None, *operands: Any, path: str = "", told: Told | None = None) -> None:
@@ -310,6 +311,20 @@ def store_lifts(monitor: Observer, layout: str, packs: list[Tensor], told: Mappi
     if monitor.buffer.places or in_use() or any(leaf.axes is None for leaf in told.values()):
         note_places(monitor, told)
     monitor.buffer.add_lifts(layout, packs)
+
+
+def checked_operands(kind: Observer, operands: Any) -> tuple[Any, ...]:
+    """Returns what `operands` of a kind returned.
+
+    Raises:
+        OperandError: it is no tuple: the rows of a lone tensor would be taken for operands, and the first of them recorded.
+    """
+    if not isinstance(operands, tuple) or not operands:
+        found = "an empty tuple" if isinstance(operands, tuple) else type(operands).__name__
+        raise OperandError(
+            f"{type(kind).__name__}.operands(call) must return a tuple of operands, such as (x,); it returned {found}"
+        )
+    return operands
 
 
 def check_numbers(tensors: Iterable[Tensor]) -> None:

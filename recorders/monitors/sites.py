@@ -19,7 +19,7 @@ from recorders.capture.renewal import hooks_are_on
 from recorders.graphs.trace import emit_call
 from recorders.monitors.gradient_hooks import attach_to_inputs, attach_to_outputs, trace_watch
 from recorders.monitors.graphs import in_due_step, trace, wanted_in_graph
-from recorders.monitors.record import Observer
+from recorders.monitors.record import Observer, checked_operands
 from recorders.schedule.steps import StepHandle
 from reducers.errors import did_you_mean
 
@@ -202,8 +202,8 @@ def _trace_call(spec: Observer, sink: Tensor, call: Call) -> None:
         return
     for path, part in spec._parts(call):
         if spec.of_module:
-            operands = spec.operands(part)
+            operands = checked_operands(spec, spec.operands(part))
         else:  # computed as in eager mode: without gradients, and in full precision
             with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-                operands = spec.operands(part)
+                operands = checked_operands(spec, spec.operands(part))
         trace(spec, sink, operands, path)

@@ -174,11 +174,8 @@ class Meter:
         self._gaps, self._timed = False, True  # whether a step came that does not record; whether monitors are timed in this pair
         self._half: float | None = None  # seconds of the step that recorded, until there is one to compare with
         self._before: MeasuredSteps | None = None
-        self._window, self._size, self._records = (
-            MeasuredSteps(),
-            FIRST,
-            0,
-        )  # the measured steps that recorded, and how many there will be
+        # The measured steps that recorded, and how many there will be.
+        self._window, self._size, self._records = MeasuredSteps(), FIRST, 0
         self._step: Measured | None = None
         self._advancing = 0.0  # when the clock began to advance
         self._rest, self._wait = 0, MANY  # steps until some are measured again; until one that does not record is

@@ -592,3 +592,26 @@ def test_operands_that_cannot_be_computed_are_left_out_and_told(backend: str | N
         out = call(data()[0])
     assert torch.equal(out, Net()(data()[0]))
     assert (monitor.samples, good.samples) == (0, 1)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("wrong", [lambda x: x, lambda x: x.norm(), lambda x: ()], ids=["rows", "0-d", "empty"])
+def test_operands_that_are_no_tuple_are_told(wrong: Callable[[Tensor], Any], backend: str | None) -> None:
+    """The rows of a lone tensor would be taken for operands, and the first of them recorded."""
+
+    class Lone(Monitor):
+        sites = ("forward",)
+
+        def operands(self, call: Call) -> tuple[Any, ...]:
+            found: tuple[Any, ...] = wrong(call.output)
+            return found
+
+    torch._dynamo.reset()
+    net = Net()
+    monitor = Lone(Mean(), net.cell)
+    call = net if backend is None else torch.compile(net, backend=backend, fullgraph=True)
+    with pytest.warns(
+        recorders.RecordingWarning, match=r"must return a tuple" if backend is None else "operands could not be read"
+    ):
+        call(data()[0])
+    assert (monitor.samples, monitor.counts["errors"]) == (0, 1)
