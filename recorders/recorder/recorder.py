@@ -45,9 +45,10 @@ class Recorder(OfPairs):
         fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass: faster for reducers made of
             several others and tensors of several MB, but the first observation of each kind takes seconds. If compilation fails,
             there is one warning. Compiled nets reduce in their own graph anyway.
-        budget: the largest share of the steps' time that recording may take, such as 0.03. If it takes more, only one in 3, 4, 5,
-            ... of the steps that a monitor chooses is recorded; if steps that record nothing exceed it too, recording stops with
-            a warning. Needs a clock that advances (`attach` or `step`). A compiled net gets one more graph and keeps its hooks.
+        budget: the share of the steps' time that recording may take, such as 0.03; docs/speed.md shows that it takes more of steps
+            of a millisecond or less. If it takes more, only one in 3, 4, 5, ... of the steps that a monitor chooses is recorded; if
+            steps that record nothing exceed it too, recording stops with a warning. Needs a clock that advances (`attach` or
+            `step`). A compiled net gets one more graph and keeps its hooks.
         **monitors: several kinds, by group; subrecorders are named `group/module`. A `CallMonitor` needs no module: it exists at
             once, under the name of its group.
 
