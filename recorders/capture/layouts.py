@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGES",
     "Layout",
-    "Told",
+    "PlacementInfo",
     "as_text",
     "as_text_of_all",
     "from_text",
@@ -82,7 +82,7 @@ def _placement(tensor: Any) -> Placement | None:
     return Layout(tensor.device_mesh, tuple(tensor.placements)).place(tensor.ndim, shared=False) if is_spread(tensor) else None
 
 
-class Told(NamedTuple):
+class PlacementInfo(NamedTuple):
     """What is known of a tensor, or of the operands of a callable, before it is known whose they are; graphs tell it.
 
     Attributes:
@@ -113,13 +113,13 @@ class Told(NamedTuple):
 
     def made_of(self, layout: Layout | None, shared: bool) -> Placement | None:
         """The placement of what a callable makes of the operands: a norm of parts is no part of a norm."""
-        first = None if self.axes is None else Told(self.axes).placement(layout, shared)
+        first = None if self.axes is None else PlacementInfo(self.axes).placement(layout, shared)
         found = [place for place in (first, self.placement(None, shared)) if place is not None]
         cut = next((place for place in found if place.parts), found[0] if found else None)
         return None if cut is None else replace(cut, axes=None)
 
 
-def of_all(tensors: Sequence[Tensor]) -> Told:
+def of_all(tensors: Sequence[Tensor]) -> PlacementInfo:
     """What is known of the operands of a callable.
 
     Raises:
@@ -127,17 +127,17 @@ def of_all(tensors: Sequence[Tensor]) -> Told:
     """
     found = [place for tensor in tensors if (place := _placement(tensor)) is not None]
     cut = next((place for place in found if place.parts), found[0] if found else None)
-    return Told(tensors[0].ndim if tensors and not is_spread(tensors[0]) else None, cut)
+    return PlacementInfo(tensors[0].ndim if tensors and not is_spread(tensors[0]) else None, cut)
 
 
-def of_one(tensor: Tensor) -> Told:
+def of_one(tensor: Tensor) -> PlacementInfo:
     """What is known of a tensor.
 
     Raises:
         OperandError: this rank holds no part of its values.
     """
     place = _placement(tensor)
-    return Told(tensor.ndim if place is None else None, place)
+    return PlacementInfo(tensor.ndim if place is None else None, place)
 
 
 def as_text(tensors: Mapping[str, Tensor]) -> str:
@@ -150,7 +150,7 @@ def as_text_of_all(tensors: Sequence[Tensor]) -> str:
     return json.dumps({"": _to_plain(of_all, tensors)})
 
 
-def _to_plain(tell: Callable[[Any], Told], what: Any) -> list[Any]:
+def _to_plain(tell: Callable[[Any], PlacementInfo], what: Any) -> list[Any]:
     try:
         axes, place, fault = tell(what)
     except OperandError as error:
@@ -159,10 +159,13 @@ def _to_plain(tell: Callable[[Any], Told], what: Any) -> list[Any]:
 
 
 @lru_cache(maxsize=4096)
-def from_text(text: str) -> Mapping[str, Told]:
+def from_text(text: str) -> Mapping[str, PlacementInfo]:
     """What `as_text` or `as_text_of_all` told, by path; nothing if the text is empty."""
-    told = json.loads(text) if text else {}
-    return {path: Told(axes, None if place is None else from_plain(place), fault) for path, (axes, place, fault) in told.items()}
+    info = json.loads(text) if text else {}
+    return {
+        path: PlacementInfo(axes, None if place is None else from_plain(place), fault)
+        for path, (axes, place, fault) in info.items()
+    }
 
 
 CHANGES = Changes()

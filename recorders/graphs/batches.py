@@ -47,14 +47,14 @@ class TracedObservation(NamedTuple):
 
     Attributes:
         states: a State by the path of each leaf.
-        told: which parts of tensors the leaves are; see `layouts.as_text`.
+        info: which parts of tensors the leaves are; see `layouts.as_text`.
         read: instead of states, what the loop reads of each leaf, by its path.
     """
 
     sink: Tensor
     stream: str
     states: Mapping[str, State]
-    told: str
+    info: str
     read: Mapping[str, Sequence[GraphObservation]] = {}
 
 
@@ -68,7 +68,7 @@ class GraphBatch:
         offsets: which part of which packs is its own.
         readings: what is read into these packs; see `reader_of`. "" if the graph lifted them.
         copies: whether the packs hold the tensors as they are, not partial states of them.
-        told: which parts of tensors the leaves of each observation are; see `layouts.as_text`.
+        info: which parts of tensors the leaves of each observation are; see `layouts.as_text`.
         key: what the text of all of it begins with.
     """
 
@@ -77,15 +77,15 @@ class GraphBatch:
     offsets: tuple[str, ...]
     readings: str
     copies: bool
-    told: tuple[str, ...]
+    info: tuple[str, ...]
     key: str
 
 
 @lru_cache(maxsize=1024)
 def from_text(text: str) -> GraphBatch:
     """What `as_text` was given."""
-    streams, layouts, offsets, readings, copies, told = ast.literal_eval(text[KEY:])
-    return GraphBatch(streams, layouts, offsets, readings, copies, told, text[:KEY])
+    streams, layouts, offsets, readings, copies, info = ast.literal_eval(text[KEY:])
+    return GraphBatch(streams, layouts, offsets, readings, copies, info, text[:KEY])
 
 
 def as_text(
@@ -96,8 +96,8 @@ def as_text(
     copies: bool = False,
 ) -> str:
     """The text of a `GraphBatch`: an argument of an operator, because the same graph may run in another process."""
-    streams, told = tuple(seen.stream for seen in observations), tuple(seen.told for seen in observations)
-    text = repr((streams, tuple(layouts), tuple(offsets), readings, copies, told))
+    streams, info = tuple(seen.stream for seen in observations), tuple(seen.info for seen in observations)
+    text = repr((streams, tuple(layouts), tuple(offsets), readings, copies, info))
     return hashlib.sha256(text.encode()).hexdigest()[:KEY] + text
 
 
@@ -185,7 +185,7 @@ def _emit(observations: Sequence[TracedObservation]) -> None:
         (only,) = lifted
         layout, packs = packed(only.states)
         stacked = [torch.stack(pack) for pack in packs]
-        torch.ops.torch_recorders.receive(only.sink, only.stream, layout, stacked, only.told)
+        torch.ops.torch_recorders.receive(only.sink, only.stream, layout, stacked, only.info)
     elif lifted:
         layouts, offsets, packs = packed_batch(seen.states for seen in lifted)
         text = as_text(lifted, layouts, offsets)

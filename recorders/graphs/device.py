@@ -44,7 +44,7 @@ class Observed(NamedTuple):
         columns: which statistics the kernels compute, with commas between them.
         axes: those to reduce, of the tensor as the pattern arranges it.
         threshold: see `Statistic.threshold`.
-        told: see `layouts.as_text`.
+        info: see `layouts.as_text`.
     """
 
     slot: int
@@ -52,7 +52,7 @@ class Observed(NamedTuple):
     columns: str
     axes: tuple[int, ...]
     threshold: float
-    told: str
+    info: str
 
 
 class _Memory(NamedTuple):
@@ -217,9 +217,9 @@ def hand_out(spec: Any, kind: str, index: int | None) -> bool:
     return True
 
 
-def emit_accumulations(handle: Tensor | None, spec: Any, reducer: Reducer | None, leaves: Mapping[str, Tensor], told: str) -> bool:
+def emit_accumulations(handle: Tensor | None, spec: Any, reducer: Reducer | None, leaves: Mapping[str, Tensor], info: str) -> bool:
     """Called while AOT traces: adds an operator for each leaf; returns whether kernels take all of them, or nothing was added."""
-    found = [_observed(spec, reducer, path, leaf, told) for path, leaf in leaves.items()]
+    found = [_observed(spec, reducer, path, leaf, info) for path, leaf in leaves.items()]
     if not all(found):
         return False
     for observed, x in filter(None, found):
@@ -227,7 +227,7 @@ def emit_accumulations(handle: Tensor | None, spec: Any, reducer: Reducer | None
     return True
 
 
-def _observed(spec: Any, reducer: Reducer | None, path: str, leaf: Tensor, told: str) -> tuple[Observed, Tensor] | None:
+def _observed(spec: Any, reducer: Reducer | None, path: str, leaf: Tensor, info: str) -> tuple[Observed, Tensor] | None:
     if not isinstance(reducer, Statistic):
         return None
     kernels = device_accumulation(leaf.device.type)
@@ -244,13 +244,13 @@ def _observed(spec: Any, reducer: Reducer | None, path: str, leaf: Tensor, told:
     columns = ",".join(reducer.columns.values())
     slots = _slots.setdefault(spec, {})
     slot = slots.setdefault((path, columns, kept, x.dtype), len(slots))
-    return (Observed(slot, path, columns, axes, reducer.threshold, told), x) if slot < kernels.SLOTS else None
+    return (Observed(slot, path, columns, axes, reducer.threshold, info), x) if slot < kernels.SLOTS else None
 
 
 def _accumulate(
-    handle: Tensor, slot: int, path: str, columns: str, axes: list[int], threshold: float, told: str, x: Tensor
+    handle: Tensor, slot: int, path: str, columns: str, axes: list[int], threshold: float, info: str, x: Tensor
 ) -> None:
-    guarded("the operator in a compiled graph", _add, handle, Observed(slot, path, columns, tuple(axes), threshold, told), x)
+    guarded("the operator in a compiled graph", _add, handle, Observed(slot, path, columns, tuple(axes), threshold, info), x)
 
 
 def _add(handle: Tensor, observed: Observed, x: Tensor) -> None:
@@ -270,7 +270,7 @@ def _add(handle: Tensor, observed: Observed, x: Tensor) -> None:
 
 # Not tagged `cudagraph_unsafe`: CUDA graphs contain it. Its effect keeps it from being removed, or run again in a backward.
 _library: Any = torch.library.Library("torch_recorders", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("accumulate(Tensor handle, int slot, str path, str columns, int[] axes, float threshold, str told, Tensor x) -> ()")
+_library.define("accumulate(Tensor handle, int slot, str path, str columns, int[] axes, float threshold, str info, Tensor x) -> ()")
 _library.impl("accumulate", _accumulate, "CompositeExplicitAutograd")
 torch.library.register_fake("torch_recorders::accumulate", lambda *_: None, lib=_library)
 make_effectful(torch.ops.torch_recorders.accumulate.default)

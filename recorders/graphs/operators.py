@@ -41,8 +41,8 @@ def _call_sink(method: str, sink: Tensor, *args: Any) -> Any:
     return guarded(_HERE, call)
 
 
-def _receive(sink: Tensor, stream: str, layout: str, packs: list[Tensor], told: str) -> None:
-    _call_sink("receive", sink, layout, packs, stream, from_text(told))
+def _receive(sink: Tensor, stream: str, layout: str, packs: list[Tensor], info: str) -> None:
+    _call_sink("receive", sink, layout, packs, stream, from_text(info))
 
 
 def _receive_batch(sinks: list[Tensor], packs: list[Tensor], text: str) -> None:
@@ -75,16 +75,16 @@ _number = attrgetter("number")
 _HERE = "the operator in a compiled graph"
 
 
-def _receive_leaves(sink: Tensor, stream: str, paths: list[str], tensors: list[Tensor], told: str) -> None:
-    _call_sink("receive_leaves", sink, dict(zip(paths, tensors, strict=True)), stream, from_text(told))
+def _receive_leaves(sink: Tensor, stream: str, paths: list[str], tensors: list[Tensor], info: str) -> None:
+    _call_sink("receive_leaves", sink, dict(zip(paths, tensors, strict=True)), stream, from_text(info))
 
 
 def _fail(sink: Tensor) -> None:
     _call_sink("receive_failure", sink)
 
 
-def _receive_call(sink: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int], told: str) -> None:
-    _call_sink("receive_call", sink, lambda: operands_of(layout, tensors, numbers), stream, from_text(told))
+def _receive_call(sink: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int], info: str) -> None:
+    _call_sink("receive_call", sink, lambda: operands_of(layout, tensors, numbers), stream, from_text(info))
 
 
 def _keep_given(sink: Tensor) -> Tensor:
@@ -110,12 +110,12 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lam
     make_effectful(getattr(torch.ops.torch_recorders, name).default)
 
 
-_define("receive(Tensor sink, str stream, str layout, Tensor[] packs, str told) -> ()", _receive)
+_define("receive(Tensor sink, str stream, str layout, Tensor[] packs, str info) -> ()", _receive)
 _define("receive_batch(Tensor[] sinks, Tensor[] packs, str text) -> ()", _receive_batch)
 # With a layout that the compiler may not choose, it would copy what has another one, or none yet.
 _define(f"record{SCHEMA}", _record, lambda *_: None, torch.Tag.flexible_layout)
 _define(f"record_slowly{SCHEMA}", _record_slowly)
-_define("receive_leaves(Tensor sink, str stream, str[] paths, Tensor[] leaves, str told) -> ()", _receive_leaves)
+_define("receive_leaves(Tensor sink, str stream, str[] paths, Tensor[] leaves, str info) -> ()", _receive_leaves)
 _define("fail(Tensor sink) -> ()", _fail)
-_define("receive_call(Tensor sink, str stream, str layout, Tensor[] tensors, SymInt[] numbers, str told) -> ()", _receive_call)
+_define("receive_call(Tensor sink, str stream, str layout, Tensor[] tensors, SymInt[] numbers, str info) -> ()", _receive_call)
 _define("keep_given(Tensor sink) -> Tensor", _keep_given, _no_number)

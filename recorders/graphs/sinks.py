@@ -28,15 +28,15 @@ def new_sink(sink: Any) -> Tensor:
 
     When a graph runs, the operators call one of these methods of the sink for each observation:
 
-    - `receive(layout, packs, stream, told)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
+    - `receive(layout, packs, stream, info)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
     - `receive_batch(numbers, packs, batch)`, of the class: the same for several sinks, by their numbers;
     - `record_batch(numbers, tensors, batch)`, of the class: the graph lifted nothing; the tensors are to be read;
-    - `receive_leaves(leaves, stream, told)`: the graph could not lift the observation; `leaves` are its tensors by path;
-    - `receive_call(operands, stream, told)`: callables need the operands; `operands()` returns them;
+    - `receive_leaves(leaves, stream, info)`: the graph could not lift the observation; `leaves` are its tensors by path;
+    - `receive_call(operands, stream, info)`: callables need the operands; `operands()` returns them;
     - `receive_failure()`: the operands could not be read while the graph was traced;
     - `keep_given()`: a forward begins whose gradient needs what is given now; returns a number by which that is found, or None.
 
-    `told` says which parts of tensors these are, if ranks share them: by path, or of the operands together; see `Told`.
+    `info` says which parts of tensors these are, if ranks share them: by path, or of the operands together; see `PlacementInfo`.
     """
     number = next(_numbers)
     _sinks[number] = sink

@@ -58,8 +58,8 @@ def _emit_parts(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[
 
 def _emit_local(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
     with NoAutocast(), torch.no_grad():
-        told, parts = as_text_of_all(tensors), [local_part(tensor.detach()) for tensor in tensors]
-        torch.ops.torch_recorders.receive_call(sink, stream, layout, parts, numbers, told)
+        info, parts = as_text_of_all(tensors), [local_part(tensor.detach()) for tensor in tensors]
+        torch.ops.torch_recorders.receive_call(sink, stream, layout, parts, numbers, info)
 
 
 @in_graphs  # it returns nothing, and would be removed
@@ -81,10 +81,10 @@ def emit_leaves(sink: Tensor, key: str, paths: list[str], tensors: list[Tensor],
 def _emit_leaves(sink: Tensor, spec: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
     reducer: Reducer | None = None if spec.given else spec.reducer  # what is given is no part of the graph
     with NoAutocast(), torch.no_grad():
-        told = as_text(dict(zip(paths, tensors, strict=True)))
+        info = as_text(dict(zip(paths, tensors, strict=True)))
         leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}
         plain = handle is not None and not any(map(is_spread, tensors))
-        if plain and emit_accumulations(handle, spec, reducer, leaves, told):
+        if plain and emit_accumulations(handle, spec, reducer, leaves, info):
             return
         states = read = None
         CHANGES.note()  # a net that was spread over ranks is traced again
@@ -94,20 +94,20 @@ def _emit_leaves(sink: Tensor, spec: Any, paths: list[str], tensors: list[Tensor
         if reducer is not None and alike and spec.on_error != "raise" and can_record():  # the operator in C++ passes on no error
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):  # reported when the leaves are lifted
                 read = _read(reducer, leaves)
-            if read and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, {}, told, read)):
+            if read and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, {}, info, read)):
                 return
         if reducer is not None and reducer.liftable:
             # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
             with contextlib.suppress(Exception), without_new_guards(leaves.values()):
                 states = None if is_faster_outside(leaves.values()) else _lifted(reducer, leaves)
-            if states is not None and alike and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, states, told)):
+            if states is not None and alike and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, states, info)):
                 return
         hand_over(emit_leaves, spec.spec_key)
         if states is None:
-            torch.ops.torch_recorders.receive_leaves(sink, stream, list(leaves), list(leaves.values()), told)
+            torch.ops.torch_recorders.receive_leaves(sink, stream, list(leaves), list(leaves.values()), info)
         else:
             layout, packs = packed(states)
-            torch.ops.torch_recorders.receive(sink, stream, layout, [torch.stack(pack) for pack in packs], told)
+            torch.ops.torch_recorders.receive(sink, stream, layout, [torch.stack(pack) for pack in packs], info)
 
 
 @in_graphs

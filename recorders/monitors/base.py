@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recorders.capture.calls import Call
 from recorders.capture.hooks import Hook
-from recorders.capture.layouts import Told
+from recorders.capture.layouts import PlacementInfo
 from recorders.errors import TargetError
 from recorders.monitors import channels
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe, rebuild, recipe
@@ -217,12 +217,12 @@ class Monitor(Observer, Recorded, Past):
         """The handles of all its hooks that are on."""
         return [*self.hooks.handles]
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str, info: PlacementInfo | None = None) -> None:
         """Records an observation that a compiled graph hands over without lifting it."""
         if self.watch is not None:
-            receive_gradient(self, operands, stream, told)
+            receive_gradient(self, operands, stream, info)
         elif is_due_in_graph(self, stream):
-            self._record(self.module, *operands(), path=stream, told=told)
+            self._record(self.module, *operands(), path=stream, info=info)
 
     def push(self, *values: Any) -> None:
         """Records values, if this kind of monitor is given them by hand.

@@ -22,7 +22,7 @@ from recorders.capture.calls import keep as keep_in_call
 from recorders.capture.context import capturing
 from recorders.capture.entering import guarded
 from recorders.capture.given import Block, block_of, keep, under
-from recorders.capture.layouts import Told
+from recorders.capture.layouts import PlacementInfo
 from recorders.capture.operands import TRACED, leaves, pack, symbolic, tracing
 from recorders.graphs.sinks import find_sink, find_spec
 from recorders.graphs.trace import emit_call, emit_failure, emit_keep, emit_leaves
@@ -205,12 +205,14 @@ def arrived(monitor: Any, gradient: Tensor | None, sighting: Sighting, leaf: boo
         _see(monitor, gradient, use.tensor, use.block, path)
 
 
-def _see(monitor: Any, gradient: Tensor, tensor: Tensor | None, block: Block | None, path: str, told: Told | None = None) -> None:
+def _see(
+    monitor: Any, gradient: Tensor, tensor: Tensor | None, block: Block | None, path: str, info: PlacementInfo | None = None
+) -> None:
     call = Call("gradient", monitor.module, gradient=gradient, tensor=tensor)
     if block is None:
-        monitor._see(call, path, told)
+        monitor._see(call, path, info)
     else:
-        under(block, monitor._see, call, path, told)
+        under(block, monitor._see, call, path, info)
 
 
 def _hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
@@ -275,12 +277,12 @@ def _arrived_at_graph(sink: Tensor, gradient: Tensor, seen: tuple[Tensor, ...], 
         receive_gradient(monitor, lambda: (gradient, *seen), path)  # the mode was asked when the graph was traced
 
 
-def receive_gradient(monitor: Any, found: Callable[[], Any], path: str, told: Told | None = None) -> None:
+def receive_gradient(monitor: Any, found: Callable[[], Any], path: str, info: PlacementInfo | None = None) -> None:
     """Records what a graph hands over: the gradient, the tensor if it is needed, and the number of what was given, if any."""
     if is_due_in_graph(monitor, path):
         gradient, *seen = found()
         block = block_of(seen.pop()) if monitor.given else None
-        _see(monitor, gradient, seen[0] if seen else None, block, path, told)
+        _see(monitor, gradient, seen[0] if seen else None, block, path, info)
 
 
 def kept_in_graph(spec: Any, tensor: Tensor, sink: Tensor) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.given import keep, number_of
-from recorders.capture.layouts import CHANGES, Told, from_text, in_use, is_placed
+from recorders.capture.layouts import CHANGES, PlacementInfo, from_text, in_use, is_placed
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
 from recorders.graphs.batches import GraphBatch
@@ -55,11 +55,11 @@ class HandedOver:
         batch, packs = self.batch, self.observation
         if self._reader is not None:
             packs = [pack[0] for pack in self._reader.packs(self.observation.unsqueeze(0))]
-        own, told = parts(batch.offsets[index], packs), from_text(batch.told[index])
+        own, info = parts(batch.offsets[index], packs), from_text(batch.info[index])
         if batch.copies:
-            sink.receive_leaves(leaves_of(batch.layouts[index], own), batch.streams[index], told)
+            sink.receive_leaves(leaves_of(batch.layouts[index], own), batch.streams[index], info)
         else:
-            sink.receive(batch.layouts[index], own, batch.streams[index], told)
+            sink.receive(batch.layouts[index], own, batch.streams[index], info)
 
     def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
         """Returns rows for observations like this one, of sinks with these numbers.
@@ -322,7 +322,7 @@ class GraphSink:
     def _accumulate(self, monitor: Any, observed: Observed, x: Tensor) -> None:
         accumulators = self._accumulators[x.device]
         if not accumulators.known(observed) and (monitor.buffer.places or in_use()):
-            note_places(monitor, {observed.path: from_text(observed.told)[observed.path]})
+            note_places(monitor, {observed.path: from_text(observed.info)[observed.path]})
         monitor.buffer.accumulators = self._accumulators
         if x.numel() == 0:
             if monitor.gate.on and monitor.gate.active:
@@ -330,11 +330,11 @@ class GraphSink:
         elif not accumulators.add(observed, x):
             self.miss(1)
 
-    def receive(self, layout: str, packs: list[Tensor], stream: str, told: Mapping[str, Told]) -> None:
+    def receive(self, layout: str, packs: list[Tensor], stream: str, info: Mapping[str, PlacementInfo]) -> None:
         """Records an observation that the graph lifted."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
-            work(monitor, None, tuple(packs), store_lifts, monitor, layout, packs, told)
+            work(monitor, None, tuple(packs), store_lifts, monitor, layout, packs, info)
 
     @staticmethod
     def receive_batch(numbers: Sequence[int], packs: Sequence[Tensor], batch: GraphBatch) -> None:
@@ -353,22 +353,22 @@ class GraphSink:
         if not (flush_filled(numbers, monitors, batch) or _left_out(numbers)):
             _receive_batch(numbers, batch, tensors)
 
-    def receive_leaves(self, leaves: dict[str, Tensor], stream: str, told: Mapping[str, Told]) -> None:
+    def receive_leaves(self, leaves: dict[str, Tensor], stream: str, info: Mapping[str, PlacementInfo]) -> None:
         """Records an observation that the graph could not lift."""
         monitor = self._monitor()
         if monitor is not None and is_due_in_graph(monitor, stream):
 
             def add() -> None:
                 inputs: dict[str, tuple[Tensor, ...]] = {path: (plain_or_spread(tensor),) for path, tensor in leaves.items()}
-                store(monitor, with_given(monitor, inputs) if monitor.given else inputs, told)
+                store(monitor, with_given(monitor, inputs) if monitor.given else inputs, info)
 
             work(monitor, None, (leaves,), add)
 
-    def receive_call(self, operands: Callable[[], Any], stream: str, told: Mapping[str, Told]) -> None:
+    def receive_call(self, operands: Callable[[], Any], stream: str, info: Mapping[str, PlacementInfo]) -> None:
         """Records an observation whose operands callables need."""
         monitor = self._monitor()
         if monitor is not None:
-            monitor._receive_call(operands, stream, told.get(""))
+            monitor._receive_call(operands, stream, info.get(""))
 
     def keep_given(self) -> Tensor | None:
         """Returns a number by which the backward of the graph finds what is given at this forward."""

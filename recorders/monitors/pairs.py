@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from recorders.capture.layouts import Told
+from recorders.capture.layouts import PlacementInfo
 from recorders.capture.operands import mapped, plain_or_spread
 from recorders.errors import OperandError, TargetError
 from recorders.monitors.base import Monitor
@@ -80,9 +80,9 @@ class PairMonitor(Monitor):
             raise TargetError(f"{self.describe(module)}: there is no other module, or it is gone; give PairMonitor(reducer, other)")
         return other
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str, info: PlacementInfo | None = None) -> None:
         self.compiled = True
-        if told is not None and (told.place is not None or told.fault):
+        if info is not None and (info.place is not None or info.fault):
             self._fail(OperandError("in a compiled graph only plain tensors are paired, and this is a DTensor"), self.module)
             return
         self._come(stream, lambda: operands()[0], lambda: operands()[0])

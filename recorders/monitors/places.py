@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from recorders.capture.layouts import Told, guess, layout_of, of_one, unclear
+from recorders.capture.layouts import PlacementInfo, guess, layout_of, of_one, unclear
 from recorders.capture.operands import is_spread
 from recorders.errors import RecordingWarning
 from recorders.recordings.placement import Placement
@@ -21,24 +21,24 @@ _warned: WeakSet[Clock] = WeakSet()  # one warning is enough for all monitors of
 _merged: WeakSet[Clock] = WeakSet()  # those of recorders that were synchronised
 
 
-def seen(xs: tuple[Tensor, ...]) -> Told:
+def seen(xs: tuple[Tensor, ...]) -> PlacementInfo:
     """What is to be told of the tensors of a leaf: of the first DTensor among them, if there is one."""
     spread = next((x for x in xs if type(x) is not Tensor and is_spread(x)), None)
-    return of_one(xs[0] if spread is None else spread) if xs else Told(None)
+    return of_one(xs[0] if spread is None else spread) if xs else PlacementInfo(None)
 
 
-def note_places(monitor: Any, told: Mapping[str, Told], made_of: Placement | None = None) -> None:
+def note_places(monitor: Any, info: Mapping[str, PlacementInfo], made_of: Placement | None = None) -> None:
     """Notes in the buffer which part of a tensor the states of each leaf are of.
 
     Args:
-        told: what is known of the tensors, by path.
+        info: what is known of the tensors, by path.
         made_of: the placement of what callables got, if there are any.
 
     Raises:
         OperandError: a rank holds a summand; or earlier observations were of another part, or of a whole tensor.
     """
     buffer, layout = monitor.buffer, None if made_of is not None else layout_of(monitor.module, monitor.side)
-    places = {path: leaf.placement(layout, buffer.shared) or made_of for path, leaf in told.items()}
+    places = {path: leaf.placement(layout, buffer.shared) or made_of for path, leaf in info.items()}
     if any(places.values()) or buffer.places:
         buffer.place(places)
         monitor._may_wait = False  # later observations are compared with these
@@ -72,8 +72,8 @@ def warn_before_merge(monitors: Iterable[Any], clock: Clock) -> None:
         module, side = monitor.module, monitor.side
         if module is None or not unclear(module, side) or layout_of(module, side) is not None:
             continue
-        if monitor.buffer.samples and not monitor.buffer.places and (told := guess(module, side)) is not None:
-            found.setdefault(side, {})[told[0]] = told[1]
+        if monitor.buffer.samples and not monitor.buffer.places and (guessed := guess(module, side)) is not None:
+            found.setdefault(side, {})[guessed[0]] = guessed[1]
     if found:
         given = [f"{side}={{{', '.join(f'{name!r}: {kinds}' for name, kinds in names.items())}}}" for side, names in found.items()]
         warn_user(

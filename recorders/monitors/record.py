@@ -14,7 +14,7 @@ from recorders.capture.calls import Call
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.cuda_graphs import CAPTURES, IN_CUDA_GRAPH
 from recorders.capture.given import BatchContext, current
-from recorders.capture.layouts import Told, in_use, layout_of, of_all
+from recorders.capture.layouts import PlacementInfo, in_use, layout_of, of_all
 from recorders.capture.operands import (
     as_operands,
     detached,
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 Inputs: TypeAlias = "dict[str, tuple[Tensor, ...]]"
-NOTHING: Mapping[str, Told] = MappingProxyType({})
+NOTHING: Mapping[str, PlacementInfo] = MappingProxyType({})
 
 
 class NothingToRecordError(Exception):
@@ -193,34 +193,34 @@ class Observer:
             report_failures(self)
         return full is not None
 
-    def _see(self, call: Call, path: str = "", told: Told | None = None) -> None:
+    def _see(self, call: Call, path: str = "", info: PlacementInfo | None = None) -> None:
         """Records what a site has seen and the gate has let pass.
 
         Args:
             path: that of the leaf, if each leaf is observed by itself.
-            told: what a graph told of the operands.
+            info: what a graph told of the operands.
         """
         for leaf, part in self._parts(call):
-            work(self, part.module, part, self._take, part, path or leaf, told)
+            work(self, part.module, part, self._take, part, path or leaf, info)
 
     def _parts(self, call: Call) -> Iterable[tuple[str, Call]]:
         """Returns the observations that a call makes, each with its path: usually one, whose leaves have paths of their own."""
         return (("", call),)
 
-    def _take(self, call: Call, path: str, told: Told | None) -> None:
+    def _take(self, call: Call, path: str, info: PlacementInfo | None) -> None:
         if not (self.as_seen or self.of_module or self.dry_run):  # what a kind computes must be part of no program that is traced
             check_numbers(tensor for seen in call.seen for _, tensor in leaves(seen))
         call.operands = checked_operands(self, self.operands(call))
-        reduce(self, call.operands, path, told)
+        reduce(self, call.operands, path, info)
 
-    def _record(self, module: nn.Module | None, *operands: Any, path: str = "", told: Told | None = None) -> None:
+    def _record(self, module: nn.Module | None, *operands: Any, path: str = "", info: PlacementInfo | None = None) -> None:
         """Records these operands of an observation that passed the gate."""
-        work(self, module, operands, reduce, self, operands, path, told)
+        work(self, module, operands, reduce, self, operands, path, info)
 
     def _inputs(self, operands: tuple[Any, ...]) -> Inputs:
         return channels.checked(self, reducer_inputs(self, operands)) if self.checks_channels else reducer_inputs(self, operands)
 
-    def _receive_call(self, operands: Callable[[], Any], stream: str, told: Told | None = None) -> None:
+    def _receive_call(self, operands: Callable[[], Any], stream: str, info: PlacementInfo | None = None) -> None:
         """Records an observation that a compiled graph hands over without lifting it."""
         raise NotImplementedError
 
@@ -265,19 +265,19 @@ def report_failures(monitor: Observer) -> None:
         monitor._fail(error, None, (observation,))
 
 
-def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, told: Told | None = None) -> None:
+def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: PlacementInfo | None = None) -> None:
     """Filters, maps and reduces one observation.
 
     Args:
         path: that of the leaf, if each leaf is observed by itself.
-        told: what a graph told of the operands.
+        info: what a graph told of the operands.
     """
     made_of: Placement | None = None
     if monitor.has_callables:
         tensors = [tensor for operand in operands for _, tensor in leaves(operand)]
         if not monitor.dry_run:
             check_numbers(tensors)
-        known = of_all(tensors) if told is None else told
+        known = of_all(tensors) if info is None else info
         made_of = known.made_of(layout_of(monitor.module, monitor.side), monitor.buffer.shared)
         operands = tuple(map(detached, operands))
         if monitor.filter_ is not None and not call(monitor.filter_, operands, monitor):
@@ -292,24 +292,26 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, told: Told |
     store(monitor, inputs, made_of=made_of)
 
 
-def store(monitor: Observer, inputs: Inputs, told: Mapping[str, Told] = NOTHING, *, made_of: Placement | None = None) -> None:
+def store(
+    monitor: Observer, inputs: Inputs, info: Mapping[str, PlacementInfo] = NOTHING, *, made_of: Placement | None = None
+) -> None:
     """Adds one observation to the buffer; of DTensors what this rank holds.
 
     Args:
-        told: what a graph told of the tensors, by path.
+        info: what a graph told of the tensors, by path.
         made_of: the placement of what callables got, if there are any.
     """
     plain_only = all(type(x) is Tensor for xs in inputs.values() for x in xs)
-    if told or made_of is not None or not plain_only or monitor.buffer.places or in_use():
-        note_places(monitor, {path: told.get(path) or seen(xs) for path, xs in inputs.items()}, made_of)
+    if info or made_of is not None or not plain_only or monitor.buffer.places or in_use():
+        note_places(monitor, {path: info.get(path) or seen(xs) for path, xs in inputs.items()}, made_of)
         inputs = inputs if plain_only else {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
     monitor.buffer.add(inputs)
 
 
-def store_lifts(monitor: Observer, layout: str, packs: list[Tensor], told: Mapping[str, Told]) -> None:
+def store_lifts(monitor: Observer, layout: str, packs: list[Tensor], info: Mapping[str, PlacementInfo]) -> None:
     """Adds one observation that a compiled graph lifted to the buffer."""
-    if monitor.buffer.places or in_use() or any(leaf.axes is None for leaf in told.values()):
-        note_places(monitor, told)
+    if monitor.buffer.places or in_use() or any(leaf.axes is None for leaf in info.values()):
+        note_places(monitor, info)
     monitor.buffer.add_lifts(layout, packs)
 
 

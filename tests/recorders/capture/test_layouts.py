@@ -228,8 +228,8 @@ def test_copies_and_pickles_keep_which_part_or_copy_was_recorded(pair: World) ->
 
 
 def test_what_graphs_tell_of_plain_tensors() -> None:
-    told = from_text(as_text({"a.b": torch.ones(2, 3), "": Tensor()}))
-    assert told == {"a.b": (2, None, ""), "": (1, None, "")}
+    info = from_text(as_text({"a.b": torch.ones(2, 3), "": Tensor()}))
+    assert info == {"a.b": (2, None, ""), "": (1, None, "")}
     assert from_text("") == {}
 
 
