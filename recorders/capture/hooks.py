@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from recorders._torch import CAPTURES_IN_GRAPHS, outside_modes, warn_of_missing
 from recorders._torch.compiler import never_trace, why_no_graphs
@@ -67,7 +67,7 @@ class Hook:
         self.traced = False
 
     def __call__(self, *args: Any) -> None:
-        if is_compiling():
+        if is_dynamo_compiling():
             if self.trace is not None:
                 if not self._mark_traced():
                     return

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders._torch import is_plain_moment
 from recorders.capture import entering
 from recorders.capture.context import as_monitor
 from recorders.errors import OperandError
@@ -65,19 +64,6 @@ class Buffer:
     def fuse(self) -> None:
         """Reduces big observations through `torch.compile` from now on."""
         self.engine = Fused(self.reducer)
-
-    def add_alone(self, x: Tensor) -> bool | None:
-        """Lets an observation of one tensor wait, if there is a ring for it. The lock must be held.
-
-        Returns:
-            None if there is none; otherwise whether there are enough now to flush.
-        """
-        pending: Mapping[Any, Any] = self._stored.pending  # only rings have these keys
-        ring = pending.get(("", x.shape, x.dtype, x.device)) or pending.get(("", x.dtype, x.device))
-        if ring is None or x.layout is not torch.strided or not is_plain_moment(x):
-            return None
-        full: bool | None = ring.add((x.data if x.requires_grad else x,))
-        return full
 
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         """Adds one observation, by leaf: to a ring, or to the states. What fails changes nothing."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.compiler import is_compiling
 
 from recorders._torch import graph_task, is_plain_moment
@@ -177,13 +177,17 @@ class Observer:
         return not refusal
 
     def _waits(self, x: Any) -> bool:
-        """Adds `x`, which passed the gate, to the pending observations if they accept it; returns whether they did."""
+        """Writes `x`, which passed the gate, into the ring for observations like it; returns whether there is one."""
         if not self._may_wait or type(x) is not Tensor:
             return False
         buffer = self.buffer
         try:
             with buffer.lock:
-                full = buffer.add_alone(x)
+                pending: Mapping[Any, Any] = buffer._stored.pending  # a property would be one more call for each observation
+                ring = pending.get(("", x.shape, x.dtype, x.device)) or pending.get(("", x.dtype, x.device))
+                if ring is None or x.layout is not strided or not is_plain_moment(x):
+                    return False
+                full: bool | None = ring.add((x.data if x.requires_grad else x,))
                 if full:
                     buffer.flush()
         except Exception as error:

@@ -202,11 +202,11 @@ class Copies:
     def new_memory(self, rows: int) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
         with NoInference(False):  # otherwise the copies could be read in inference mode only
             stacked = [torch.empty((rows, *shape), dtype=dtype, device=device) for shape, dtype, device in self._kinds]
-            return stacked, [buffer.unbind() for buffer in stacked]
+            return stacked, list(zip(*[buffer.unbind() for buffer in stacked], strict=True))
 
     def write(self, memory: tuple[list[Tensor], list[tuple[Tensor, ...]]], tensors: Sequence[Tensor], row: int) -> bool:
-        for rows, x in zip(memory[1], tensors, strict=True):
-            rows[row].copy_(x)
+        for copied, x in zip(memory[1][row], tensors):  # noqa: B905 - of one length; to ask would cost each observation
+            copied.copy_(x)
         return True
 
     def join(

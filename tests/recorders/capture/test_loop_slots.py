@@ -161,7 +161,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> Allocations:
     """Monitors do not switch off this mode."""
     monkeypatch.setattr("recorders._torch._user_dispatch_modes", lambda: 0)
     monkeypatch.setattr("recorders.capture.context.outside_modes", lambda call, *args: call(*args))
-    monkeypatch.setattr("recorders.monitors.buffer.is_plain_moment", lambda _: True)
+    monkeypatch.setattr("recorders.monitors.record.is_plain_moment", lambda _: True)
     return Allocations()
 
 

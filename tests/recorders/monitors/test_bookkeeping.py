@@ -65,6 +65,27 @@ def test_a_call_whose_statistics_wait_makes_fewer_than_an_update(reducer: Reduce
     assert monitor.samples == 4
 
 
+def test_an_observation_that_waits_enters_four_files_by_at_most_eleven_calls() -> None:
+    x, layer, entered = torch.randn(8, 64), nn.Identity(), list[str]()
+    monitor = ForwardMonitor(Summary(), layer)
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and "recorders" in frame.f_code.co_filename.split("/")[-3:-1]:
+            entered.append(frame.f_code.co_filename)
+
+    for _ in range(3):
+        layer(x)
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        layer(x)
+    finally:
+        sys.setprofile(before)
+    assert monitor.samples == 4
+    assert 0 < len(set(entered)) <= 4
+    assert len(entered) <= 11
+
+
 @pytest.mark.skipif(torch.cuda.is_initialized(), reason="CUDA is in use")  # type: ignore[no-untyped-call]
 def test_nothing_asks_for_captures_of_a_gpu_that_is_not_in_use() -> None:
     assert CAPTURES == []  # every place asks this list first
