@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from recorders.capture import layouts
+from recorders.capture.entering import timed
+from recorders.capture.given import BatchContext
 from recorders.capture.renewal import together
+from recorders.capture.switching import hook_of
+from recorders.errors import SelectionError
 from recorders.monitors.base import Monitor
+from recorders.monitors.options import MonitorOptions
+from recorders.monitors.pairs import PairMonitor
+from recorders.monitors.trace_specs import leave_clock
+from recorders.recorder.attached import warn_of_equals
 from recorders.recorder.overhead import Overhead, check_budget, overhead, shown_cadence
-from recorders.recorder.pairs import OfPairs
+from recorders.recorder.placing import Prototype, ToPlace, as_prototype, chosen, recipes, to_place
 from recorders.recorder.plan import Plan, plan
-from recorders.recorder.prototypes import Prototype
 from recorders.recorder.report import Report, report
-from recorders.recorder.selection import Criteria, Excluded, Names, select_modules, select_parameters, unwrapped
-from recorders.recorder.subrecorders import Subrecorders
+from recorders.recorder.results import Results
+from recorders.recorder.selection import (
+    Criteria,
+    Excluded,
+    Match,
+    Names,
+    Place,
+    select_modules,
+    select_pairs,
+    select_parameters,
+    unwrapped,
+)
+from recorders.recordings.recording import lookup
 from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
 from recorders.schedule.forgotten import forget
 from recorders.schedule.meter import Meter
+from reducers import Reducer
 from reducers.kernels.dispatch import troubles
+from reducers.kernels.locks import new_lock
 from reducers.kernels.loop import libraries
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from torch.utils.hooks import RemovableHandle
+    from typing_extensions import Self, Unpack
 
 __all__ = ["Recorder"]
 
+STOPPED = "recording has stopped: no cadence keeps the budget"
 
-class Recorder(OfPairs):
+
+class Recorder(Results):
     """Monitors (its subrecorders) by name, in the order in which they were selected.
 
     The monitors given are prototypes: each selected module gets a copy with a state of its own. Hooks are on as soon as modules are
@@ -75,11 +100,44 @@ class Recorder(OfPairs):
         budget: float | None = None,
         **monitors: Prototype,
     ) -> None:
-        self._clock, self._meter = Clock(), Meter(check_budget(budget))
+        clock, meter = Clock(), Meter(check_budget(budget))
         if (monitor is None) == (not monitors):
             raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
-        self._subrecorders = Subrecorders(monitors if monitor is None else {"": monitor}, self._clock, self._meter, fuse)
-        weakref.finalize(self, forget, self._subrecorders).atexit = False  # warns if hooks are on then
+        self._prototypes = {
+            group: as_prototype(item, f"Recorder({group}=...)" if group else "Recorder(...)")
+            for group, item in (monitors if monitor is None else {"": monitor}).items()
+        }
+        self._monitors: dict[str, Monitor] = {}  # the finalizer holds it: it is changed in place
+        self._aliases: dict[str, str] = {}
+        self._alone: set[str] = set()  # the names of those that were not selected from a net
+        self._clock, self._meter, self._fuse, self._stopped = clock, meter, fuse, False
+        self._begin()
+        for group, prototype in self._prototypes.items():
+            if prototype.subject == "values":
+                self._take_in(group, prototype.constructor())
+
+    def _begin(self) -> None:
+        """Sets what a copy does not take over: nets, the hook on them, `with` blocks and given values."""
+        self._nets: list[weakref.ref[nn.Module]] = []
+        self._counting: RemovableHandle | None = None
+        self._blocks, self._lock = 0, new_lock()
+        self._context = BatchContext(weakref.ref(self))
+        self._meter.give_up = weakref.WeakMethod(self._give_up)
+        if self._meter.budget is not None:
+            self._meter.ask()
+        self._clock.measure(self._meter)
+        weakref.finalize(self, forget, self._monitors).atexit = False  # warns if hooks are on then
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            key: value for key, value in vars(self).items() if key not in ("_nets", "_counting", "_blocks", "_lock", "_context")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+        for name, monitor in self.items():
+            self._take_in(name, monitor)
 
     def modules(
         self,
@@ -113,9 +171,7 @@ class Recorder(OfPairs):
             SelectionError: nothing matches (the message lists what exists), or a name is taken. Nothing is added then.
         """
         criteria = Criteria(types, names, indices, exclude, depth, leaves, where)
-        with together([net]):
-            self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix))
-        return self
+        return self._place(net, groups, select_modules(net, criteria, recursive=True, prefix=prefix))
 
     def children(
         self,
@@ -131,9 +187,7 @@ class Recorder(OfPairs):
     ) -> Self:
         """Like `modules`, for the direct children of `net` only; `indices` are positions in `net.children()`."""
         criteria = Criteria(types, names, indices, exclude, where=where)
-        with together([net]):
-            self._subrecorders.place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix))
-        return self
+        return self._place(net, groups, select_modules(net, criteria, recursive=False, prefix=prefix))
 
     def parameters(
         self,
@@ -149,8 +203,128 @@ class Recorder(OfPairs):
     ) -> Self:
         """Like `modules`, for single parameters: `names` are theirs, `types` and `where` test the modules that own them."""
         criteria = Criteria(types, names, indices, exclude, where=where)
-        self._subrecorders.place(net, groups, select_parameters(net, criteria, prefix=prefix))
+        return self._place(net, groups, select_parameters(net, criteria, prefix=prefix))
+
+    @classmethod
+    def pairs(
+        cls,
+        net_a: nn.Module,
+        net_b: nn.Module,
+        reducer: Reducer,
+        types: type | Iterable[type] | None = None,
+        *,
+        match: Match = "name",
+        names: Names | None = None,
+        exclude: Excluded | None = None,
+        depth: int | None = None,
+        leaves: bool = False,
+        where: Callable[[str, nn.Module], bool] | None = None,
+        **options: Unpack[MonitorOptions],
+    ) -> Self:
+        """A recorder with a `PairMonitor` for each pair: how modules of two nets, given the same inputs, are related.
+
+        Args:
+            net_a, net_b: the nets; they may be one.
+            reducer: takes two tensors, such as `CKA()`.
+            match: "name" pairs the modules that have one name in both nets, and leaves out the others; "all" pairs each module with
+                each, under the name `"a~b"`: every pair keeps a copy of one output until the other comes.
+            types, names, exclude, depth, leaves, where: which modules, of both nets, as in `modules`.
+            **options: see `MonitorOptions`.
+
+        Raises:
+            SelectionError: the criteria match nothing in one of the nets, or no name is in both.
+            ValueError: `match` is neither "name" nor "all".
+
+        >>> import torch
+        >>> from reducers import CKA
+        >>> small, large = (torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Tanh()) for width in (4, 8))
+        >>> with Recorder.pairs(small, large, CKA(), torch.nn.Tanh, match="all") as recorder:
+        ...     for batch in torch.randn(5, 16, 3).unbind():
+        ...         _ = small(batch), large(batch)
+        >>> list(recorder), 0 < recorder["1~1"].peek()["cka"] <= 1
+        (['1~1'], tensor(True))
+        """
+        found = select_pairs(net_a, net_b, match, Criteria(types, names, None, exclude, depth, leaves, where))
+        recorder = cls(PairMonitor(reducer, **options))
+        recorder._know(net_a)
+        with together([net_a, net_b]):
+            made = ((name, module, PairMonitor(reducer, other, **options)) for name, module, other in found)
+            wanted = (ToPlace([name], a, pair.attr, *recipes(pair, [net_a])(a)) for name, a, pair in made)
+            recorder._put(wanted, alone=True)
+        return recorder
+
+    def _place(self, net: nn.Module, groups: str | Iterable[str] | None, places: list[Place]) -> Self:
+        """Puts a copy of each prototype in `groups` on each of `places`, which were selected from `net`."""
+        with together([net]), _no_collection():
+            added = self._put(to_place(chosen(self._prototypes, groups), net, places))
+        self._know(net)
+        warn_of_equals(added)
         return self
+
+    def _put(self, wanted: Iterable[ToPlace], *, alone: bool = False) -> list[Monitor]:
+        """Puts monitors on their modules and returns them; if one cannot be put, none is. An equal one gets a further name."""
+        on: dict[int, list[Monitor]] = {}
+        for monitor in self._monitors.values():
+            on.setdefault(id(monitor.module), []).append(monitor)
+        added: dict[str, Monitor] = {}
+        aliases: dict[str, str] = {}
+        try:
+            for names, module, attr, recipe, unknown in wanted:
+                name, beside = names[0], on.setdefault(id(module), [])
+                found = next((one for one in beside if one.attr == attr and one.constructor == recipe), None)
+                if found is None:
+                    if name in self._monitors or name in added or name in self._aliases:
+                        raise SelectionError(f"{name!r} is taken by another module: keep the two apart with prefix='...'")
+                    found = recipe(attr)
+                    self._configure(name, found)
+                    added[name] = found.register(module)
+                    found.checks_channels = found.checks_channels or unknown
+                    beside.append(found)
+                aliases.update({other: found.name for other in names if other != found.name})
+        except Exception:
+            for monitor in added.values():
+                monitor.deregister()
+            raise
+        self._monitors.update(added)
+        for name, monitor in added.items():
+            self._meter.add(name, monitor)
+        self._aliases.update(aliases)
+        self._alone.update(added if alone else ())
+        return list(added.values())
+
+    def _configure(self, name: str, monitor: Monitor) -> None:
+        """Sets the name, the clock and the compilation of a monitor; with a budget its clock always switches it."""
+        monitor.name = name
+        monitor.gate.chooses_steps = monitor.gate.chooses_steps or self._meter.budget is not None
+        monitor.clock, monitor.context = self._clock, self._context
+        if self._fuse:
+            monitor.buffer.fuse()
+
+    def _take_in(self, name: str, monitor: Monitor) -> None:
+        """Makes a monitor a subrecorder."""
+        self._configure(name, monitor)
+        self._monitors[name] = monitor
+        self._meter.add(name, monitor)
+
+    def _live_nets(self) -> list[nn.Module]:
+        """The nets that modules were selected from and that still exist."""
+        return [net for ref in self._nets if (net := ref()) is not None]
+
+    def _know(self, net: nn.Module) -> None:
+        """Remembers a net that modules were selected from."""
+        layouts.know(inner := unwrapped(net))
+        if all(ref() is not inner for ref in self._nets):
+            self._nets.append(weakref.ref(inner))
+        self._follow_net()
+
+    def _follow_net(self) -> None:
+        """Lets the clock take the phase from the first net and, with an optimizer or a budget, count its micro-batches."""
+        net = self._nets[0]() if self._nets else None
+        if net is None:
+            return
+        self._clock.watch(net)
+        if (self._clock.attached or self._meter.budget is not None) and hook_of(self._counting) is None:
+            self._counting = self._clock.count(net)
 
     def add(self, name: str, monitor: Prototype, module: nn.Module | None = None) -> Self:
         """Puts a copy of a monitor on one module, under a name; returns the recorder. A `CallMonitor` needs no module.
@@ -162,8 +336,26 @@ class Recorder(OfPairs):
             SelectionError: the name is taken, or there is no module.
             TypeError: an argument is neither a monitor nor the recipe of one.
         """
-        self._subrecorders.add(name, monitor, module)
+        here = f"recorder.add({name!r}, ...)"
+        prototype = as_prototype(monitor, here)
+        if name in self:
+            raise SelectionError(f"{here}: the name is taken; recorder[{name!r}] = monitor replaces what has it")
+        if module is not None:
+            target = unwrapped(module)
+            recipe, unknown = recipes(prototype, [target, *self._live_nets()])(target)
+            if self._put([ToPlace([name], target, prototype.attr, recipe, unknown)], alone=True):
+                self._know_alone(target)
+        elif prototype.subject == "values":
+            self._take_in(name, prototype.constructor())
+        else:
+            raise SelectionError(f"{here} needs the module to put {prototype!r} on; only a CallMonitor needs none")
         return self
+
+    def _know_alone(self, module: nn.Module) -> None:
+        """Takes a module that was not selected for the net, if there is none yet."""
+        if not self._nets:
+            self._nets.append(weakref.ref(module))
+        self._follow_net()
 
     def find(self, module: nn.Module) -> dict[str, Monitor]:
         """The subrecorders on a module, by name; none if there are none."""
@@ -171,39 +363,67 @@ class Recorder(OfPairs):
 
     def remove(self, name: str | int) -> Monitor:
         """Removes one subrecorder and takes its hooks off; returns it, with what it recorded."""
-        return self._subrecorders.remove(name)
+        true = lookup(name, self._monitors, self._aliases)
+        self._take_off(true)
+        return self._monitors.pop(true)
+
+    def _take_off(self, name: str) -> None:
+        for alias in [alias for alias, target in self._aliases.items() if target == name]:
+            del self._aliases[alias]
+        self._alone.discard(name)
+        self._meter.remove(name)
+        leave_clock(self._monitors[name].deregister())
 
     def __getitem__(self, name: str | int) -> Monitor:
-        return self._subrecorders[name]
+        return self._monitors[lookup(name, self._monitors, self._aliases)]
 
     def __setitem__(self, name: str, monitor: Monitor) -> None:
-        self._subrecorders[name] = monitor
+        here = f"recorder[{name!r}] = ..."
+        if not isinstance(name, str) or not isinstance(monitor, Monitor):
+            raise TypeError(f"{here} needs a text and a monitor, such as CallMonitor(Mean()); got {monitor!r}")
+        if name in self._aliases:
+            raise SelectionError(f"{here}: this is another name of {self._aliases[name]!r}; choose a free one")
+        if known := [known for known, other in self.items() if other is monitor]:
+            raise SelectionError(f"{here}: the monitor is in this recorder already, as {known[0]!r}")
+        if name in self:
+            self._take_off(name := lookup(name, self._monitors, self._aliases))
+        self._take_in(name, monitor)
+        if (module := monitor.module) is not None:
+            self._alone.add(name)
+            self._know_alone(module)
 
     def __delitem__(self, name: str | int) -> None:
-        self._subrecorders.remove(name)
+        self.remove(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._subrecorders)
+        return iter(self._monitors)
 
     def __len__(self) -> int:
-        return len(self._subrecorders)
+        return len(self._monitors)
 
     def __enter__(self) -> Self:
         """Puts all hooks on; the end of the outermost block takes them off, in whichever thread that is."""
-        return self._subrecorders.blocks.enter(self.register)
+        with self._lock:
+            self.register()
+            self._blocks += 1
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._subrecorders.blocks.exit(self.deregister)
+        with self._lock:
+            self._blocks = max(0, self._blocks - 1)
+            if not self._blocks:
+                self.deregister()
 
     def title_shown(self) -> str:
         """The prototypes, how many subrecorders there are, and how often they record."""
         cadence = shown_cadence(self._clock.cadence, self._meter.budget)
-        return f"Recorder({cut(repr(self._subrecorders), 100)}): {len(self):,} subrecorders{cadence}"
+        what = ", ".join(f"{group}={one!r}" if group else repr(one) for group, one in self._prototypes.items())
+        return f"Recorder({cut(what, 100)}): {len(self):,} subrecorders{cadence}"
 
     @property
     def aliases(self) -> dict[str, str]:
         """The name of a subrecorder by each further name of its module, parameter or capture."""
-        return dict(self._subrecorders.aliases)
+        return dict(self._aliases)
 
     @property
     def clock(self) -> Clock:
@@ -231,7 +451,7 @@ class Recorder(OfPairs):
         (3, 201)
         """
         self._clock.attach(optimizer)
-        self._subrecorders.follow_net()
+        self._follow_net()
         return self
 
     def step(self) -> Self:
@@ -259,7 +479,7 @@ class Recorder(OfPairs):
         >>> recorder[0].peek()["id"]
         tensor([71])
         """
-        return self._subrecorders.context.give(values)
+        return self._context.give(values)
 
     def register(self) -> Self:
         """Puts all hooks on; returns the recorder.
@@ -267,14 +487,36 @@ class Recorder(OfPairs):
         Raises:
             SelectionError: it has no subrecorders, because nothing was selected yet.
         """
-        with together(self._subrecorders.nets):
-            self._selected()._subrecorders.register()
+        with together(self._live_nets()):
+            stopped, self._stopped = self._stopped, False  # for the budget: it is given another chance
+            for monitor in self._selected().values():
+                if stopped:
+                    self._clock.add(monitor)
+                if monitor.module is not None:
+                    monitor.register()
+        self._meter.switch(True)
+        self._follow_net()
         return self
 
     def deregister(self) -> Self:
         """Takes all hooks off; results stay, and the clock still counts steps. Returns the recorder."""
-        self._subrecorders.deregister()
+        self._meter.switch(False)
+        for monitor in self.values():
+            monitor.deregister()
+        if self._counting is not None:
+            self._clock.uncount()
+            self._counting = None
         return self
+
+    def _give_up(self) -> None:
+        """Takes everything off, because no cadence keeps the budget."""
+        self.deregister()
+        for monitor in self.values():  # pushes, too
+            self._clock.release(monitor)
+            monitor.switch(False, None)
+            monitor.counts[STOPPED] = 1
+        self._stopped = True
+        self._clock.detach()
 
     def push(self, name: str, *values: Any) -> Self:
         """Hands one observation to the `CallMonitor` of that name; returns the recorder.
@@ -282,21 +524,33 @@ class Recorder(OfPairs):
         Raises:
             SelectionError: there is no subrecorder of that name, or it is another kind of monitor.
         """
-        self._subrecorders.push(name, *values)
+        monitor = self[name]
+        if monitor.subject != "values":
+            raise SelectionError(f"{name!r} is a {type(monitor).__name__}, which captures by itself: push into a CallMonitor")
+        monitor.push(*values)
         return self
 
     def tick(self) -> Self:
         """Records what every `ParameterMonitor(when="tick")` and `ModuleMonitor` sees now; returns the recorder."""
-        self._subrecorders.tick()
+        for monitor in self.values():
+            timed(monitor, monitor.tick)
         return self
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """What will be recorded and how big the states get, from a dry run of the net on example inputs, on the meta device."""
-        return plan(self._selected(), self._subrecorders.nets, args, kwargs)
+        return plan(self._selected(), self._live_nets(), args, kwargs)
 
     def report(self) -> Report:
         """What each subrecorder recorded, and the likely reason if it recorded nothing or its module has left the net."""
-        return report(self._selected(), self._subrecorders.gone)
+        return report(self._selected(), self._gone())
+
+    def _gone(self) -> set[str]:
+        """The names of those whose module has left the net that it was selected from; none if such a net no longer exists."""
+        present = {id(module) for net in self._live_nets() for module in net.modules()}
+        if not present or len(self._live_nets()) < len(self._nets):
+            return set()
+        placed = {name: one for name, one in self.items() if one.subject != "values" and name not in self._alone}
+        return {name for name, monitor in placed.items() if id(monitor.module) not in present}
 
     def overhead(self) -> Overhead:
         """What recording costs a step, in total and by subrecorder; measured only if it is asked for. See `Overhead`.
@@ -311,3 +565,15 @@ class Recorder(OfPairs):
         if self._meter.ask():
             self._clock.measure(self._meter)
         return replace(found, loops=libraries.state(), troubles=troubles())
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Makes no object garbage: for 10,000 monitors, looking for it takes as long as making them."""
+    collects = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if collects:
+            gc.enable()

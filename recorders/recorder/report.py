@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -12,16 +12,19 @@ from recorders._torch.compiler import has_compiled
 from recorders.capture.cuda_graphs import IN_CUDA_GRAPH
 from recorders.capture.operands import TRACED
 from recorders.capture.renewal import OLD_GRAPH, has_old_graph
+from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.gradient_hooks import NO_TENSOR
-from recorders.recordings.nonfinite import LeftOut
+from recorders.recordings.nonfinite import LeftOut, left_out
+from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.shown import Rows, ShownAsTable, shown_name
 from recorders.schedule.clock import shown_steps
 from reducers._torch import missing
+from reducers.errors import warn_user
 from reducers.kernels.dispatch import troubles
 from reducers.kernels.loop import libraries
 
-__all__ = ["Report", "ReportRow", "report", "shown_module"]
+__all__ = ["Report", "ReportRow", "report", "shown_module", "unexpected", "warned_of_left_out"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,11 @@ class ReportRow:
     nonfinite: Mapping[str, LeftOut] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        left_out, _ = _left_out(self)
+        skipped, _ = _left_out(self)
         return (
             f"{shown_name(self.name)}: {self.monitor} on {self.module}: {self.samples} recorded of {self.calls} calls"
             + (f" ({self.steps})" if self.steps else "")
-            + (f"; left out: {left_out}" if left_out else "")
+            + (f"; left out: {skipped}" if skipped else "")
             + (f"; {self.reason}" if self.reason else "")
         )
 
@@ -202,3 +205,32 @@ def _absence(monitor: Monitor) -> str:
 _forks: set[int] = set()  # this process, once it was forked
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_parent=lambda: _forks.add(os.getpid()))
+
+
+def unexpected(
+    parts: Mapping[str, Subrecording], look: Callable[[Subrecording], dict[str, LeftOut]] = Subrecording.left_out
+) -> dict[str, dict[str, LeftOut]]:
+    """What was left out, by subrecorder and leaf; not of updates, whose ratios to weights of 0 are not finite in healthy nets."""
+    looked = {name: part for name, part in parts.items() if part.monitor != "ParameterUpdateMonitor"}
+    return {name: holes for name, part in looked.items() if (holes := look(part))}
+
+
+def warned_of_left_out(recording: Recording, waits: bool = False) -> bool:
+    """Whether elements were left out, of which this warns. Looks at states on other devices too if it may wait for them."""
+    hit = unexpected(recording, Subrecording.left_out if waits else _on_cpu)
+    for name, holes in hit.items():
+        part, (leaf, share) = recording[name], next(iter(holes.items()))
+        where = f"{part.monitor}{f' on {part.module}' * bool(part.module)} ({shown_name(name)}{f', {leaf}' * bool(leaf)})"
+        more = f", and {len(hit) - 1} more subrecorders left some out" if len(hit) > 1 else ""
+        warn_user(
+            f"{where}: {share}{more}: results are of the others; recorder.report() lists them, and findings(recorder) says where "
+            "to look; if that is as it should be, leave them out yourself, such as by reducer.prefilter(torch.isfinite)",
+            RecordingWarning,
+        )
+        break
+    return bool(hit)
+
+
+def _on_cpu(part: Subrecording) -> dict[str, LeftOut]:
+    states = {leaf: state for leaf, state in part.states.items() if all(value.device.type == "cpu" for value in state.values())}
+    return left_out(part.reducer, states)

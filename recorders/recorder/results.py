@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
 from recorders.monitors.places import warn_before_merge
-from recorders.recorder.left_out import warned_of_left_out
-from recorders.recorder.subrecorders import Subrecorders
+from recorders.monitors.snapshots import resume
+from recorders.recorder.report import warned_of_left_out
 from recorders.recordings.commit import never_committed
 from recorders.recordings.export import Exported
 from recorders.recordings.handle import SyncHandle
 from recorders.recordings.plainly import plainly
-from recorders.recordings.recording import Missing, Recording, Subrecording, part_rows
+from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names, part_rows
 from recorders.recordings.sharded import load_own, save_sharded
 from recorders.recordings.shown import Names, Rows, ShownAsTable
 from recorders.recordings.state_dict import from_state_dict, to_state_dict
@@ -44,7 +44,7 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
     @abstractmethod
     def __getitem__(self, name: str | int) -> Monitor: ...
 
-    _subrecorders: Subrecorders
+    _aliases: dict[str, str]
     _clock: Clock
 
     def keys(self) -> Names:
@@ -90,7 +90,7 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
     @plainly
     def reset(self) -> Self:
         """Deletes what was recorded; hooks, and functions given to `apply`, stay. Returns the recorder."""
-        for monitor in self._subrecorders.values():
+        for monitor in self.values():
             monitor.reset()
         return self
 
@@ -108,7 +108,7 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
 
     def _recording(self, part: Callable[[Monitor], Subrecording]) -> Recording:
         parts = {name: part(monitor) for name, monitor in self.items()}
-        return Recording(parts, dict(self._subrecorders.aliases), self._clock.step)
+        return Recording(parts, dict(self._aliases), self._clock.step)
 
     def _warned_of(self, recording: Recording, waits: bool = False) -> Recording:
         """The recording; the first whose results leave out what is not finite is told, for states on devices only if `waits`."""
@@ -122,42 +122,30 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
         Raises:
             MergeError: the names differ (both sides are listed), or two states do not fit together. Nothing is changed then.
         """
-        self._subrecorders.merge(other)
+        check_same_names(self, other, "this recorder", "the other")
+        theirs = {name: part.snapshot() if isinstance(part, Monitor) else part for name, part in other.items()}
+        for name, monitor in self.items():
+            monitor.check_merge(theirs[name])
+        for name, monitor in self.items():
+            monitor.merge(theirs[name])
         return self
 
     @overload
     def sync(
-        self,
-        group: Group = None,
-        *,
-        to: Literal["all"] = "all",
-        missing: Missing = "error",
-        async_op: Literal[False] = False,
+        self, group: Group = ..., *, to: Literal["all"] = ..., missing: Missing = ..., async_op: Literal[False] = ...
     ) -> Recording: ...
     @overload
-    def sync(
-        self, group: Group = None, *, to: int, missing: Missing = "error", async_op: Literal[False] = False
-    ) -> Recording | None: ...
+    def sync(self, group: Group = ..., *, to: int, missing: Missing = ..., async_op: Literal[False] = ...) -> Recording | None: ...
     @overload
     def sync(
-        self,
-        group: Group = None,
-        *,
-        to: Literal["all"] = "all",
-        missing: Missing = "error",
-        async_op: Literal[True],
+        self, group: Group = ..., *, to: Literal["all"] = ..., missing: Missing = ..., async_op: Literal[True]
     ) -> SyncHandle[Recording]: ...
     @overload
     def sync(
-        self, group: Group = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
+        self, group: Group = ..., *, to: int, missing: Missing = ..., async_op: Literal[True]
     ) -> SyncHandle[Recording | None]: ...
     def sync(
-        self,
-        group: Group = None,
-        *,
-        to: int | Literal["all"] = "all",
-        missing: Missing = "error",
-        async_op: bool = False,
+        self, group: Group = None, *, to: int | Literal["all"] = "all", missing: Missing = "error", async_op: bool = False
     ) -> Any:
         """The recordings of all ranks merged in rank order, on all ranks or on rank `to`; this recorder is not changed.
 
@@ -251,7 +239,10 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
             if missing == "start" and not isinstance(path, Recording) and never_committed(path):
                 return self
             raise
-        self._subrecorders.resume(recording)
+        check_same_names(self, recording, "this recorder", "the recording")
+        for name, monitor in self.items():
+            monitor.check_merge(recording[name])
+        resume((monitor, recording[name]) for name, monitor in self.items())
         if recording.step is not None:
             self._clock.step = recording.step
         return self

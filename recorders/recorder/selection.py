@@ -6,18 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
 from recorders.errors import SelectionError, TargetError
-from recorders.recordings.shown import is_named, shown_name
+from recorders.recordings.shown import is_named, listed, shown_name
 from reducers.errors import did_you_mean
 
-__all__ = ["Criteria", "Excluded", "Names", "Place", "select_modules", "select_parameters", "unwrapped"]
+__all__ = ["Criteria", "Excluded", "Match", "Names", "Place", "select_modules", "select_pairs", "select_parameters", "unwrapped"]
 
 Names: TypeAlias = "str | re.Pattern[str] | Iterable[str | re.Pattern[str]]"
 Excluded: TypeAlias = "str | re.Pattern[str] | type | Iterable[str | re.Pattern[str] | type]"
+
+Match: TypeAlias = Literal["name", "all"]
 
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"}  # the last is of Fabric
 _NAMES = "names, globs such as 'encoder.*' or compiled regular expressions"
@@ -115,6 +117,27 @@ def select_parameters(net: nn.Module, criteria: Criteria, *, prefix: str = "") -
             if parameter is not None:
                 _add(places, id(parameter), Place(f"{name}.{attr}" if name else attr, module, attr))
     return criteria.filter(list(places.values()), "parameter")
+
+
+def select_pairs(net_a: nn.Module, net_b: nn.Module, match: Match, criteria: Criteria) -> list[tuple[str, nn.Module, nn.Module]]:
+    """The pairs of modules of two nets, each with its name; see `Recorder.pairs`."""
+    if match not in ("name", "all"):
+        raise ValueError(f"pairs(match={match!r}): choose 'name', for modules of the same name, or 'all', for each with each")
+    selected: list[list[Place]] = []
+    for which, net in (("net_a", net_a), ("net_b", net_b)):
+        try:
+            selected.append(select_modules(net, criteria, recursive=True))
+        except SelectionError as error:
+            raise SelectionError(f"pairs: {which}: {error}") from error
+    first, second = selected
+    if match == "all":
+        return [(f"{a.name}~{b.name}", a.module, b.module) for a in first for b in second]
+    by_name = {name: place.module for place in second for name in place.names}
+    found = [(name, a.module, by_name[name]) for a in first for name in a.names if name in by_name]
+    if not found:
+        here, there = (listed([place.name for place in places]) for places in selected)
+        raise SelectionError(f"no module selected has one name in both nets: net_a has {here}, net_b {there}; try match='all'")
+    return found
 
 
 def _net(net: object) -> nn.Module:

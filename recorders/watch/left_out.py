@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recorders._torch import outside_modes
-from recorders.recorder.left_out import unexpected
+from recorders.recorder.report import unexpected
 from recorders.recordings.recording import Subrecording
 from recorders.recordings.shown import shown_name
 from recorders.watch.fault import Finding, fault

@@ -54,7 +54,7 @@ def test_a_monitor_that_left_is_ruled_by_its_own_options_alone(options: dict[str
 def test_a_monitor_that_left_a_recorder_which_gave_up_records_again() -> None:
     layer = nn.Linear(2, 2)
     recorder = Recorder(out=ForwardMonitor(Count()), loss=CallMonitor(Count()), budget=0.5).modules(layer)
-    recorder._subrecorders._give_up()
+    recorder._give_up()
     out, loss = recorder.remove("out"), recorder.remove("loss")
     out.register()
     layer(torch.ones(1, 2))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders import ForwardMonitor, ParameterUpdateMonitor, Recorder, RecordingWarning
-from recorders.recorder import left_out
+from recorders.recorder import report
 from recorders.watch.findings import findings
 from reducers import Collect, Max, Mean, Moments, Norm, Quantile, Reducer, Summary, TopK
 
@@ -85,7 +85,7 @@ def test_a_recorder_warns_once_when_results_are_computed_or_saved(tmp_path: Any)
 @pytest.mark.parametrize("how", ["save", "save_sharded"])
 def test_a_save_looks_at_states_on_other_devices_too(how: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for them in any case; results are computed without."""
-    monkeypatch.setattr(left_out, "_on_cpu", lambda part: {})  # as if no state were on a CPU
+    monkeypatch.setattr(report, "_on_cpu", lambda part: {})  # as if no state were on a CPU
     recorder = recorded(Mean())
     recorder.compute()
     with pytest.warns(RecordingWarning, match="elements not finite"):
