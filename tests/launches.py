@@ -169,7 +169,7 @@ def recorded(reducer: Any, calls: int, *shapes: tuple[int, ...], dtype: torch.dt
     changes: dict[str, Any] = {
         "recorders.monitors.record.Tensor": FakeTensor,
         "recorders.monitors.record.why_no_numbers": lambda tensors: "",
-        "recorders.monitors.buffer.is_plain_moment": lambda x: True,
+        "recorders.monitors.record.is_plain_moment": lambda x: True,
         "recorders.capture.hooks.outside_modes": _called,
         "recorders.capture.context.outside_modes": _called,
         "recorders.capture.operands.Tensor": FakeTensor,

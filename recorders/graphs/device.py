@@ -24,7 +24,7 @@ from torch import Tensor
 from recorders._torch import NoInference, may_run_again, no_modes
 from recorders._torch.compiler import make_effectful
 from recorders.capture.entering import guarded, timed
-from reducers import Reducer, State, Statistic
+from reducers import State, Statistic
 from reducers.core.inputs import observation
 from reducers.core.patterns import arrange
 from reducers.errors import warn_user
@@ -217,9 +217,9 @@ def hand_out(spec: Any, kind: str, index: int | None) -> bool:
     return True
 
 
-def emit_accumulations(handle: Tensor | None, spec: Any, reducer: Reducer | None, leaves: Mapping[str, Tensor], info: str) -> bool:
+def emit_accumulations(handle: Tensor, spec: Any, leaves: Mapping[str, Tensor], info: str) -> bool:
     """Called while AOT traces: adds an operator for each leaf; returns whether kernels take all of them, or nothing was added."""
-    found = [_observed(spec, reducer, path, leaf, info) for path, leaf in leaves.items()]
+    found = [_observed(spec, path, leaf, info) for path, leaf in leaves.items()]
     if not all(found):
         return False
     for observed, x in filter(None, found):
@@ -227,9 +227,8 @@ def emit_accumulations(handle: Tensor | None, spec: Any, reducer: Reducer | None
     return True
 
 
-def _observed(spec: Any, reducer: Reducer | None, path: str, leaf: Tensor, info: str) -> tuple[Observed, Tensor] | None:
-    if not isinstance(reducer, Statistic):
-        return None
+def _observed(spec: Any, path: str, leaf: Tensor, info: str) -> tuple[Observed, Tensor] | None:
+    reducer: Statistic = spec.reducer  # see `can_accumulate`
     kernels = device_accumulation(leaf.device.type)
     try:
         x, axes = arrange(observation(reducer, (leaf,)), reducer.pattern)

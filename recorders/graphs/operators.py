@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,26 +18,41 @@ from recorders._torch import graph_task_address
 from recorders._torch.compiler import make_effectful
 from recorders.capture.entering import guarded, timed
 from recorders.capture.layouts import from_text
-from recorders.graphs.batches import from_text as batch_from
-from recorders.graphs.codec import decoded
-from recorders.graphs.sinks import find_sink
-from recorders.graphs.tables import SCHEMA, add_to_operator, raise_after
+from recorders.errors import OperandError
+from recorders.graphs.reading import SCHEMA, add_to_operator, raise_after
+from recorders.graphs.sinks import batch_from_text, find_sink
 
-__all__ = ["can_record", "operands_of"]
+__all__ = ["can_record", "decoded", "encoded"]
 
 
 def can_record() -> bool:
-    """Whether the operator `record` adds to tables in C++, from now on."""
+    """Whether the operator `record` adds to rings in C++, from now on."""
     return add_to_operator("torch_recorders::record", "torch_recorders::record_slowly", graph_task_address())
 
 
-def operands_of(layout: str, tensors: list[Tensor], numbers: list[int]) -> Any:
-    """Returns the operands given to `emit_call`, with cloned tensors, because the graph reuses the memory of its own."""
-    return decoded(layout, [tensor.clone() for tensor in tensors], numbers)
+_HERE = "the operator in a compiled graph"
+_number = attrgetter("number")
+
+
+def _record(sinks: list[Tensor], tensors: list[Tensor], text: str) -> None:
+    try:
+        numbers = [*map(_number, sinks)]
+    except AttributeError:  # the graph handed over copies
+        numbers = [*map(int, sinks)]
+    first = next(filter(None, map(find_sink, numbers)), None)
+    if first is not None:
+        guarded(_HERE, timed, numbers, type(first).record_batch, numbers, tensors, batch_from_text(text))
+
+
+def _record_slowly(sinks: list[Tensor], tensors: list[Tensor], text: str) -> None:
+    try:
+        _record(sinks, tensors, text)
+    except BaseException as error:  # one that is asked for, or of a signal handler: the operator in C++ can pass on none
+        raise_after(error)
 
 
 def _call_sink(method: str, sink: Tensor, *args: Any) -> Any:
-    """Calls a method of the sink, if it still exists; called by all operators when the graph runs."""
+    """Calls a method of the sink, if it still exists."""
 
     def call() -> Any:
         found = find_sink(sink)
@@ -41,50 +61,15 @@ def _call_sink(method: str, sink: Tensor, *args: Any) -> Any:
     return guarded(_HERE, call)
 
 
-def _receive(sink: Tensor, stream: str, layout: str, packs: list[Tensor], info: str) -> None:
-    _call_sink("receive", sink, layout, packs, stream, from_text(info))
-
-
-def _receive_batch(sinks: list[Tensor], packs: list[Tensor], text: str) -> None:
-    _call_sinks("receive_batch", sinks, packs, text)
-
-
-def _record(sinks: list[Tensor], tensors: list[Tensor], text: str) -> None:
-    _call_sinks("record_batch", sinks, tensors, text)
-
-
-def _record_slowly(sinks: list[Tensor], tensors: list[Tensor], text: str) -> None:
-    try:
-        _call_sinks("record_batch", sinks, tensors, text)
-    except BaseException as error:  # of a signal handler: the operator in C++ that calls this can pass on none
-        raise_after(error)
-
-
-def _call_sinks(method: str, sinks: list[Tensor], tensors: list[Tensor], text: str) -> None:
-    """Calls a method of the class of the sinks, if one of them still exists."""
-    try:
-        numbers = [*map(_number, sinks)]
-    except AttributeError:  # the graph handed over copies
-        numbers = [*map(int, sinks)]
-    first = next(filter(None, map(find_sink, numbers)), None)
-    if first is not None:
-        guarded(_HERE, timed, numbers, getattr(type(first), method), numbers, tensors, batch_from(text))
-
-
-_number = attrgetter("number")
-_HERE = "the operator in a compiled graph"
-
-
-def _receive_leaves(sink: Tensor, stream: str, paths: list[str], tensors: list[Tensor], info: str) -> None:
-    _call_sink("receive_leaves", sink, dict(zip(paths, tensors, strict=True)), stream, from_text(info))
-
-
 def _fail(sink: Tensor) -> None:
     _call_sink("receive_failure", sink)
 
 
 def _receive_call(sink: Tensor, stream: str, layout: str, tensors: list[Tensor], numbers: list[int], info: str) -> None:
-    _call_sink("receive_call", sink, lambda: operands_of(layout, tensors, numbers), stream, from_text(info))
+    def operands() -> Any:  # clones, because the graph reuses the memory of its own
+        return decoded(layout, [tensor.clone() for tensor in tensors], numbers)
+
+    _call_sink("receive_call", sink, operands, stream, from_text(info))
 
 
 def _keep_given(sink: Tensor) -> Tensor:
@@ -110,12 +95,126 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] = lam
     make_effectful(getattr(torch.ops.torch_recorders, name).default)
 
 
-_define("receive(Tensor sink, str stream, str layout, Tensor[] packs, str info) -> ()", _receive)
-_define("receive_batch(Tensor[] sinks, Tensor[] packs, str text) -> ()", _receive_batch)
 # With a layout that the compiler may not choose, it would copy what has another one, or none yet.
 _define(f"record{SCHEMA}", _record, lambda *_: None, torch.Tag.flexible_layout)
 _define(f"record_slowly{SCHEMA}", _record_slowly)
-_define("receive_leaves(Tensor sink, str stream, str[] paths, Tensor[] leaves, str info) -> ()", _receive_leaves)
 _define("fail(Tensor sink) -> ()", _fail)
 _define("receive_call(Tensor sink, str stream, str layout, Tensor[] tensors, SymInt[] numbers, str info) -> ()", _receive_call)
 _define("keep_given(Tensor sink) -> Tensor", _keep_given, _no_number)
+
+
+# How nested operands are passed on: as tensors, numbers and a text
+
+
+def encoded(value: Any) -> tuple[str, list[Tensor], list[int]]:
+    """Returns the layout of nested operands, its tensors and its integers; called while a graph is traced.
+
+    >>> import torch
+    >>> layout, tensors, numbers = encoded({"logits": torch.ones(1), "loss": None, "steps": [2, "two"]})
+    >>> decoded(layout, tensors, numbers)
+    {'logits': tensor([1.]), 'loss': None, 'steps': [2, 'two']}
+    """
+    tensors: list[Tensor] = []
+    numbers: list[int] = []
+    return _layout(value, tensors, numbers), tensors, numbers
+
+
+def _layout(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
+    """Returns a Python literal: a kind and its arguments. Numbers may vary from call to call, so they are not in it."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return "('tensor',)"
+    if value is None or isinstance(value, (str, bool)):
+        return f"('constant', {value!r})"
+    if isinstance(value, int):
+        numbers.append(value)
+        return "('number',)"
+    if isinstance(value, float):
+        tensors.append(torch.tensor(value, dtype=torch.float64, device="cpu"))
+        return "('float',)"
+    kind = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if is_dataclass(value):
+        items = [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+        return _named("dataclass", name, items, tensors, numbers)
+    if isinstance(value, Mapping):
+        return _named("dict", name, list(value.items()), tensors, numbers)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _named("namedtuple", name, [(field, getattr(value, field)) for field in value._fields], tensors, numbers)
+    if isinstance(value, (tuple, list)):
+        parts = "".join([_layout(item, tensors, numbers) + ", " for item in value])
+        return f"('{'tuple' if isinstance(value, tuple) else 'list'}', [{parts}])"
+    return f"('other', {name!r})"
+
+
+def _named(kind: str, name: str, items: list[tuple[Any, Any]], tensors: list[Tensor], numbers: list[int]) -> str:
+    parts = ""
+    for key, item in items:
+        shown = repr(key) if isinstance(key, (str, int)) else repr(str(key))
+        parts += f"({shown}, {_layout(item, tensors, numbers)}), "
+    return f"({kind!r}, {name!r}, [{parts}])"
+
+
+def decoded(layout: str, tensors: list[Tensor], numbers: list[int]) -> Any:
+    """Returns the value that was encoded. What `encoded` does not walk, such as a key-value cache, becomes an `Absent`."""
+    return _build(_parsed(layout), iter(tensors), iter(numbers))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(layout: str) -> Any:
+    return ast.literal_eval(layout)
+
+
+def _build(tree: Any, tensors: Iterator[Tensor], numbers: Iterator[int]) -> Any:
+    kind, *rest = tree
+    if kind == "tensor":
+        return next(tensors)
+    if kind == "float":
+        return next(tensors).item()
+    if kind == "number":
+        return next(numbers)
+    if kind == "constant":
+        return rest[0]
+    if kind == "other":
+        return Absent(rest[0])
+    if kind in ("tuple", "list"):
+        items = [_build(item, tensors, numbers) for item in rest[0]]
+        return tuple(items) if kind == "tuple" else items
+    named = {key: _build(item, tensors, numbers) for key, item in rest[1]}
+    cls = _class(rest[0])
+    try:
+        return named if kind == "dict" and cls in (dict, None) else _instance(kind, cls, named)
+    except Exception:  # its class does not allow a new instance like this; callables only need the fields
+        return SimpleNamespace(**{str(key): value for key, value in named.items()})
+
+
+def _class(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _instance(kind: str, cls: Any, named: dict[Any, Any]) -> Any:
+    if kind == "namedtuple" or (kind == "dataclass" and issubclass(cls, Mapping)):  # such as the outputs of `transformers`
+        return cls(**named)
+    if kind == "dict":
+        return cls(named)
+    instance = object.__new__(cls)
+    for name, value in named.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+class Absent:
+    """Stands for an operand that a graph cannot pass on, such as a key-value cache. Reading an attribute raises an OperandError."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, attr: str) -> Any:
+        raise OperandError(
+            f"a compiled graph cannot pass a {self._name} to filter_, map_ or op_, and one of these read its {attr!r}: "
+            "use the other operands, which are tensors, or keep this module out of the graph with torch.compiler.disable"
+        )

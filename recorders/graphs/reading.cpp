@@ -45,18 +45,10 @@ struct Family {             // tensors that one loop reads
   const int64_t* sources;   // which tensors they are
 };
 
-struct Copy {               // a tensor that is kept as it is, in the order of its axes
-  int64_t source, place;    // which tensor it is, and where in the row it begins
-  int64_t bytes;            // of a run of neighbours in memory
-  int64_t element;          // bytes of an element
-  Axes axes;                // the others
-};
-
 struct Layout {             // how tensors like these are read
   const Metadata* metadata;
-  int64_t families, copies;
+  int64_t families;
   const Family* family;
-  const Copy* copy;
 };
 
 struct Reader {
@@ -76,8 +68,7 @@ struct Table {
   int64_t anywhere;         // whether calls inside a backward count, too
   int64_t ready;            // whether nothing has to be asked before a row is added
   int64_t count;            // of the rows
-  int64_t calls;            // of the operator that nobody else saw
-  int64_t timed;            // whether these are timed
+  int64_t timed;            // whether calls of the operator that no Python sees are timed
   int64_t nanoseconds;      // that these took
 };
 
@@ -109,15 +100,6 @@ static int in_threads(Loop loop, const Task* tasks, int64_t number, int64_t thre
   return failed;
 }
 
-static void copy(const Copy& told, const void* tensor, char* row) {
-  const int64_t runs = product(told.axes);
-  for (int64_t run = 0; run < runs; ++run) {
-    int64_t from = 0, unused = 0;
-    told.axes.offsets(run, from, unused);
-    std::memcpy(row + told.place + run * told.bytes, static_cast<const char*>(tensor) + from * told.element, told.bytes);
-  }
-}
-
 // Returns whether there was memory.
 static bool read(const Reader& reader, const Layout& layout, const void* const* tensors, char* row) {
   uint32_t threads = 1;
@@ -132,14 +114,8 @@ static bool read(const Reader& reader, const Layout& layout, const void* const* 
       failed += in_threads(family.loop, tasks, small, std::min<int64_t>(threads, elements(tasks, small) / A_THREAD));
     }
   }
-  if (layout.families) std::memcpy(row, reader.row, reader.bytes);
-  for (int64_t index = 0; index < layout.copies; ++index) copy(layout.copy[index], tensors[layout.copy[index].source], row);
+  std::memcpy(row, reader.row, reader.bytes);
   return !failed;
-}
-
-extern "C" int reducers_read(const Reader* reader, int64_t layout, const void* const* tensors, void* row) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return !read(*reader, *reader->layout[layout], tensors, static_cast<char*>(row));
 }
 
 // Lets the reader know this layout by a number, in place of the one that had the number before.
@@ -149,11 +125,11 @@ extern "C" void reducers_set_layout(Reader* reader, int64_t number, const Layout
   reader->layouts = std::max(reader->layouts, number + 1);
 }
 
-// Adds a row that was read elsewhere. Returns whether there was room.
-extern "C" int reducers_append(Table* table, const void* row) {
+// Reads tensors of a layout into the next row, and counts it. Returns whether there was room, and memory for the loops.
+extern "C" int reducers_add(Table* table, int64_t layout, const void* const* tensors) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (table->count >= table->capacity) return 0;
-  std::memcpy(table->rows + table->count * table->reader->bytes, row, table->reader->bytes);
+  const Reader& reader = *table->reader;
+  if (table->count >= table->capacity || !read(reader, *reader.layout[layout], tensors, table->rows + table->count * reader.bytes)) return 0;
   ++table->count;
   return 1;
 }
@@ -193,13 +169,6 @@ static thread_local bool filled;  // whether the call of the operator in this th
 
 // For the slow operator: its observation is in a table then, whatever other threads have done since.
 extern "C" int reducers_filled() { return filled; }
-
-extern "C" int64_t reducers_take_calls(Table* table) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  const int64_t found = table->calls;
-  table->calls = 0;
-  return found;
-}
 
 // From now on the operator finds this table by the number of the first sink, and what the text begins with.
 extern "C" void reducers_add_table(Table* table) {
@@ -286,7 +255,6 @@ static bool add_row(const Argument* arguments) {
     if (!fits) continue;
     if (!read(reader, layout, data, table->rows + table->count * reader.bytes)) return false;
     ++table->count;
-    ++table->calls;
     if (started) table->nanoseconds += nanoseconds() - started;
     if (table->count < table->capacity) return true;
     table->ready = 0;

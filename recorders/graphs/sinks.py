@@ -1,4 +1,4 @@
-"""Sinks and specs: what compiled graphs know of monitors, by numbers and names.
+"""What compiled graphs know of monitors, by numbers and names: sinks, specs, and the batch of observations of one call.
 
 Nothing in a graph belongs to a single monitor. If everything that the compiler guards is equal, blocks of one class that are each
 compiled by themselves share a graph. So the sink of an observation is an input of the graph: a tensor that holds the sink's
@@ -7,7 +7,11 @@ number. The compiler sees of a monitor only a spec, which all monitors made alik
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import itertools
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,7 +20,9 @@ from torch import Tensor
 
 from recorders._torch import has_dispatch_modes, outside_modes, without_modes
 
-__all__ = ["find_sink", "find_spec", "new_sink", "new_spec_key"]
+__all__ = ["KEY", "GraphBatch", "batch_as_text", "batch_from_text", "find_sink", "find_spec", "new_sink", "new_spec_key"]
+
+KEY = 16  # characters at the beginning of the text of a batch, by which the operator in C++ finds a ring
 
 _numbers = itertools.count()
 _sinks: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -28,15 +34,12 @@ def new_sink(sink: Any) -> Tensor:
 
     When a graph runs, the operators call one of these methods of the sink for each observation:
 
-    - `receive(layout, packs, stream, info)`: the observation is lifted; `packs` hold one State for each leaf, see `unpacked`;
-    - `receive_batch(numbers, packs, batch)`, of the class: the same for several sinks, by their numbers;
-    - `record_batch(numbers, tensors, batch)`, of the class: the graph lifted nothing; the tensors are to be read;
-    - `receive_leaves(leaves, stream, info)`: the graph could not lift the observation; `leaves` are its tensors by path;
+    - `record_batch(numbers, tensors, batch)`, of the class: tensors of several sinks, by their numbers; see `GraphBatch`;
     - `receive_call(operands, stream, info)`: callables need the operands; `operands()` returns them;
     - `receive_failure()`: the operands could not be read while the graph was traced;
     - `keep_given()`: a forward begins whose gradient needs what is given now; returns a number by which that is found, or None.
 
-    `info` says which parts of tensors these are, if ranks share them: by path, or of the operands together; see `PlacementInfo`.
+    `info` says which part of a tensor the operands are, if ranks share it; see `PlacementInfo`.
     """
     number = next(_numbers)
     _sinks[number] = sink
@@ -67,3 +70,34 @@ def find_sink(sink: Tensor | int) -> Any:
 def find_spec(key: str) -> Any:
     """Returns the spec of this key, or None if it was freed."""
     return _specs.get(key)
+
+
+@dataclass(frozen=True, eq=False)  # found by its text, so each exists once, and is compared by identity
+class GraphBatch:
+    """What a graph tells of observations that it hands over by one call, one of each of several sinks.
+
+    Attributes:
+        key: what the text of all of it begins with.
+        streams: of each observation.
+        paths: those of its leaves, whose tensors follow each other.
+        info: which parts of tensors the leaves are; see `layouts.as_text`.
+        read: whether the loops in C++ may read all of them, without a question to the monitors.
+    """
+
+    key: str
+    streams: tuple[str, ...]
+    paths: tuple[tuple[str, ...], ...]
+    info: tuple[str, ...]
+    read: bool
+
+
+@lru_cache(maxsize=1024)
+def batch_from_text(text: str) -> GraphBatch:
+    """Returns the batch of a text of `batch_as_text`."""
+    return GraphBatch(text[:KEY], *ast.literal_eval(text[KEY:]))
+
+
+def batch_as_text(streams: tuple[str, ...], paths: tuple[tuple[str, ...], ...], info: tuple[str, ...], read: bool) -> str:
+    """Returns the text of a `GraphBatch`: an argument of an operator, because the same graph may run in another process."""
+    text = repr((streams, paths, info, read))
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY] + text

@@ -1,42 +1,40 @@
 """Observations inside the user's compiled graphs: what is added to a graph while it is traced.
 
-The graph lifts an observation, or passes on tensors to be read; the operators in `operators.py` join what is found to the State.
+The graph passes on the tensors that it observes, and the operators in `operators.py` record them when it runs. No State is in a
+graph. If a graph rebound it, each leaf would need a second graph, because at the first call there is no State to join, and a hook
+on a gradient may rebind nothing at all. If a graph wrote into it, two forwards before their backwards would raise an error in the
+user's program: a graph saves the tensor that it writes into for its backward, and autograd finds that the other forward changed it.
 
-No State is in a graph. If a graph rebound it, each leaf would need a second graph, because at the first call there is no State to
-join, and a hook on a gradient may rebind nothing at all. If a graph wrote into it, two forwards before their backwards would raise
-an error in the user's program: a graph saves the tensor that it writes into for its backward, and autograd finds that the other
-forward changed this tensor. So the graph passes each lift to an operator that runs as plain Python. The compiler fuses the lift
-with the operation that made the activation. The operator joins and binds States as in eager mode, in memory that no graph reuses.
+One operator takes the leaves of several layers. It comes after a few small layers, or a big one, as long as what they returned is
+in a cache, and before the graph needs other memory because this is not free yet. On a GPU kernels accumulate: see `device.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recorders._torch import NoAutocast, outside_modes
-from recorders._torch.compiler import without_new_guards
+from recorders._torch import NoAutocast, at_end_of_backward, graph_task, is_being_written_down, outside_modes
+from recorders._torch.compiler import run_of_node
+from recorders.capture.entering import guarded
 from recorders.capture.layouts import CHANGES, as_text, as_text_of_all
 from recorders.capture.operands import is_spread, local_part
-from recorders.graphs.batches import TracedObservation, gather, hand_over, hand_over_at_end
-from recorders.graphs.codec import encoded, packed
 from recorders.graphs.device import emit_accumulations
-from recorders.graphs.operators import can_record
-from recorders.graphs.reading import GraphObservation, copied_observation, graph_observations, is_faster_outside
-from recorders.graphs.sinks import find_spec
-from reducers import Reducer, State
+from recorders.graphs.operators import can_record, encoded
+from recorders.graphs.reading import is_read
+from recorders.graphs.sinks import batch_as_text, find_spec
 from reducers._torch import constant_in_graphs, in_graphs
+from reducers.kernels.loop.sweeping import are_numbers
 
 __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
 
 
 def emit_call(sink: Tensor, operands: Any, stream: str) -> None:
-    """Adds a call of the operator that passes on the operands as they are; called while a graph is traced."""
+    """Adds a call of the operator that passes on the operands of callables; called while a graph is traced."""
     layout, tensors, numbers = encoded(operands)
     if _among_ranks():
         _emit_parts(sink, layout, tensors, numbers, stream)
@@ -62,54 +60,6 @@ def _emit_local(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[
         torch.ops.torch_recorders.receive_call(sink, stream, layout, parts, numbers, info)
 
 
-@in_graphs  # it returns nothing, and would be removed
-def emit_leaves(sink: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None = None) -> None:
-    """A node of the user's graph: lifts these leaves, and calls the operator that takes all of them at once.
-
-    Dynamo does not look inside. AOT traces this function in plain Python, so a reducer that cannot be traced does not break the
-    graph: it gets the tensors themselves when the graph runs.
-
-    Args:
-        handle: that of the sink, if the graph may accumulate the leaves; see `handles.py`.
-    """
-    spec = find_spec(key)
-    if spec is not None:
-        outside_modes(_emit_leaves, sink, spec, paths, tensors, stream, handle)
-    hand_over_at_end(emit_leaves)
-
-
-def _emit_leaves(sink: Tensor, spec: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
-    reducer: Reducer | None = None if spec.given else spec.reducer  # what is given is no part of the graph
-    with NoAutocast(), torch.no_grad():
-        info = as_text(dict(zip(paths, tensors, strict=True)))
-        leaves = {path: local_part(tensor.detach()) for path, tensor in zip(paths, tensors, strict=True)}
-        plain = handle is not None and not any(map(is_spread, tensors))
-        if plain and emit_accumulations(handle, spec, reducer, leaves, info):
-            return
-        states = read = None
-        CHANGES.note()  # a net that was spread over ranks is traced again
-        # All monitors of a spec are due in the same steps, if nothing else is asked of them, such as what part of a DTensor it is.
-        # Of plain tensors that is asked when the graph runs, once, because layouts may be told later.
-        alike = spec.gate.only_steps_and_mode and not any(map(is_spread, tensors))
-        if reducer is not None and alike and spec.on_error != "raise" and can_record():  # the operator in C++ passes on no error
-            with contextlib.suppress(Exception), without_new_guards(leaves.values()):  # reported when the leaves are lifted
-                read = _read(reducer, leaves)
-            if read and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, {}, info, read)):
-                return
-        if reducer is not None and reducer.liftable:
-            # A reducer that reads values or sizes, or fails, gets them, or reports its error, outside the graph.
-            with contextlib.suppress(Exception), without_new_guards(leaves.values()):
-                states = None if is_faster_outside(leaves.values()) else _lifted(reducer, leaves)
-            if states is not None and alike and gather(emit_leaves, spec.spec_key, TracedObservation(sink, stream, states, info)):
-                return
-        hand_over(emit_leaves, spec.spec_key)
-        if states is None:
-            torch.ops.torch_recorders.receive_leaves(sink, stream, list(leaves), list(leaves.values()), info)
-        else:
-            layout, packs = packed(states)
-            torch.ops.torch_recorders.receive(sink, stream, layout, [torch.stack(pack) for pack in packs], info)
-
-
 @in_graphs
 def emit_failure(sink: Tensor) -> None:
     """A node of the user's graph: calls the operator that reports a failure."""
@@ -126,15 +76,104 @@ def emit_keep(sink: Tensor) -> Tensor:
     return number
 
 
-def _read(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, list[GraphObservation]] | None:
-    """Returns what is read of the leaves, as they are now; None if one of them cannot be read."""
-    for read in (graph_observations, copied_observation):
-        found = {path: parts for path, tensor in leaves.items() if (parts := read(reducer, tensor)) is not None}
-        if found and len(found) == len(leaves):
-            return found
-    return None
+class TracedObservation(NamedTuple):
+    """One observation to hand over: its leaves by path, and which parts of tensors they are; see `layouts.as_text`."""
+
+    sink: Tensor
+    stream: str
+    leaves: dict[str, Tensor]
+    info: str
 
 
-def _lifted(reducer: Reducer, leaves: Mapping[str, Tensor]) -> dict[str, State]:
-    """Lifts the leaves: a lift is an update of the empty state. An empty leaf has no lift, but the tensor itself."""
-    return {path: reducer.update({}, tensor) or {"": tensor} for path, tensor in leaves.items()}
+@in_graphs  # it returns nothing, and would be removed
+def emit_leaves(sink: Tensor, key: str, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None = None) -> None:
+    """A node of the user's graph: lets the operator that takes leaves have these, perhaps with those of other layers.
+
+    Dynamo does not look inside. AOT traces this function in plain Python.
+
+    Args:
+        handle: that of the sink, if the graph may accumulate the leaves; see `device.py`.
+    """
+    spec = find_spec(key)
+    if spec is not None:
+        outside_modes(_emit_leaves, sink, spec, paths, tensors, stream, handle)
+    run, last = run_of_node(emit_leaves)
+    if last and run in _forwards:
+        outside_modes(_emit_all, _forwards.pop(run))
+
+
+def _emit_leaves(sink: Tensor, spec: Any, paths: list[str], tensors: list[Tensor], stream: str, handle: Tensor | None) -> None:
+    with NoAutocast(), torch.no_grad():
+        info = as_text(dict(zip(paths, tensors, strict=True)))
+        leaves = {path: local_part(x.detach()).resolve_conj().resolve_neg() for path, x in zip(paths, tensors, strict=True)}
+        whole = not any(map(is_spread, tensors))
+        if handle is not None and whole and emit_accumulations(handle, spec, leaves, info):
+            return
+        CHANGES.note()  # a net that was spread over ranks is traced again
+        # All monitors of a spec are due in the same steps, if nothing else is asked of them, such as what part of a DTensor it is.
+        # Of plain tensors that is asked when the graph runs, once, because layouts may be told later.
+        read = whole and not spec.given and spec.gate.only_steps_and_mode and can_record()
+        read = read and all(is_read(spec.reducer, x) for x in leaves.values())
+        _gather((spec.spec_key, read), TracedObservation(sink, stream, leaves, info))
+
+
+MOST_HELD = 1 << 22  # bytes of tensors that wait to be handed over: they are still in a cache of the processor then
+MOST_TENSORS = 256  # that wait
+
+Waiting: TypeAlias = "dict[tuple[str, bool], list[TracedObservation]]"
+"""What was gathered in a graph, by the key of the spec whose monitors it is for, and by whether the loops in C++ may read it."""
+
+_forwards: WeakKeyDictionary[Any, Waiting] = WeakKeyDictionary()
+_backwards: dict[int, Waiting] = {}
+
+
+def _gather(key: tuple[str, bool], seen: TracedObservation) -> None:
+    """Lets an observation wait up to the end of the graph that is being traced, or less; not at all if its end cannot be told."""
+    found = _found()
+    if found is None:
+        _emit(key, [seen])
+        return
+    waiting = found.setdefault(key, [])
+    waiting.append(seen)
+    if _is_enough(found):
+        _emit_all(found)
+    else:  # as it is now: layers that follow may write into it. The compiler makes few of these copies
+        waiting[-1] = seen._replace(leaves={path: x.clone() for path, x in seen.leaves.items()})
+
+
+def _is_enough(waiting: Waiting) -> bool:
+    found = [x for observations in waiting.values() for seen in observations for x in seen.leaves.values()]
+    # The size of a tensor may be a symbol: it is not known then, and may be big.
+    if len(found) >= MOST_TENSORS or not all(are_numbers(x.shape) for x in found):
+        return True
+    return sum(x.nbytes for x in found) > MOST_HELD
+
+
+def _found() -> Waiting | None:
+    """What was gathered in the graph, or the backward, that is being traced; None if there is none whose end can be told."""
+    run, _ = run_of_node(emit_leaves)
+    if run is not None:
+        return _forwards.setdefault(run, {})
+    task = graph_task()
+    if task == -1 or not is_being_written_down():
+        return None
+    if task not in _backwards:
+        _backwards.clear()  # of a backward whose trace failed
+        _backwards[task] = {}
+        at_end_of_backward(lambda: guarded("the end of a traced backward", _emit_all, _backwards.pop(task, {})))
+    return _backwards[task]
+
+
+def _emit_all(found: Waiting) -> None:
+    with NoAutocast(), torch.no_grad():
+        for key, observations in found.items():
+            _emit(key, observations)
+    found.clear()
+
+
+def _emit(key: tuple[str, bool], observations: list[TracedObservation]) -> None:
+    """Adds the call of the operator."""
+    paths = tuple(tuple(seen.leaves) for seen in observations)
+    text = batch_as_text(tuple(seen.stream for seen in observations), paths, tuple(seen.info for seen in observations), key[1])
+    tensors = [x for seen in observations for x in seen.leaves.values()]
+    torch.ops.torch_recorders.record([seen.sink for seen in observations], tensors, text)

@@ -12,9 +12,8 @@ from torch import Tensor
 from recorders.capture import entering
 from recorders.capture.context import as_monitor
 from recorders.errors import OperandError
-from recorders.graphs.codec import unpacked
 from recorders.graphs.device import Accumulators
-from recorders.graphs.rows import GraphRing, Share, packed_states_of
+from recorders.graphs.ring import GraphRing, Share
 from recorders.recordings.placement import Placement
 from recorders.ring.changes import Changes
 from recorders.ring.ring import Codec, PartialStates, Pending, Ring, copies_of, partial_states_of
@@ -53,6 +52,7 @@ class Buffer:
         self.reducer = self.engine = reducer
         self.batchable = reducer.batchable
         self._stored, self.changes = EMPTY, Changes()
+        self._graph_calls = 0  # the rows of rings of graphs in which nothing waits any more
         self.failed: list[tuple[Exception, Any]] = []
         self.flush_seconds = 0.0
         self.lock = new_lock()
@@ -169,6 +169,10 @@ class Buffer:
 
     @stored.setter
     def stored(self, stored: MonitorState) -> None:
+        left = [
+            each for each in self._stored.pending.values() if isinstance(each, Share) and stored.pending.get(each.key) is not each
+        ]
+        self._graph_calls += sum(each.count for each in left)
         self._stored = stored
         self.changes.note()
 
@@ -196,38 +200,28 @@ class Buffer:
         self.copies = {path: place for path, place in places.items() if place.home is None}
         self.changes.note()
 
-    def add_lifts(self, layout: str, packs: list[Tensor]) -> None:
-        """Adds one observation that a compiled graph lifted."""
-        with self.lock:
-            if self._added(self._stored.pending.get((layout,)), packs):
-                return
-            stored, lifted = self.flush(), unpacked(layout, packs)
-            states = self._checked({path: self._merged_copy(stored.states.get(path, {}), one) for path, one in lifted.items()})
-            codec = packed_states_of(layout, packs)
-            self.stored = self._with_ring(stored.after(states), tuple(lifted), [((layout,), codec)] if codec else [], [(layout,)])
-
     @property
     def takes_rows(self) -> bool:
-        """Whether observations may wait in a buffer of several monitors: not if their placements or shapes are to be checked."""
+        """Whether observations may wait in a ring of several monitors: not if their placements or shapes are to be checked."""
         return not self.places and not self._shapes
 
     def waits_in(self, shared: GraphRing, index: int) -> bool:
-        """Whether observations wait in this row of a buffer of several monitors."""
-        row = self.stored.pending.get(shared.keys[index])
+        """Whether observations wait in this part of a ring of several monitors."""
+        row = self._stored.pending.get(shared.batch.paths[index])
         return isinstance(row, Share) and row.ring is shared and row.index == index
 
     @property
-    def uncounted_calls(self) -> int:
-        """The calls by graphs that are in no counts of the monitor yet."""
-        return sum(buffer.rows.calls for buffer in self.graph_rings)
+    def graph_calls(self) -> int:
+        """The calls in graphs that are in no counts of the monitor, because their rows were added to rings of several monitors."""
+        return self._graph_calls + sum(ring.count for ring in self.graph_rings)
 
     @property
     def graph_rings(self) -> list[GraphRing]:
-        """The buffers of several monitors in which observations wait."""
+        """The rings of several monitors in which observations wait."""
         return [row.ring for row in self.stored.pending.values() if isinstance(row, Share)]
 
     def wait_in(self, shared: GraphRing, index: int) -> None:
-        """Lets observations wait in this row, an empty one, from now on."""
+        """Lets observations wait in this part of an empty ring from now on."""
         row = Share(shared, index)
         with self.lock:
             self.changes.note()
@@ -245,10 +239,6 @@ class Buffer:
             if states.get(path):
                 check_states(self.reducer, shapes, states[path])
         return states
-
-    def _merged_copy(self, state: State, lifted: State) -> State:
-        """Merges a copy of `lifted`, because the graph reuses its memory."""
-        return self.reducer.merge(state, {key: value.clone() for key, value in lifted.items()})
 
     def flush(self, seal: bool = False) -> MonitorState:
         """Joins all that waits into the states; returns what is stored then.
@@ -316,7 +306,7 @@ class Buffer:
             kept = {path: without_values(state) for path, state in self.collect().states.items()} if keepshape else {}
             self._shapes = {**self._shapes, **kept} if keepshape else {}
             self.places, self.copies = {}, {}
-            self.stored = EMPTY
+            self.stored, self._graph_calls = EMPTY, 0
             self.empty_accumulators()
 
     def empty_accumulators(self) -> None:

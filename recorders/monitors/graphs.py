@@ -13,133 +13,102 @@ from torch import Tensor, nn
 
 from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
+from recorders.capture.entering import failure_of
 from recorders.capture.given import keep, number_of
 from recorders.capture.layouts import CHANGES, PlacementInfo, from_text, in_use, is_placed
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
-from recorders.graphs.batches import GraphBatch
-from recorders.graphs.codec import leaf_paths, leaves_of
 from recorders.graphs.device import Accumulators, Observed, add_holder, can_accumulate, hand_out, handle_name
-from recorders.graphs.reading import reader_of
-from recorders.graphs.rows import GraphRing, Packs, Rows, capacity_for, parts
-from recorders.graphs.sinks import find_sink, find_spec, new_sink
-from recorders.graphs.tables import OperatorTable, has_filled
+from recorders.graphs.reading import RowReader, has_filled, parts_of
+from recorders.graphs.ring import GraphRing
+from recorders.graphs.sinks import GraphBatch, find_sink, find_spec, new_sink
 from recorders.graphs.trace import emit_call, emit_leaves
 from recorders.monitors.places import note_places
-from recorders.monitors.record import Observer, report_failures, store, store_lifts, with_given, work
+from recorders.monitors.record import Observer, report_failures, store, with_given, work
 from reducers._torch import constant_in_graphs
 from reducers.kernels.locks import new_lock
 
 __all__ = ["GraphSink", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
 
 _rings: WeakValueDictionary[Any, GraphRing] = WeakValueDictionary()
-"""The ring of the monitors of a graph, by the numbers of their sinks, as long as one of them has it."""
+"""The ring of the monitors of a graph, by the batch and the numbers of their sinks, as long as one of them has it."""
 
 _lock = new_lock()  # two threads may run a graph at once, and would give its monitors two rings
 
 
-class HandedOver:
-    """One observation of each of several monitors, as a graph hands it over.
-
-    Attributes:
-        batch: what the graph says of it.
-        observation: what rows take of it: packs that the graph made, or a row that the loops in C++ read of tensors.
-    """
-
-    def __init__(self, batch: GraphBatch, tensors: Sequence[Tensor]) -> None:
-        self.batch, self._reader = batch, reader_of(batch.readings) if batch.readings else None
-        self.observation: Any = list(tensors) if self._reader is None else self._reader.read(tensors)
-
-    def hand_to(self, sink: Any, index: int) -> None:
-        """Hands the part of one monitor over to its sink."""
-        batch, packs = self.batch, self.observation
-        if self._reader is not None:
-            packs = [pack[0] for pack in self._reader.packs(self.observation.unsqueeze(0))]
-        own, info = parts(batch.offsets[index], packs), from_text(batch.info[index])
-        if batch.copies:
-            sink.receive_leaves(leaves_of(batch.layouts[index], own), batch.streams[index], info)
-        else:
-            sink.receive(batch.layouts[index], own, batch.streams[index], info)
-
-    def new_rows(self, numbers: Sequence[int], recomputed: bool) -> Rows:
-        """Returns rows for observations like this one, of sinks with these numbers.
-
-        Args:
-            recomputed: whether calls inside a backward count.
-        """
-        if self._reader is None:
-            return Packs(self.observation, len(numbers))
-        return OperatorTable(self._reader, numbers, self.batch.key, capacity_for(self._reader.size, len(numbers)), recomputed)
-
-
-def add_at_once(numbers: Sequence[int], batch: GraphBatch, packs: Sequence[Tensor]) -> bool:
-    """Adds what a graph lifted to the buffer of the monitors if all of them are known to record; returns whether it was added.
-
-    No memory of a monitor is looked at: when a forward ends the caches hold that of the net, and each look takes microseconds.
-    """
-    shared = _rings.get((batch, *numbers))
-    if shared is None or not isinstance(shared.rows, Packs) or recomputing():
-        return False
-    return shared.rows.add_at_once(packs)
-
-
-def flush_filled(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch) -> bool:
+def _flush_filled(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch) -> bool:
     """Lets the monitors reduce what waits if the operator in C++ has just filled their ring; returns whether it has."""
     if not has_filled():
         return False
     with _lock:
-        ring = _rings.get((batch, *numbers))
-        if ring is not None:
-            _count_calls(ring, monitors)
-        del ring  # the next one takes over its memory
         _flush(numbers, [monitor for monitor in monitors if monitor is not None], batch)
     return True
 
 
-def add_batch(numbers: Sequence[int], monitors: Sequence[Any], handed: HandedOver) -> bool:
+def _wait_together(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch, tensors: Sequence[Tensor]) -> bool:
     """Adds one observation of each monitor to their ring, if all of them record it.
 
     Returns:
         whether it was added; if not, each monitor decides for itself.
     """
-    if None in monitors or len(set(map(id, monitors))) < len(monitors):
+    if not batch.read or None in monitors or len(set(map(id, monitors))) < len(monitors) or (CAPTURES and CAPTURES[0]()):
         return False
     if recomputing() and not monitors[0].records_recomputed:  # all are of one class
         return False
     with _lock:
         try:
-            full = as_monitor(_add, numbers, monitors, handed)
+            ring = as_monitor(_add, numbers, monitors, batch, tensors)
         except Exception:  # then each monitor reports what fails for it
             return False
-        if full is None:
+        if ring is None:
             return False
-        for monitor in monitors:
-            monitor.counts["calls"] = monitor.counts.get("calls", 0) + 1
-            monitor.compiled = True
+        full = ring.count >= ring.capacity
+        if not full:
+            _rely_on(monitors, ring)
+        del ring  # a full one is freed when the last monitor has reduced it
         if full:
-            _flush(numbers, monitors, handed.batch)
+            _flush(numbers, monitors, batch)
     return True
 
 
-def _add(numbers: Sequence[int], monitors: Sequence[Any], handed: HandedOver) -> bool | None:
-    """Returns whether the ring is full then; None if nothing was added."""
-    key = (handed.batch, *numbers)
-    ring = _rings.get(key)
-    if ring is not None:
-        _count_calls(ring, monitors)
-        ring = ring.successor()
+def _add(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch, tensors: Sequence[Tensor]) -> GraphRing | None:
+    """Returns the ring to which the observation was added; None if it was not."""
     if not all(map(_records, monitors)):
         return None
+    key = (batch, *numbers)
+    ring = _rings.get(key)
+    ring = None if ring is None else ring.successor()
     if ring is None or not _all_wait_in(ring, monitors):
-        ring = None if handed.batch.copies else _new_ring(numbers, monitors, handed)
-        if ring is None:
-            return None
-    _rings[key] = ring
-    if not ring.rows.add(handed.observation):
+        ring = _new_ring(numbers, monitors, batch, tensors)
+    if ring is None or not ring.add(tensors):
         return None
-    if not ring.is_full:
-        _rely_on(monitors, ring)
-    return ring.is_full
+    _rings[key] = ring
+    return ring
+
+
+def _new_ring(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch, tensors: Sequence[Tensor]) -> GraphRing | None:
+    """Returns a ring in which observations like this one wait from now on; None if there is none, or it would hold only one."""
+    parts = []
+    for monitor, own in zip(monitors, _leaves(batch, tensors), strict=True):
+        for path, x in own.items():
+            found = parts_of(monitor.reducer, {path: x})
+            if found is None:
+                return None
+            parts.append(found)
+    ring = GraphRing(RowReader(parts), numbers, batch, monitors[0].records_recomputed)
+    if ring.capacity < 2:
+        return None
+    for index, monitor in enumerate(monitors):
+        monitor.buffer.wait_in(ring, index)
+        monitor.compiled = True
+        monitor.counts.setdefault("calls", 0)  # it was called; how often, its ring knows
+    return ring
+
+
+def _leaves(batch: GraphBatch, tensors: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """Returns the leaves of each observation, by path."""
+    rest = iter(tensors)
+    return [{path: next(rest) for path in paths} for paths in batch.paths]
 
 
 def _flush(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch) -> None:
@@ -147,53 +116,24 @@ def _flush(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch) -
     for monitor in monitors:
         monitor.buffer.flush()
         report_failures(monitor)
-    if len(monitors) < len(numbers):
-        return
-    key, waiting = (batch, *numbers), monitors[0].buffer.graph_rings
-    if len(waiting) == 1 and waiting[0].layouts is batch.layouts and _all_wait_in(waiting[0], monitors):
-        _rings[key] = waiting[0]
-        _rely_on(monitors, waiting[0])
-
-
-def _new_ring(numbers: Sequence[int], monitors: Sequence[Any], handed: HandedOver) -> GraphRing | None:
-    """Returns a ring in which observations like this one wait from now on; None if it would hold only one."""
-    rows = handed.new_rows(numbers, monitors[0].records_recomputed)
-    if rows.capacity < 2:
-        return None
-    ring = GraphRing(handed.batch, rows)
-    for index, monitor in enumerate(monitors):
-        monitor.buffer.wait_in(ring, index)
-    return ring
-
-
-def let_wait(numbers: Sequence[int], monitors: Sequence[Any], handed: HandedOver) -> None:
-    """Lets the next observations wait, if all monitors could reduce this one by itself: what fails is told at once, not later."""
-    if None in monitors or len(set(map(id, monitors))) < len(monitors):
-        return
-    with _lock:
-        if all(map(_reduced, monitors, handed.batch.layouts)) and all(map(_records, monitors)):
-            key, ring = (handed.batch, *numbers), as_monitor(_new_ring, numbers, monitors, handed)
-            if ring is not None:
-                _rings[key] = ring
-
-
-def _reduced(monitor: Any, layout: str) -> bool:
-    """Whether the monitor has reduced an observation of these leaves."""
-    return all(path in monitor.buffer.stored.states for path in leaf_paths(layout))
+    key, rings = (batch, *numbers), monitors[0].buffer.graph_rings if len(monitors) == len(numbers) else []
+    if len(rings) == 1 and rings[0].batch is batch and _all_wait_in(rings[0], monitors):
+        _rings[key] = rings[0]
+        _rely_on(monitors, rings[0])
 
 
 def _rely_on(monitors: Sequence[Any], ring: GraphRing) -> None:
-    """Makes the rows ready, until one of the monitors changes."""
+    """Makes the ring ready, until one of the monitors changes."""
     with ExitStack() as locks:
         for monitor in monitors:
             locks.enter_context(monitor.buffer.lock)  # held by whoever reduces what waits, or lets it wait elsewhere
-        ring.rows.ready = True
-        CHANGES.tell(ring.rows)
+        ring.ready = True
+        CHANGES.tell(ring)
         for monitor in monitors:
-            for changes in (monitor.gate.changes, monitor.buffer.changes):
-                changes.tell(ring.rows)
+            monitor.gate.changes.tell(ring)
+            monitor.buffer.changes.tell(ring)
         if not (all(map(_records, monitors)) and _all_wait_in(ring, monitors)):  # another thread changed one in the meantime
-            ring.rows.ready = False
+            ring.ready = False
 
 
 def _all_wait_in(ring: GraphRing, monitors: Sequence[Any]) -> bool:
@@ -206,12 +146,18 @@ def _records(monitor: Any) -> bool:
     return bool(rows and not is_placed(monitor.module, monitor.side))
 
 
-def _count_calls(ring: GraphRing, monitors: Sequence[Any]) -> None:
-    """Counts for each monitor the calls that were not counted yet."""
-    calls = ring.rows.take_calls()
-    for index, monitor in enumerate(monitors):
-        if calls and monitor is not None and monitor.buffer.waits_in(ring, index):
-            monitor.counts["calls"] = monitor.counts.get("calls", 0) + calls
+def _record_alone(monitor: Any, found: dict[str, Tensor], stream: str, info: Mapping[str, PlacementInfo]) -> None:
+    """Records an observation as in eager mode, with the same early exit."""
+    if not is_due_in_graph(monitor, stream):
+        return
+    x = found.get("")
+    if x is None or info[""].axes is None or not monitor._waits(x):
+        work(monitor, None, (found,), _store, monitor, found, info)
+
+
+def _store(monitor: Any, found: dict[str, Tensor], info: Mapping[str, PlacementInfo]) -> None:
+    inputs: dict[str, tuple[Tensor, ...]] = {path: (plain_or_spread(tensor),) for path, tensor in found.items()}
+    store(monitor, with_given(monitor, inputs) if monitor.given else inputs, info)
 
 
 UNREADY = "no memory for it on the device when a CUDA graph ran"
@@ -330,39 +276,22 @@ class GraphSink:
         elif not accumulators.add(observed, x):
             self.miss(1)
 
-    def receive(self, layout: str, packs: list[Tensor], stream: str, info: Mapping[str, PlacementInfo]) -> None:
-        """Records an observation that the graph lifted."""
-        monitor = self._monitor()
-        if monitor is not None and is_due_in_graph(monitor, stream):
-            work(monitor, None, tuple(packs), store_lifts, monitor, layout, packs, info)
-
     @staticmethod
-    def receive_batch(numbers: Sequence[int], packs: Sequence[Tensor], batch: GraphBatch) -> None:
-        """Records an observation of each of several monitors, which the graph lifted.
+    def record_batch(numbers: Sequence[int], tensors: Sequence[Tensor], batch: GraphBatch) -> None:
+        """Records an observation of each of several monitors.
 
         Args:
             numbers: those of the sinks.
+            tensors: the leaves of all of them, one after another.
         """
-        if not (_left_out(numbers) or add_at_once(numbers, batch, packs)):
-            _receive_batch(numbers, batch, packs)
-
-    @staticmethod
-    def record_batch(numbers: Sequence[int], tensors: Sequence[Tensor], batch: GraphBatch) -> None:
-        """Records an observation of each of several monitors, which is to be read of tensors."""
-        monitors = _monitors(numbers)
-        if not (flush_filled(numbers, monitors, batch) or _left_out(numbers)):
-            _receive_batch(numbers, batch, tensors)
-
-    def receive_leaves(self, leaves: dict[str, Tensor], stream: str, info: Mapping[str, PlacementInfo]) -> None:
-        """Records an observation that the graph could not lift."""
-        monitor = self._monitor()
-        if monitor is not None and is_due_in_graph(monitor, stream):
-
-            def add() -> None:
-                inputs: dict[str, tuple[Tensor, ...]] = {path: (plain_or_spread(tensor),) for path, tensor in leaves.items()}
-                store(monitor, with_given(monitor, inputs) if monitor.given else inputs, info)
-
-            work(monitor, None, (leaves,), add)
+        sinks = [find_sink(number) for number in numbers]
+        monitors = [None if sink is None else sink.monitor for sink in sinks]
+        if _flush_filled(numbers, monitors, batch) or _wait_together(numbers, monitors, batch, tensors):
+            return
+        each = zip(monitors, _leaves(batch, tensors), batch.streams, map(from_text, batch.info), strict=True)
+        failed = [failure_of(one._fail, _record_alone, one, *observation) for one, *observation in each if one is not None]
+        for error in filter(None, failed):  # one that is asked for, after all others have recorded
+            raise error
 
     def receive_call(self, operands: Callable[[], Any], stream: str, info: Mapping[str, PlacementInfo]) -> None:
         """Records an observation whose operands callables need."""
@@ -381,39 +310,3 @@ class GraphSink:
         if monitor is not None and is_due_in_graph(monitor, ""):
             reason = "its operands could not be read while the graph was traced; run the module without torch.compile to see why"
             monitor._fail(OperandError(reason), None, ())
-
-
-def _monitors(numbers: Sequence[int]) -> list[Any]:
-    return [None if (sink := find_sink(number)) is None else sink.monitor for number in numbers]
-
-
-def _left_out(numbers: Sequence[int]) -> bool:
-    """Leaves the observations of all these out if a CUDA graph is captured; returns whether one is."""
-    if not (CAPTURES and CAPTURES[0]()):
-        return False
-    for monitor in filter(None, _monitors(numbers)):
-        is_due_in_graph(monitor, "")
-    return True
-
-
-def _receive_batch(numbers: Sequence[int], batch: GraphBatch, tensors: Sequence[Tensor]) -> None:
-    sinks = list(map(find_sink, numbers))
-    monitors = [None if sink is None else sink.monitor for sink in sinks]
-    handed: list[HandedOver] = []
-
-    def add() -> bool:
-        handed.append(HandedOver(batch, tensors))
-        return add_batch(numbers, monitors, handed[0])
-
-    try:
-        if add():
-            return
-    except Exception as error:  # the tensors could not be read
-        for monitor in filter(None, monitors):
-            monitor._fail(error, None, ())
-        return
-    for index, sink in enumerate(sinks):
-        if sink is not None:
-            handed[0].hand_to(sink, index)
-    if batch.copies:
-        let_wait(numbers, monitors, handed[0])

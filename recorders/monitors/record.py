@@ -47,7 +47,6 @@ __all__ = [
     "reducer_inputs",
     "report_failures",
     "store",
-    "store_lifts",
     "with_given",
     "work",
 ]
@@ -310,13 +309,6 @@ def store(
         note_places(monitor, {path: info.get(path) or seen(xs) for path, xs in inputs.items()}, made_of)
         inputs = inputs if plain_only else {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
     monitor.buffer.add(inputs)
-
-
-def store_lifts(monitor: Observer, layout: str, packs: list[Tensor], info: Mapping[str, PlacementInfo]) -> None:
-    """Adds one observation that a compiled graph lifted to the buffer."""
-    if monitor.buffer.places or in_use() or any(leaf.axes is None for leaf in info.values()):
-        note_places(monitor, info)
-    monitor.buffer.add_lifts(layout, packs)
 
 
 def checked_operands(kind: Observer, operands: Any) -> tuple[Any, ...]:

@@ -116,7 +116,7 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
         skipped = {reason: count for reason, count in monitor.counts.items() if reason != "calls"}
         module = shown_module(monitor)
         samples = monitor.samples
-        counted = monitor.counts.get("calls", 0) + monitor.buffer.uncounted_calls
+        counted = monitor.counts.get("calls", 0) + monitor.buffer.graph_calls
         calls = max(counted, samples)  # some calls inside a compiled graph are not counted
         steps = shown_steps(monitor.gate.steps, monitor.gate.every_step, monitor.clock.cadence if monitor.gate.chooses_steps else 1)
         reason = _GONE if name in gone else _reason(monitor, samples, others_recorded)

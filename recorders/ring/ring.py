@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
@@ -29,11 +29,13 @@ __all__ = [
     "SMALL",
     "Codec",
     "Copies",
+    "LeafStatistic",
     "PartialStates",
     "Pending",
     "Ring",
     "Room",
     "copies_of",
+    "join_parts",
     "partial_states_of",
 ]
 
@@ -221,6 +223,34 @@ class Copies:
         return [stacked[row] for stacked in memory[0]]
 
 
+class LeafStatistic(NamedTuple):
+    """What an observation of a leaf adds to one of the statistics that a reducer is made of.
+
+    Attributes:
+        path: that of the leaf.
+        prefix: what stands before the keys of the statistic in the state of the reducer.
+        slots: how it is written, and joined.
+    """
+
+    path: str
+    prefix: str
+    statistic: Statistic
+    slots: Slots
+
+
+def join_parts(
+    parts: Sequence[LeafStatistic], tables: Sequence[Tensor], states: Mapping[str, State], start: int, stop: int
+) -> dict[str, State]:
+    """Returns new states of the leaves: `states` with the rows from `start` to `stop` of the table of each part, in order."""
+    found: dict[str, State] = {}
+    for part, table in zip(parts, tables, strict=True):
+        state, prefix = states.get(part.path, {}), part.prefix
+        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        own = update_slots(part.statistic, own, part.slots, table, start, stop)
+        found.setdefault(part.path, {}).update((prefix + key, value) for key, value in own.items())
+    return found
+
+
 class PartialStates:
     """What observations with equal kept axes and dtypes add to states, as a kernel computes it. See `Codec`.
 
@@ -287,11 +317,8 @@ class PartialStates:
         return known
 
     def join(self, memory: list[Tensor], reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        assert isinstance(reducer, Statistic)
-        return {
-            path: update_slots(reducer, states.get(path, {}), kind, table, start, stop)
-            for path, kind, table in zip(self.paths, self._kinds, memory, strict=True)
-        }
+        parts = [LeafStatistic(path, "", self._reducer, kind) for path, kind in zip(self.paths, self._kinds, strict=True)]
+        return join_parts(parts, memory, states, start, stop)
 
     def shown(self, memory: list[Tensor], row: int) -> Any:
         """Returns tensors without numbers, which have the shapes and dtypes of the first observation of the class."""

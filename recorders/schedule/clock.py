@@ -267,9 +267,9 @@ class Clock:
 
     def _forward(self, *_: Any) -> None:
         if torch.is_grad_enabled() and not tracing():
-            self.receive()
+            self.receive_call()
 
-    def receive(self, *_: object) -> None:
+    def receive_call(self, *_: object) -> None:
         """Counts a forward with gradients on that has begun, in a compiled graph or outside of one."""
         if not recomputing():
             with self._lock:
@@ -285,7 +285,7 @@ class Clock:
 
 def _trace_forward(sink: Tensor, *_: Any) -> None:
     if torch.is_grad_enabled() and not tracing():
-        torch.ops.torch_recorders.receive(sink, "", "", [], "")
+        torch.ops.torch_recorders.receive_call(sink, "", "", [], [], "")
 
 
 def _clock_at(step: int) -> Clock:

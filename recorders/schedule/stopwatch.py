@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 
 from recorders.capture import entering
+from recorders.graphs.ring import GraphRing
 from recorders.graphs.sinks import find_sink
-from recorders.graphs.tables import OperatorTable
 from reducers.kernels.locks import new_lock
 
 __all__ = ["Stopwatch", "now", "time_joins"]
@@ -93,15 +93,14 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: defaultdict[Key, float] = defaultdict(float)
         self.pairs: list[tuple[Any, Any]] = []
-        self._tables: dict[OperatorTable, tuple[float, list[Key]]] = {}
+        self._rings: dict[GraphRing, tuple[float, list[Key]]] = {}
 
     def start(self, monitors: Iterable[Any]) -> float:
         """Starts; returns the time. What graphs hand over without any Python is timed for these monitors."""
         for monitor in monitors:
-            for buffer in monitor.buffer.graph_rings:
-                if isinstance(buffer.rows, OperatorTable):
-                    buffer.rows.time(True)
-                    self._tables.setdefault(buffer.rows, (buffer.rows.seconds, []))[1].append(id(monitor))
+            for ring in monitor.buffer.graph_rings:
+                ring.time(True)
+                self._rings.setdefault(ring, (ring.seconds, []))[1].append(id(monitor))
         _running.change(self, True)
         self._started = perf_counter()
         return self._started
@@ -114,9 +113,9 @@ class Stopwatch:
             lasted = ended - max(call.started, self._started)
             self._add(call.keys, lasted - call.inner - later)
             later, call = lasted, call.outer
-        for table, (before, keys) in self._tables.items():
-            table.time(False)
-            self._add(keys, table.seconds - before)
+        for ring, (before, keys) in self._rings.items():
+            ring.time(False)
+            self._add(keys, ring.seconds - before)
         return ended
 
     def end(self, call: _Call, ended: float, *events: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.loop.building import ELEMENTS, build_join
-from reducers.kernels.loop.layout import Task
+from reducers.kernels.loop.layout import LEAST_RUN, Task
 from reducers.kernels.loop.sweeping import LoopCall, call_for, needed_of, task_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
@@ -27,13 +27,16 @@ class LoopSlots:
 
     A table is float64 [slots, columns, kept positions]. It holds what an update would join to a state, and the join is that of an
     update. So the bits of the state are those of one update after another, whenever they are joined.
+
+    Attributes:
+        function: the loop that writes.
     """
 
     def __init__(
         self, like: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float, call: LoopCall, join: Any
     ) -> None:
         self.like, self.axes, self.columns = like, axes, dict(columns)
-        self._call, self._join = call, join
+        self._call, self._join, self.function = call, join, call.function
         self._positions = math.prod(call.kept)
         self.form = call.kept, like.dtype
         self.size = 8 * len(columns) * self._positions
@@ -51,15 +54,19 @@ class LoopSlots:
         Returns:
             False if the tensor has no memory of its own, or there is none for the loop.
         """
-        task = Task.from_buffer_copy(self._task)
         try:
-            task.x, start = x.data_ptr(), table.data_ptr() + slot * self.size
+            start, task = x.data_ptr(), self.task_at(table.data_ptr() + slot * self.size)
         except RuntimeError:  # such as inside vmap
             return False
+        task.x, size = start, self.like.numel() * self.like.itemsize
+        return bool(start) and in_threads(self.function, ctypes.byref(task), 1, torch.get_num_threads(), size) == 0
+
+    def task_at(self, address: int) -> Task:
+        """Return the task that writes the statistics to this address; it lacks the tensor."""
+        task = Task.from_buffer_copy(self._task)
         for number, place in enumerate(self._call.places):
-            task.results[place] = start + 8 * number * self._positions
-        size = self.like.numel() * self.like.itemsize
-        return bool(task.x) and in_threads(self._call.function, ctypes.byref(task), 1, torch.get_num_threads(), size) == 0
+            task.results[place] = address + 8 * number * self._positions
+        return task
 
     def join(self, table: Tensor, state: State, first: int, last: int) -> State:
         """Return a state joined with the slots from `first` to `last`, in order. An empty state takes one slot or more."""
@@ -75,14 +82,17 @@ class LoopSlots:
         return dict(zip(self.columns, found, strict=True))
 
 
-def slots_for(x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float) -> LoopSlots | None:
+def slots_for(
+    x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float, least: int = LEAST_RUN
+) -> LoopSlots | None:
     """Return how observations like `x` are written and joined; None if the loop does not take them, or there is no compiler.
 
     Args:
         columns: the keys of the state, and which statistic each of them is, as for `looped`.
         threshold: the magnitude above which an element is active.
+        least: the neighbours in memory that are worth a run of the loop.
     """
-    return _slots_for(tuple(x.shape), x.stride(), x.dtype, tuple(axes), tuple(columns.items()), threshold)
+    return _slots_for(tuple(x.shape), x.stride(), x.dtype, tuple(axes), tuple(columns.items()), threshold, least)
 
 
 @lru_cache(maxsize=1024)
@@ -93,9 +103,10 @@ def _slots_for(
     axes: tuple[int, ...],
     columns: tuple[tuple[str, str], ...],
     threshold: float,
+    least: int,
 ) -> LoopSlots | None:
     names = tuple(name for _, name in columns)
-    call, needed = call_for(shape, strides, dtype, axes, names), needed_of(names)
+    call, needed = call_for(shape, strides, dtype, axes, names, None, least), needed_of(names)
     join = None if call is None or needed is None else build_join(needed, ELEMENTS[dtype])
     if call is None or not call.joins or join is None:
         return None

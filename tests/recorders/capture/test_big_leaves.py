@@ -11,6 +11,7 @@ from torch import nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from recorders.monitors.graphs import GraphSink
+from recorders.ring.ring import Ring
 from reducers import Covariance, Histogram, Quantile, Reducer, TopK
 
 X = torch.randn(1 << 10, 32, generator=torch.Generator().manual_seed(0))
@@ -19,15 +20,15 @@ REDUCERS: list[Reducer] = [Quantile(), Histogram(bins=16, low=-2.0, high=2.0), T
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The elements of each observation that a graph handed over as it is."""
+    """The elements of each observation that a graph handed over to Python."""
     found: list[int] = []
-    receive = GraphSink.receive_leaves
+    record = GraphSink.record_batch
 
-    def note(self: Any, leaves: dict[str, torch.Tensor], *args: Any) -> None:
-        found.append(sum(leaf.numel() for leaf in leaves.values()))
-        receive(self, leaves, *args)
+    def note(numbers: Any, tensors: Any, *args: Any) -> None:
+        found.extend(x.numel() for x in tensors)
+        record(numbers, tensors, *args)
 
-    monkeypatch.setattr(GraphSink, "receive_leaves", note)
+    monkeypatch.setattr(GraphSink, "record_batch", staticmethod(note))
     return found
 
 
@@ -53,7 +54,11 @@ def test_big_leaves_are_updated_outside_of_the_graph_with_the_numbers_of_eager_m
         torch.testing.assert_close(monitor.states, wanted[name].states)
 
 
-def test_of_small_leaves_only_the_first_is_updated_outside_and_the_rest_is_copied(handed: list[int]) -> None:
+def test_small_leaves_wait_in_the_rings_of_eager_mode(handed: list[int]) -> None:
     recorder = trained(nn.Sequential(nn.Linear(32, 32), nn.Tanh()), X[:4], Quantile(), compiled=True)
     assert set(recorder.iter_samples()) == {3}
-    assert handed == [128] * 4
+    assert handed == [128] * 12
+    for monitor in recorder.values():
+        (ring,) = monitor.buffer.stored.pending.values()
+        assert isinstance(ring, Ring)
+        assert ring.count == 2

@@ -135,7 +135,7 @@ def test_every_registration_with_pytorch_goes_through_the_guard() -> None:
 def test_every_operator_in_graphs_goes_through_the_guard() -> None:
     tree = ast.parse((ROOT / "recorders/graphs/operators.py").read_text())
     defined = [node.args[1] for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_define"]
-    assert len(defined) == 8
+    assert len(defined) == 5
     assert [ast.unparse(function) for function in defined if not is_guarded(function, tree)] == []
 
 
@@ -265,15 +265,13 @@ def test_what_fails_while_it_looks_for_a_clock_that_stands_is_told(monkeypatch: 
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("method", ["receive_batch", "receive_leaves", "receive_call", "receive"])
+@pytest.mark.parametrize("method", ["record_batch", "receive_call"])
 def test_what_fails_in_the_operator_of_a_graph_is_told(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     makers: dict[str, Callable[[], Monitor]] = {
-        "receive_batch": lambda: ForwardMonitor(Sum()),
-        "receive": lambda: ForwardMonitor(Sum(), condition=lambda: True),
-        "receive_leaves": lambda: ForwardMonitor(Quantile().premap(lambda x: x * x.sum().item())),
+        "record_batch": lambda: ForwardMonitor(Sum()),
         "receive_call": lambda: ForwardMonitor(Sum(), op_=lambda x: x),
     }
-    monkeypatch.setattr(GraphSink, method, staticmethod(planted) if method == "receive_batch" else planted)
+    monkeypatch.setattr(GraphSink, method, staticmethod(planted) if method == "record_batch" else planted)
     monkeypatch.setattr("recorders.graphs.trace.can_record", lambda: False)
     net = new_net()
     recorder = Recorder(makers[method]()).modules(net, types=nn.Linear)

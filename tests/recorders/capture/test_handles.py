@@ -116,7 +116,7 @@ def test_forwards_and_gradients_have_the_numbers_of_eager_mode() -> None:
 def test_the_operator_may_be_in_a_cuda_graph_and_its_inputs_are_on_the_device() -> None:
     operator = torch.ops.torch_recorders.accumulate.default
     assert torch.Tag.cudagraph_unsafe not in operator.tags
-    assert torch.Tag.cudagraph_unsafe in torch.ops.torch_recorders.receive.default.tags
+    assert torch.Tag.cudagraph_unsafe in torch.ops.torch_recorders.record.default.tags
     net, graphs = mlp(), Graphs()
     Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean())).modules(net, types=nn.Linear)
     train(graphs.compile(net), batches(1))
@@ -192,7 +192,7 @@ def test_forwards_within_a_checkpoint_around_the_graph_call_python_and_count_onc
     recorder = Recorder(out=ForwardMonitor(Moments()), back=BackwardMonitor(Mean())).modules(net, types=nn.Tanh)
     compiled = graphs.compile(net)
     train(lambda x: checkpoint(compiled, x.requires_grad_(), use_reentrant=False), xs)
-    assert "torch_recorders.receive.default" in graphs.operators
+    assert "torch_recorders.record.default" in graphs.operators
     assert set(recorder.iter_samples()) == {2}
     as_eager(recorder, net, xs)
 
@@ -339,8 +339,8 @@ def test_what_kernels_do_not_take_is_handed_over_by_the_number_on_the_cpu() -> N
     monitor = ForwardMonitor(Mean("a b c -> c"), net)
     with pytest.warns(UserWarning, match="does not fit"):
         graphs.compile(net)(torch.ones(2, 3))
-    assert graphs.operators == ["torch_recorders.receive_leaves.default"]
-    assert graphs.observations[0].args[2].meta["val"].ndim == 0
+    assert graphs.operators == ["torch_recorders.record.default"]
+    assert graphs.observations[0].args[2][0].meta["val"].ndim == 0
     assert monitor.samples == 0
 
 

@@ -1,7 +1,8 @@
-"""Several small tensors read by one call against each of them read by itself: layouts, dtypes, strides, and no compiler."""
+"""Tensors read into the rows of a ring of graphs, against updates of each: layouts, dtypes, strides, threads, and no compiler."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,11 +11,30 @@ import torch
 from torch import Tensor
 
 from recorders.graphs import reading
-from recorders.graphs.reading import GraphObservation, Pack, TensorReading, as_text, graph_observations, kinds_of, reader_of
+from recorders.graphs.reading import RowReader, is_read, parts_of
+from recorders.graphs.ring import GraphRing, Share
+from recorders.graphs.sinks import KEY, GraphBatch
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
 from reducers.kernels.loop import building
 
 pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+
+numbers = itertools.count(-1000, -1)  # of no sink
+
+
+def ring_of(reducers: Sequence[Reducer], xs: Sequence[Tensor], *, key: str = "k" * KEY, anywhere: bool = False) -> GraphRing:
+    """A ring of monitors with these reducers, for tensors like these."""
+    parts = [parts_of(reducer, {"": x}) for reducer, x in zip(reducers, xs, strict=True)]
+    assert None not in parts
+    batch = GraphBatch(key, ("",) * len(xs), (("",),) * len(xs), ("",) * len(xs), read=True)
+    return GraphRing(RowReader([part for part in parts if part is not None]), [next(numbers) for _ in xs], batch, anywhere)
+
+
+def states(ring: GraphRing, reducers: Sequence[Reducer], start: int = 0, stop: int | None = None) -> list[State]:
+    """The state of each monitor that rows of the ring make."""
+    stop = ring.count if stop is None else stop
+    return [Share(ring, index).joined(reducer, {}, start, stop)[""] for index, reducer in enumerate(reducers)]
+
 
 OBSERVATIONS: dict[str, tuple[Reducer, Callable[[], Tensor]]] = {
     "everything": (Summary(), lambda: torch.randn(16, 64)),
@@ -47,151 +67,119 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def told(parts: Sequence[GraphObservation]) -> str:
-    """The text that reads all of these into one pack for each dtype and shape."""
-    packs: dict[tuple[tuple[int, ...], torch.dtype], int] = {}
-    readings = []
-    for part in parts:
-        places = []
-        for key in part.columns:
-            _, shape, dtype = part.kinds[key]
-            number = packs.get((shape, dtype), 0)
-            packs[shape, dtype] = number + 1
-            places.append((list(packs).index((shape, dtype)), number))
-        names = tuple(part.columns.values())
-        readings.append(TensorReading(part.axes, names, part.threshold, tuple(places)))
-    return as_text(readings, [Pack(number, shape, dtype) for (shape, dtype), number in packs.items()])
-
-
-def read(xs: Sequence[Tensor], text: str) -> list[Tensor]:
-    """The packs that the reader of a text reads."""
-    reader = reader_of(text)
-    return [pack[0] for pack in reader.packs(reader.read(xs).unsqueeze(0))]
-
-
-def states(parts: Sequence[GraphObservation], packs: Sequence[Tensor]) -> list[State]:
-    kinds = {(tuple(pack.shape[1:]), pack.dtype): iter(pack) for pack in packs}
-    return [{key: next(kinds[part.kinds[key].shape, part.kinds[key].dtype]) for key in part.columns} for part in parts]
-
-
-def observed(reducer: Reducer, x: Tensor) -> list[GraphObservation]:
-    found = graph_observations(reducer, x)
-    assert found is not None
-    return found
+def updated(reducer: Reducer, *xs: Tensor) -> State:
+    state: State = {}
+    for x in xs:
+        state = reducer.update(state, x)
+    return state
 
 
 def check(found: Sequence[State], wanted: Sequence[State]) -> None:
     for one, other in zip(found, wanted, strict=True):
-        assert one.keys() == other.keys()
-        for key, value in one.items():
-            assert value.dtype == other[key].dtype
-            torch.testing.assert_close(value, other[key], rtol=1e-10, atol=1e-12, equal_nan=True)
+        assert list(one) == list(other)
+        for key, value in other.items():
+            torch.testing.assert_close(one[key], value, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def all_at_once() -> tuple[list[list[GraphObservation]], list[State]]:
-    made = [(reducer, make()) for reducer, make in OBSERVATIONS.values()]
-    return [observed(reducer, x) for reducer, x in made], [reducer.update({}, x) for reducer, x in made]
-
-
-def joined(parts: Sequence[Sequence[GraphObservation]], found: Sequence[State]) -> list[State]:
-    """One state for each observation: those of its statistics have keys of their own."""
-    each = iter(found)
-    return [{key: value for _ in some for key, value in next(each).items()} for some in parts]
+SCATTERED = "no neighbours in memory"
 
 
 def test_each_is_what_an_update_gives() -> None:
-    parts, wanted = all_at_once()
-    flat = [part for some in parts for part in some]
+    made = {name: (reducer, make()) for name, (reducer, make) in OBSERVATIONS.items() if name != SCATTERED}
+    reducers, xs = [reducer for reducer, _ in made.values()], [x for _, x in made.values()]
+    ring = ring_of(reducers, xs)
     for _ in range(3):
-        found = states(flat, read([part.x for part in flat], told(flat)))
-        check(joined(parts, found), wanted)
+        assert ring.add(xs)
+    check(states(ring, reducers, 0, 1), [updated(reducer, x) for reducer, x in made.values()])
+    check(states(ring, reducers), [updated(reducer, x, x, x) for reducer, x in made.values()])
+    assert all(is_read(reducer, x) for reducer, x in made.values())
 
 
-def test_without_a_compiler_a_text_is_read_by_plain_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, wanted = all_at_once()
-    flat = [part for some in parts for part in some]
-    monkeypatch.setattr(reading, "prepared", lambda *_, **__: None)
-    reader_of.cache_clear()
-    found = states(flat, read([part.x for part in flat], told(flat)))
-    assert not reader_of(told(flat)).exact
-    reader_of.cache_clear()
-    check(joined(parts, found), wanted)
+@pytest.mark.parametrize("reducer", [Summary(), Moments("b c -> c"), Product(mean=Mean(), range=Extremes("b c -> c"))], ids=repr)
+def test_rows_have_the_bits_of_one_update_after_another_whenever_they_are_joined(reducer: Reducer) -> None:
+    xs = [torch.randn(30, 20) for _ in range(20)]
+    ring = ring_of([reducer], xs[:1])
+    assert all(ring.add([x]) for x in xs)
+    whole = Share(ring, 0).joined(reducer, {}, 0, 20)
+    twice = Share(ring, 0).joined(reducer, Share(ring, 0).joined(reducer, {}, 0, 7), 7, 20)
+    for key, value in updated(reducer, *xs).items():
+        assert torch.equal(whole[""][key], value), key
+        assert torch.equal(twice[""][key], value), key
 
 
 def test_strides_may_change_from_call_to_call() -> None:
-    reducer = Summary("b c -> c")
-    x = torch.randn(6, 10)
-    (part,) = observed(reducer, x)
-    text, wanted = told([part]), reducer.update({}, x)
-    for other in (x, x.t().contiguous().t(), torch.randn(12, 20)[::2, ::2].copy_(x), x, torch._neg_view(-x)):
-        check(states([part], read([other], text)), [wanted])
+    reducer, x = Summary("b c -> c"), torch.randn(6, 10)
+    ring, turned = ring_of([reducer], [x]), x.t().contiguous().t()
+    for row, other in enumerate((x, turned, x)):
+        assert ring.add([other])
+        check(states(ring, [reducer], row, row + 1), [updated(reducer, x)])
 
 
-def test_dtypes_may_change_from_call_to_call() -> None:
-    (part,) = observed(Moments("b c -> c"), torch.randn(6, 10))
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float32):
-        x = part.x.to(dtype)
-        check(states([part], read([x], told([part]))), [Moments("b c -> c").update({}, x)])
+@pytest.mark.parametrize(
+    "other",
+    [torch.randn(12, 20)[::2, ::2], torch._neg_view(torch.randn(6, 10)), torch.randn(6, 10).bfloat16(), torch.randn(6, 9)],
+    ids=["scattered", "negated", "another dtype", "another kept size"],
+)
+def test_what_has_another_form_is_refused_and_changes_nothing(other: Tensor) -> None:
+    reducer, x = Summary("b c -> c"), torch.randn(6, 10)
+    ring = ring_of([reducer], [x])
+    assert ring.add([x])
+    assert not ring.add([other])
+    assert ring.add([x])
+    check(states(ring, [reducer]), [updated(reducer, x, x)])
 
 
-def test_results_belong_to_the_caller() -> None:
-    """The next call, which writes to the same memory, does not change them."""
-    (part,) = observed(Summary(), torch.randn(30))
-    text = told([part])
-    first = read([part.x], text)
-    before = [pack.clone() for pack in first]
-    read([part.x * 2], text)
-    assert all(map(torch.equal, first, before))
+def test_a_row_is_not_changed_by_the_next_one() -> None:
+    x = torch.randn(30)
+    ring = ring_of([Summary()], [x])
+    ring.add([x])
+    (first,) = states(ring, [Summary()])
+    ring.add([x * 2])
+    check(states(ring, [Summary()], 0, 1), [first])
 
 
 def test_more_shapes_than_a_reader_remembers() -> None:
-    (part,) = observed(Mean(), torch.randn(30))
-    text = told([part])
-    for number in [*range(1, 3 * reading.MOST_LAYOUTS), 1, 2, 40, 2]:
+    ring = ring_of([Mean()], [torch.randn(30)])
+    for row, number in enumerate([*range(1, 3 * reading.MOST_LAYOUTS), 1, 2, 40, 2]):
         x = torch.randn(number)
-        check(states([part], read([x], text)), [Mean().update({}, x)])
+        assert ring.add([x])
+        check(states(ring, [Mean()], row, row + 1), [updated(Mean(), x)])
 
 
-def test_a_reader_knows_whether_the_tensors_were_read_as_they_are() -> None:
-    (part,) = observed(Summary("b c -> c"), torch.randn(6, 10))
-    plain, scattered, negated = torch.randn(6, 10), torch.randn(12, 20)[::2, ::2], torch._neg_view(torch.randn(6, 10))
-    for x, exact in ((plain, True), (scattered, False), (negated, False)):
-        reader_of.cache_clear()
-        reader = reader_of(told([part]))
-        reader.read([x])
-        assert reader.exact == exact
-
-
-def test_a_text_that_was_first_read_in_inference_mode_is_read_outside_of_it() -> None:
-    parts = [*observed(Summary(), torch.randn(30)), *observed(Summary(), torch.randn(1 << 16))]
-    text = told(parts)
-    reader_of.cache_clear()
+def test_a_ring_that_was_made_in_inference_mode_is_written_outside_of_it() -> None:
+    xs = [torch.randn(30), torch.randn(1 << 16)]
     with torch.inference_mode():
-        first = read([part.x for part in parts], text)
-    assert all(map(torch.equal, first, read([part.x for part in parts], text)))
+        ring = ring_of([Summary()] * 2, xs)
+        assert ring.add(xs)
+        first = states(ring, [Summary()] * 2)
+    assert ring.add(xs)
+    check(states(ring, [Summary()] * 2, 1, 2), first)
 
 
-def test_several_threads_may_read_a_text_at_once() -> None:
-    xs = [torch.randn(300, 100) for _ in range(8)]
-    (part,) = observed(Summary("b c -> c"), xs[0])
-    text = told([part])
+def test_several_threads_may_add_at_once() -> None:
+    xs, reducer = [torch.randn(300, 100) for _ in range(8)], Summary("b c -> c")
+    ring = ring_of([reducer] * 4, xs[:4])  # so that there is room for some rows
+    wanted = {index: updated(reducer, x)["mean"] for index, x in enumerate(xs)}
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda index: read([xs[index % 8]], text), range(200)))
-    for index, packs in enumerate(found):
-        check(states([part], packs), [Summary("b c -> c").update({}, xs[index % 8])])
+        added = list(threads.map(lambda index: ring.add([xs[index % 8]] * 4), range(8)))
+    assert all(added[: ring.capacity])
+    for row in range(ring.count):
+        found = states(ring, [reducer] * 4, row, row + 1)
+        assert any(torch.allclose(found[0]["mean"], mean, rtol=1e-12) for mean in wanted.values())
+        assert all(torch.equal(found[0]["mean"], other["mean"]) for other in found)
 
 
 def test_threads_do_not_change_a_bit() -> None:
-    parts = [part for _ in range(9) for part in observed(Summary(), torch.randn(100, 300))]
-    text, threads = told(parts), torch.get_num_threads()
+    xs, threads = [torch.randn(100, 300) for _ in range(9)], torch.get_num_threads()
+    ring = ring_of([Summary()] * 9, xs)
     try:
-        torch.set_num_threads(1)
-        one = read([part.x for part in parts], text)
-        torch.set_num_threads(3)
-        three = read([part.x for part in parts], text)
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            ring.add(xs)
     finally:
         torch.set_num_threads(threads)
-    assert all(map(torch.equal, one, three))
+    for one, three in zip(states(ring, [Summary()] * 9, 0, 1), states(ring, [Summary()] * 9, 1, 2), strict=True):
+        assert all(torch.equal(value, three[key]) for key, value in one.items())
 
 
 @pytest.mark.parametrize(
@@ -199,22 +187,24 @@ def test_threads_do_not_change_a_bit() -> None:
     [
         torch.randn(4, 4).double(),
         torch.arange(4),
-        torch.randn(0, 4),
         torch.randn((1,) * 9),
         torch.randn(4, device="meta"),
         torch.randn(4, dtype=torch.complex64),
     ],
-    ids=["float64", "integers", "empty", "many axes", "another device", "complex"],
+    ids=["float64", "integers", "many axes", "another device", "complex"],
 )
 def test_what_is_left_to_others(x: Tensor) -> None:
-    assert graph_observations(Mean(), x) is None
+    assert not is_read(Mean(), x)
 
 
-@pytest.mark.parametrize("reducer", [Norm(p=3), WeightedMean(), Mean().premap(torch.abs), Product(a=Mean(), b=Norm(p=3))])
+@pytest.mark.parametrize("x", [torch.randn(0, 4), torch.randn(12, 20)[::2, ::2], torch._neg_view(torch.randn(4, 4))])
+def test_what_only_the_tensor_tells_is_found_when_the_graph_runs(x: Tensor) -> None:
+    assert is_read(Mean("b c -> c"), x)
+    assert parts_of(Mean("b c -> c"), {"": x}) is None
+
+
+@pytest.mark.parametrize(
+    "reducer", [Norm(p=3), WeightedMean(), Mean().premap(torch.abs), Product(a=Mean(), b=Norm(p=3)), Mean("b c -> (b c)")]
+)
 def test_reducers_that_are_left_to_others(reducer: Reducer) -> None:
-    assert graph_observations(reducer, torch.randn(4, 4)) is None
-
-
-def test_the_kinds_of_results() -> None:
-    kinds = kinds_of(torch.randn(3, 5).half(), (0,), {"a": "count", "b": "min", "c": "mean"})
-    assert kinds == {"a": Pack(1, (5,), torch.int64), "b": Pack(1, (5,), torch.float16), "c": Pack(1, (5,), torch.float64)}
+    assert not is_read(reducer, torch.randn(4, 4))

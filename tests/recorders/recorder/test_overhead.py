@@ -36,7 +36,8 @@ from recorders import (
     StateMonitor,
 )
 from recorders.capture import entering
-from recorders.graphs.rows import Packs
+from recorders.monitors.buffer import Buffer
+from recorders.monitors.record import Observer
 from recorders.recorder import overhead
 from recorders.schedule import meter, stopwatch
 from recorders.schedule.steps import _Steps
@@ -890,17 +891,18 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.usefixtures("without_loops")
-def test_lifts_of_graphs_are_timed_as_they_join(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_graphs_hand_over_is_timed_as_it_is_recorded(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     recorder = Recorder(ForwardMonitor(Sum())).modules(layers, types=nn.Linear)
     recorder.overhead()
-    add = Packs.add
+    add = Buffer.add
 
     def slow(self: Any, *args: Any) -> Any:
-        time.spend(2.0)
+        time.spend(1.0)
         return add(self, *args)
 
-    monkeypatch.setattr(Packs, "add", slow)
+    monkeypatch.setattr(Buffer, "add", slow)
+    monkeypatch.setattr(Observer, "_waits", lambda *_: False)  # each goes through the buffer
     compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
     for _ in range(5):
         compiled(torch.ones(1, 3))

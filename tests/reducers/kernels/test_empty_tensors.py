@@ -62,22 +62,13 @@ for x in EMPTY:
         assert slots_for(x, along, {"sum": "sum", "count": "count"}, 0.0) is None
 """,
     "reading": """
-from recorders.graphs.reading import Pack, Reader, TensorReading
-names = ("count", "mean", "min", "max")
-kinds = (torch.int64, torch.float64, torch.float32, torch.float32)
-def reader(*axes_and_kept):
-    readings = [TensorReading(a, names, 0.0, tuple((4 * i + n, 0) for n in range(4))) for i, (a, _) in enumerate(axes_and_kept)]
-    return Reader(readings, [Pack(1, kept, kind) for _, kept in axes_and_kept for kind in kinds])
-for x in [ones(shape) for shape in SHAPES if shape]:
-    for along in axes(x):
-        kept = tuple(size for axis, size in enumerate(x.shape) if axis not in along)
-        one, two = reader((along, kept)), reader((along, kept), ((0,), ()))
-        for found in (one.packs(one.read([x])[None]), two.packs(two.read([x, ones(9)])[None])):
-            assert (found[0] == math.prod(x.shape[axis] for axis in along)).all()
-            assert found[3].shape == (1, 1, *kept)
-            assert len(found) == 4 or found[4].item() == 9
-copies = Reader([TensorReading((), (), 0.0, ((0, 0),))], [Pack(1, (0, 16), torch.float32)])
-copies.read([empty(0, 16)])
+from recorders.graphs.reading import RowReader, parts_of
+parts = parts_of(Summary(), {"": ones(4, 4)})
+reader = RowReader([parts, parts])
+for x in EMPTY:
+    assert parts_of(Summary(), {"": x}) is None
+    assert reader.layout([ones(4), x]) is reader.layout([x, ones(4)]) is None
+assert reader.layout([ones(4), ones(4)]) == 0
 """,
     "weighting": """
 from reducers.kernels.loop.weighting import looped_weights

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from paths import ROOT
 from torch import Tensor
 
-from recorders.graphs.batches import MOST_TENSORS
 from recorders.graphs.reading import MOST_LAYOUTS
-from recorders.graphs.tables import KEY
+from recorders.graphs.sinks import KEY
+from recorders.graphs.trace import MOST_TENSORS
 from reducers.errors import ArgumentError
 from reducers.kernels.loop.layout import MOST_AXES
 from reducers.kernels.loop.libraries import FOLDER
