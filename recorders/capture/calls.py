@@ -8,7 +8,7 @@ The usual way is a stack of entries in a thread-local. The entry of an interrupt
 thread, and keep a clone of a tensor alive. With such a stack
 `test_an_interrupted_forward_retains_nothing_and_the_next_call_is_recorded` fails: the clones must be freed
 once the error has left the call, without another call. Entries of optimizer steps hold only ids and weak references, so
-`schedule/under_way.py` uses a stack.
+`schedule/steps.py` uses a stack.
 
 PEP 667 specifies that `frame.f_locals` accepts new names; versions of Python before it accept them too.
 """

@@ -184,7 +184,7 @@ class Buffer:
         """
         for path, place in places.items():
             before, stored = self.places.get(path), self.stored
-            waits = any(path in waiting.paths for waiting in stored.pending.values())
+            waits = any(path in waiting.paths and waiting.count for waiting in stored.pending.values())
             if before != place and (before or path in stored.states or waits):
                 now, then = place or "a plain tensor", before or "a plain tensor"
                 raise OperandError(
@@ -329,20 +329,15 @@ class Buffer:
                 added = any(row.count != stored.reduced.get(key, 0) for key, row in stored.pending.items() if key not in kept)
                 if self.stored is stored and not added:
                     break
-            self.leave_stacks()
             reduced = {key: stored.reduced.get(key, 0) for key in kept}
             self.stored = MonitorState(states, stored.counts, kept, reduced, stored.merged + more)
 
     def restore(self, stored: MonitorState, places: Mapping[str, Placement]) -> None:
         """Binds what was stored elsewhere, in place of what was recorded."""
         with self.lock:
-            self.leave_stacks()
             self.empty_accumulators()
             self.stored = stored
             self.keep_places(places)
-
-    def leave_stacks(self) -> None:
-        """Tells those who looked rows of this monitor up that it takes its states elsewhere; the lock must be held."""
 
 
 def _key_of_copies(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Any:

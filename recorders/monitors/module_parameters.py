@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from recorders.capture.calls import Call
@@ -15,7 +15,7 @@ from recorders.errors import TargetError
 from recorders.monitors.base import Monitor
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.options import MonitorOptions, as_names
-from recorders.ring.rows import LOCK, LeafRow
+from recorders.ring.rows import LOCK
 from recorders.schedule.table import Reading
 from reducers import Reducer
 from reducers.combinators.stacked import is_stackable
@@ -35,21 +35,6 @@ class ParameterBuffer(Buffer):
     def __init__(self, reducer: Reducer) -> None:
         super().__init__(reducer)
         self.lock = LOCK
-
-    def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
-        with LOCK:
-            self.leave_stacks(inputs)
-            super().add(inputs)
-
-    def clear(self, keepshape: bool = False) -> None:
-        with LOCK:
-            self.leave_stacks()
-            super().clear(keepshape)
-
-    def leave_stacks(self, paths: Collection[str] | None = None) -> None:
-        for row in self.stored.pending.values():
-            if isinstance(row, LeafRow) and (paths is None or row.paths[0] in paths):
-                row.leave()
 
 
 class ModuleParameterMonitor(Monitor):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -13,7 +14,7 @@ from recorders.capture.calls import Call
 from recorders.monitors.base import Monitor
 from recorders.monitors.module_parameters import ModuleParameterMonitor
 from recorders.monitors.options import MonitorOptions
-from recorders.schedule.table import CHANGE, Reading
+from recorders.schedule.table import CHANGE, Reading, alike
 from reducers import Reducer
 
 if TYPE_CHECKING:
@@ -59,22 +60,22 @@ class ParameterUpdateMonitor(ModuleParameterMonitor):
             self.before = {}
         super().switch(active, error)
 
+    def memory(self, path: str, parameter: Tensor) -> Tensor:
+        """Returns memory for a copy of a parameter."""
+        before = self.before.get(path)
+        if before is None or not alike([before], [parameter]):
+            before = self.before[path] = torch.empty_like(parameter.detach())
+        return before
+
     def notified(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
         due = bool(leaves) and self._due(module, self._training(module), weakref.ref(optimizer))
         for path, parameter in leaves:
-            before = None if self.has_callables else self.before.get(path)  # a callable may keep what it is given
-            if not due:
-                self.before.pop(path, None)
-            elif before is not None and (before.shape, before.dtype, before.device) == (
-                parameter.shape,
-                parameter.dtype,
-                parameter.device,
-            ):
-                before.copy_(parameter.detach())
-            else:
-                self.before[path] = parameter.detach().clone()
+            if self.has_callables or not due:
+                self.before.pop(path, None)  # a callable may keep what it is given
+            if due:
+                self.memory(path, parameter).copy_(parameter.detach())
 
-    def changed(self, module: nn.Module, mine: set[int], *paths: str) -> None:
+    def changed(self, module: nn.Module, mine: Container[int], *paths: str) -> None:
         """Records the change of those of `mine` that were copied before the step, one by one."""
         for path, parameter in self._parameters(module):
             if id(parameter) in mine and (not paths or path in paths):

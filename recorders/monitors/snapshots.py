@@ -15,7 +15,7 @@ from recorders.monitors.record import Observer, report_failures
 from recorders.recordings.placement import Placement
 from recorders.recordings.progress import Progress
 from recorders.recordings.recording import Subrecording
-from recorders.ring.rows import LOCK, LeafRow
+from recorders.ring.rows import LOCK
 from recorders.ring.state import MonitorState
 from reducers import State
 
@@ -72,26 +72,18 @@ def _placement(buffer: Buffer, states: Collection[str]) -> dict[str, Placement]:
 
 
 def _progress(monitor: Observer, stored: MonitorState) -> Progress:
-    rows = [waiting for waiting in stored.pending.values() if isinstance(waiting, LeafRow) and not waiting.base]
     monitor.gate.forget_freed()
     counted = monitor.gate.eligible
     # Optimizers have no names; what goes on knows them by the order in which they step.
     optimizers = any(not isinstance(stream, str) for stream in counted)
     eligible = {f"optimizer {i}" if optimizers else str(stream): counted[stream] for i, stream in enumerate(counted)}
-    return Progress(dict(stored.counts), stored.merged, eligible, tuple(path for row in rows for path in row.paths))
+    return Progress(dict(stored.counts), stored.merged, eligible)
 
 
 def resume(monitors: Iterable[tuple[Observer, Subrecording]]) -> None:
     """Puts what was saved in place of what monitors hold. That their reducers and states fit must be known."""
     found = [(monitor, part.progress or Progress(merged=part.samples), part) for monitor, part in monitors]
     stored = [_stored(told, part) for _, told, part in found]
-    for number, (_, told, part) in enumerate(found):
-        for path in told.stacked:
-            if part.states.get(path) and told.counts.get(path):
-                kept = stored[number]
-                row = LeafRow.of(path, kept.states[path], kept.counts[path])
-                reduced = {**kept.reduced, row.key: row.count}
-                stored[number] = kept._replace(pending={**kept.pending, row.key: row}, reduced=reduced)
     with LOCK:
         for (monitor, told, part), state in zip(found, stored, strict=True):
             with monitor.buffer.lock:

@@ -197,7 +197,7 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
     progress = None
     if entry.progress is not None:
         told = entry.progress
-        progress = Progress(_counts(told), told["merged"], told["eligible"], tuple(told["stacked"]))
+        progress = Progress(_counts(told), told["merged"], told["eligible"])
     recipe = entry.reducer if reducer is None else None
     facts = (entry.samples, values, entry.monitor, entry.attr, entry.module)
     placement = {leaf: from_plain(place) for leaf, place in entry.placement.items()}
@@ -207,8 +207,7 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
 
 
 def _told(progress: Progress) -> dict[str, Any]:
-    counts = {"counts": dict(progress.counts), "merged": progress.merged, "eligible": dict(progress.eligible)}
-    return {**counts, "stacked": list(progress.stacked)}
+    return {"counts": dict(progress.counts), "merged": progress.merged, "eligible": dict(progress.eligible)}
 
 
 def _counts(told: Mapping[str, Any]) -> Mapping[str, int]:

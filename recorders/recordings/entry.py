@@ -119,9 +119,9 @@ def _is_tree(value: Any, depth: int = 0) -> bool:
 def _is_progress(value: Any) -> bool:
     """Whether this may be what `recorders.recordings.progress` wrote; earlier versions wrote what waited, too."""
     counts, names = mapping(is_count), mapping(mapping(is_text))
-    fields = {"counts": counts, "eligible": counts, "merged": is_count, "stacked": _is_texts}
-    earlier = {"before": names, "pending": _is_pending}
-    if not isinstance(value, dict) or value.keys() not in (fields.keys(), {*fields, *earlier}):
+    fields = {"counts": counts, "eligible": counts, "merged": is_count}
+    earlier = {"stacked": _is_texts, "before": names, "pending": _is_pending}
+    if not isinstance(value, dict) or value.keys() not in (fields.keys(), {*fields, "stacked"}, {*fields, *earlier}):
         return False
     return all(fits(value[key]) for key, fits in (fields | earlier).items() if key in value)
 

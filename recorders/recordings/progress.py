@@ -16,10 +16,8 @@ class Progress:
         counts: the number of observations in the states, by leaf.
         merged: the number of observations that other monitors or recordings have brought in.
         eligible: how many calls `every` has counted, by stream, less one.
-        stacked: the leaves whose states are rows of a stack of several monitors.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
     merged: int = 0
     eligible: Mapping[str, int] = field(default_factory=dict)
-    stacked: tuple[str, ...] = ()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from recorders.ring.ring import Pending
 from reducers import Reducer, State, StateMismatchError
@@ -14,12 +13,10 @@ from reducers.combinators.rows import RowSweep, swept_dtypes
 from reducers.combinators.stacked import int_tensor, lift_stacked
 from reducers.kernels.locks import new_lock
 
-__all__ = ["LOCK", "Leaf", "LeafRow", "ParameterRows", "RowBlock"]
+__all__ = ["LOCK", "LeafRow", "ParameterRows", "RowBlock"]
 
 LOCK = new_lock()  # shared by all monitors of parameters: their states change together
 
-Leaf = tuple[Any, str]
-"""A weak reference to a monitor, and the path of one of its parameters."""
 Stacked = tuple[State, list[int]]
 """States as rows, and the number of observations of each row. A row without observations means nothing."""
 
@@ -28,15 +25,63 @@ class RowBlock:
     """Leaves whose rows are in the same tensors: of one reducer, and of parameters of one dtype on one device.
 
     Attributes:
-        leaves: the leaf of each row.
+        number: of the block among those of its `ParameterRows`.
+        leaves: for each row a weak reference to a monitor, and the path of one of its parameters.
         kernel: whether a kernel writes the joined rows; otherwise the observations are lifted, and the lifts joined.
-        checked: whether the reducer was found to lift each row of a matrix like a tensor by itself.
     """
 
-    def __init__(self, reducer: Reducer) -> None:
-        self.reducer, self.sweep = reducer, RowSweep()
-        self.leaves: list[Leaf] = []
-        self.kernel = self.checked = False
+    def __init__(self, number: int, reducer: Reducer, like: Tensor) -> None:
+        self.number, self.reducer, self.dtype, self.device = number, reducer, like.dtype, like.device
+        self.leaves: list[tuple[Any, str]] = []
+        self.kernel, self._sweep = swept_dtypes(reducer, like) is not None, RowSweep()
+        self._checked = False  # whether the reducer was found to lift each row of a matrix like a tensor by itself
+
+    def joined(self, rows: Stacked, xs: Sequence[Any], due: list[int] | None) -> Stacked:
+        """Returns the rows, joined with the observations of those that are due; None if all are."""
+        state, counts = rows
+        mine: Sequence[int] = range(len(xs)) if due is None else due
+        fresh = [row for row in mine if not counts[row]] if 0 in counts else []
+        if len(fresh) < len(mine):
+            new = {*fresh}
+            old = [None if row in new else x for row, x in enumerate(xs)] if fresh else xs
+            state = self._update(state, old, self._sweep)
+        if fresh:
+            first = self._update({}, [xs[row] for row in fresh], RowSweep())
+            if state and _kinds(state) != _kinds(first):
+                raise self._mismatch()
+            state = first if len(fresh) == len(xs) else _written(state, len(xs), fresh, first)
+        if due is None:
+            return state, [*map((1).__add__, counts)]
+        counts = [*counts]
+        for row in due:
+            counts[row] += 1
+        return state, counts
+
+    def _update(self, state: State, xs: Sequence[Any], sweep: RowSweep) -> State:
+        """Returns the rows joined with these observations; of None a row stays as it is. If there is no state, none is None."""
+        if self.kernel:
+            swept = sweep.update(self.reducer, state, xs)
+            if swept is not None:
+                return swept
+            self.kernel = False  # it has failed; there was a warning
+        rows = [row for row, x in enumerate(xs) if x is not None]
+        lifts = lift_stacked(self.reducer, [xs[row] for row in rows])
+        if not self._checked:
+            alone = self.reducer.update({}, xs[rows[0]].detach())
+            if {key: value.shape for key, value in alone.items()} != {key: value.shape[1:] for key, value in lifts.items()}:
+                raise StateMismatchError(f"{self.reducer!r} lifts the rows of a matrix to other shapes than each row by itself")
+            self._checked = True
+        if not state:
+            return lifts
+        if _kinds(state) != _kinds(lifts):
+            raise self._mismatch()
+        if len(rows) == len(xs):
+            return self.reducer.merge(state, lifts)
+        index = int_tensor(rows, self.device)
+        return _written(state, len(xs), rows, self.reducer.merge({key: value[index] for key, value in state.items()}, lifts))
+
+    def _mismatch(self) -> StateMismatchError:
+        return StateMismatchError(f"{self.reducer!r} lifts the parameters of a step to other states than before")
 
 
 class LeafRow(Pending):
@@ -47,18 +92,11 @@ class LeafRow(Pending):
         base: the state of the leaf from before. It is merged with the row when somebody looks, so looking changes nothing.
     """
 
-    __slots__ = ("base", "block", "index", "key", "paths", "rows")
+    __slots__ = ("base", "block", "index", "key", "paths", "rows", "sealed")
 
     def __init__(self, path: str, rows: ParameterRows, block: int, index: int, base: State) -> None:
         self.key = self.paths = (path,)
-        self.rows, self.block, self.index, self.base = rows, block, index, base
-
-    @classmethod
-    def of(cls, path: str, state: State, count: int) -> LeafRow:
-        """Returns a row that goes on from a state as if that had been a row from the beginning."""
-        rows = ParameterRows([1])
-        rows.now = (({key: value.unsqueeze(0) for key, value in state.items()}, [count]),)
-        return cls(path, rows, 0, 0, {})
+        self.rows, self.block, self.index, self.base, self.sealed = rows, block, index, base, False
 
     @property
     def count(self) -> int:
@@ -73,9 +111,17 @@ class LeafRow(Pending):
         """Returns the rows, because a row does not keep single observations."""
         return self.rows.now[self.block][0]
 
-    def leave(self) -> None:
-        """Lets the next step look whether the leaf is still in this row."""
-        self.rows.open[self.block].add(self.index)
+    def seal(self) -> None:
+        self.sealed = True
+
+    def successor(self, count: int, rings: int) -> LeafRow | None:
+        return None if self.sealed else self
+
+
+class InPlace:
+    """Is `ready` as long as the monitors of all leaves are in their rows; see `recorders.ring.changes`."""
+
+    ready = True
 
 
 class ParameterRows:
@@ -83,154 +129,55 @@ class ParameterRows:
 
     Attributes:
         now: the rows of each block. A step binds all of it by one assignment, so an interrupted step is in all rows or in none.
-        open: by block, the rows that the next step looks up: their leaves have no row yet, or may have left it.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.now: tuple[Stacked, ...] = tuple([({}, [0] * size) for size in sizes])
-        self.open = [set(range(size)) for size in sizes]
+    def __init__(self, blocks: Sequence[RowBlock]) -> None:
+        self._blocks = blocks
+        self.now: tuple[Stacked, ...] = tuple([({}, [0] * len(block.leaves)) for block in blocks])
+        self._in_place: InPlace | None = None
 
-    def write(self, blocks: Sequence[RowBlock], found: Sequence[Any]) -> list[Any]:
+    def write(self, found: Sequence[Any]) -> list[Any]:
         """Joins the observations of a step to the rows; returns what of `found` could not be joined. `LOCK` must be held.
 
         Args:
-            blocks: all of them.
-            found: for some of them, as `recorders.schedule.table.Found`, what was read.
+            found: for some of the blocks, as `recorders.schedule.table.Found`, what was read.
         """
-        joined: dict[int, Stacked] = {}
-        failed = []
+        if self._in_place is None or not self._in_place.ready:
+            self._place()
+        now, failed = [*self.now], []
         for one in found:
             try:
-                joined[one.block.number] = self._joined(one.block.number, one.block, one.xs, one.due)
+                now[one.block.number] = one.block.joined(now[one.block.number], one.xs, one.due)
             except Exception:
                 failed.append(one)
-        now = [*self.now]
-        for number, rows in joined.items():
-            now[number] = rows
         self.now = (*now,)
-        for one in found:
-            if self.open[one.block.number] and one.block.number in joined:
-                self.open[one.block.number].difference_update(one.rows())
         return failed
 
-    def _joined(self, number: int, block: RowBlock, xs: Sequence[Any], due: list[int] | None) -> Stacked:
-        """Returns the rows of a block, joined with the observations of those that are due; None if all are."""
-        lifts: State | None = None
-        fresh: list[int] = []  # those due that hold nothing yet
-        rows: Sequence[int] = range(len(xs)) if due is None else due
-        if not self.open[number].isdisjoint(rows):
-            dtypes = swept_dtypes(block.reducer, xs[rows[0]])
-            block.kernel = dtypes is not None
-            if dtypes is None:
-                lifts = lift_stacked(block.reducer, [xs[row] for row in rows])
-                wanted = _kinds(lifts)
-            else:
-                wanted = {key: (torch.Size(), dtype, xs[rows[0]].device) for key, dtype in dtypes.items()}
-            fresh = self._placed(number, block, xs, rows, wanted)
-        state, counts = self.now[number]
-        if due is None:
-            counts = [*map((1).__add__, counts)]
-        else:
-            counts = [*counts]
-            for row in due:
-                counts[row] += 1
-        if block.kernel:
-            swept = self._swept(block, state, xs, fresh) if fresh else block.sweep.update(block.reducer, state, xs)
-            if swept is not None:
-                return swept, counts
-            block.kernel = False  # it has failed; there was a warning
-        if lifts is None:
-            lifts = lift_stacked(block.reducer, xs if due is None else [xs[row] for row in due])
-        if len(fresh) == len(xs):
-            return lifts, counts
-        if state and _kinds(state) != _kinds(lifts):
-            raise StateMismatchError(f"{block.reducer!r} lifts the parameters of a step to other states than before")
-        if due is None and not fresh:
-            return block.reducer.merge(state, lifts), counts
-        new = {*fresh}
-        places = [place for place, row in enumerate(rows) if row not in new]
-        if places:
-            old = [rows[place] for place in places]
-            state = _written(state, len(xs), old, block.reducer.merge(_picked(state, old), _picked(lifts, places)))
-        if fresh:
-            state = _written(state, len(xs), fresh, _picked(lifts, [place for place, row in enumerate(rows) if row in new]))
-        return state, counts
-
-    def _swept(self, block: RowBlock, state: State, xs: Sequence[Any], fresh: list[int]) -> State | None:
-        """Returns the rows as a kernel joins them, if some hold nothing yet; None if there is no kernel after all."""
-        first = RowSweep().update(block.reducer, {}, [xs[row] for row in fresh])
-        if first is None or len(fresh) == len(xs):
-            return first
-        new = {*fresh}
-        old = [None if row in new else x for row, x in enumerate(xs)]
-        if {*map(type, old)} != {type(None)}:
-            swept = block.sweep.update(block.reducer, state, old)
-            if swept is None:
-                return None
-            state = swept
-        return _written(state, len(xs), fresh, first)
-
-    def _placed(self, number: int, block: RowBlock, xs: Sequence[Any], due: Sequence[int], wanted: dict[str, Any]) -> list[int]:
-        """Gives leaves their rows here; returns the rows without observations. A row elsewhere that fits is taken over as it is."""
-        fresh: list[int] = []
-        bound: list[tuple[Any, str, int, LeafRow | None]] = []
-        moved = defaultdict[tuple[ParameterRows, int], list[tuple[int, int]]](list)
-        for index in due:
-            if index not in self.open[number]:
-                continue
-            ref, path = block.leaves[index]
-            monitor = ref()
-            row = None if monitor is None else monitor.buffer.stored.pending.get((path,))
-            if isinstance(row, LeafRow) and row.rows is self and (row.block, row.index) == (number, index):
-                if not row.count:
-                    fresh.append(index)
-            elif isinstance(row, LeafRow) and row.count and _kinds(row.rows.now[row.block][0]) == wanted:
-                moved[row.rows, row.block].append((index, row.index))
-                bound.append((monitor, path, index, row))
-                row.leave()
-            else:
-                if isinstance(row, LeafRow):
-                    row.leave()
-                fresh.append(index)
-                bound.append((monitor, path, index, None))
-        if fresh and not block.checked:
-            alone = block.reducer.update({}, xs[fresh[0]].detach())
-            if {key: value.shape for key, value in alone.items()} != {key: shape for key, (shape, _, _) in wanted.items()}:
-                raise StateMismatchError(f"{block.reducer!r} lifts the rows of a matrix to other shapes than each row by itself")
-            block.checked = True
-        state, counts = self.now[number]
-        counts = [*counts]
-        for index in fresh:
-            counts[index] = 0  # of a leaf that has left
-        for (rows, other), pairs in moved.items():
-            theirs, numbers = rows.now[other]
-            targets, sources = [target for target, _ in pairs], [source for _, source in pairs]
-            same = not state and targets == sources == [*range(len(counts))] == [*range(len(numbers))]
-            state = theirs if same else _written(state, len(counts), targets, _picked(theirs, sources))
-            for target, source in pairs:
-                counts[target] = numbers[source]
-        self.now = (*self.now[:number], (state, counts), *self.now[number + 1 :])  # nobody has these rows yet
-        for monitor, path, index, row in bound:
-            if monitor is not None and row is not None:
-                stored = monitor.buffer.stored
-                here = LeafRow(path, self, number, index, row.base)
-                monitor.buffer.stored = stored._replace(pending={**stored.pending, here.key: here})
-            elif monitor is not None:
-                held = monitor.buffer.flush()
-                base = {key: value.to(xs[index].device) for key, value in held.states.get(path, {}).items()}
-                monitor.buffer.stored = held.moved((path,), LeafRow(path, self, number, index, base))
-        return fresh
+    def _place(self) -> None:
+        """Gives leaves that are not in their rows empty ones: they are new, or have left since. Their states become the base."""
+        in_place, absent = InPlace(), []
+        now = [(state, [*counts]) for state, counts in self.now]
+        for block in self._blocks:
+            for index, (ref, path) in enumerate(block.leaves):
+                monitor = ref()
+                if monitor is None:
+                    continue
+                monitor.buffer.changes.tell(in_place)
+                row = monitor.buffer.stored.pending.get((path,))
+                if not (isinstance(row, LeafRow) and row.rows is self and (row.block, row.index) == (block.number, index)):
+                    now[block.number][1][index] = 0
+                    absent.append((monitor, block, index, path))
+        self.now = (*now,)  # nobody has the rows that are empty now
+        for monitor, block, index, path in absent:  # this is a change, so the next step looks again, and finds them
+            held = monitor.buffer.flush()
+            base = {key: value.to(block.device) for key, value in held.states.get(path, {}).items()}
+            monitor.buffer.stored = held.moved((path,), LeafRow(path, self, block.number, index, base))
+        self._in_place = in_place
 
 
 def _kinds(stacked: State) -> dict[str, Any]:
     """Returns the shape of a row, the dtype and the device of each tensor."""
     return {key: (value.shape[1:], value.dtype, value.device) for key, value in stacked.items()}
-
-
-def _picked(stacked: State, indices: list[int]) -> State:
-    """Returns these rows."""
-    rows = int_tensor(indices, next(iter(stacked.values())).device)
-    return {key: value[rows] for key, value in stacked.items()}
 
 
 def _written(state: State, size: int, indices: list[int], rows: State) -> State:

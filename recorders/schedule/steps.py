@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from itertools import chain
+from operator import itemgetter
+from types import FrameType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,11 +26,101 @@ from recorders.capture.entering import failure_of, guarded
 from recorders.capture.switching import SWITCHING
 from recorders.schedule import standing
 from recorders.schedule.forgotten import tell_forgotten, warnings_due
-from recorders.schedule.table import HERE, Tables
-from recorders.schedule.under_way import Step, StepsUnderWay
+from recorders.schedule.table import CHANGE, GRADIENTS, HERE, VALUES, Tables
 from reducers._torch import constant_in_graphs
 
 __all__ = ["StepHandle", "count_steps", "monitors_of_steps", "parameters_watched", "stop_counting", "watch_for_standing"]
+
+
+class Step(SimpleNamespace):
+    """A running call of `step`. All changes of the optimizer's parameters during the call belong to this step.
+
+    An optimizer that wraps another one, or calls the step of its base class, steps within a step that holds the same parameters.
+    The outermost step counts. The parameters are collected only if they are needed, and none is kept.
+
+    Attributes:
+        optimizer: a weak reference to the optimizer that steps.
+        frame: the `id` of the frame of the call.
+        outer: the steps within which this one runs, the outermost first.
+        clocks: the clocks that advance at the end of this step: its own, and those of the steps within it that have ended.
+        inner: a weak reference to the optimizer within this step that changes the parameters in the end, and keeps their state.
+        closure: whether it was given a closure; None if it was not seen to begin.
+        usable: whether parameters may be reduced together in it.
+        table: the table of the optimizer, and in `copied` and `notified` of which parameters the change is read at the end; see
+            `recorders.schedule.table`.
+    """
+
+    # While a clock is attached, every step of every optimizer makes a Step. So C code makes it, and defaults are on the class.
+    optimizer: weakref.ref[Optimizer]
+    frame: int
+    outer: Sequence[Step] = ()
+    clocks: Sequence[Any] = ()
+    inner: weakref.ref[Optimizer] | None = None
+    closure: bool | None = None
+    usable = False
+    table: Any = None
+    copied: Sequence[Any] = ()
+    notified: Sequence[Any] = ()
+
+    def all(self) -> list[Any]:
+        """Returns the optimizer's parameters."""
+        optimizer = self.optimizer()
+        return [] if optimizer is None else [*chain.from_iterable(map(_params, optimizer.param_groups))]
+
+    def own(self) -> list[Any]:
+        """Returns the optimizer's parameters that no outer step holds."""
+        if not self.outer:
+            return self.all()
+        theirs = {id(parameter) for step in self.outer for parameter in step.all()}
+        return [parameter for parameter in self.all() if id(parameter) not in theirs]
+
+    def owner(self) -> Step | None:
+        """Returns the outermost step that shares parameters with this one, if outer steps hold all parameters of this one."""
+        if not self.outer or self.own():
+            return None
+        mine = {*map(id, self.all())}
+        return next((step for step in self.outer if not mine.isdisjoint(map(id, step.all()))), None)
+
+    def absorb(self, step: Step) -> None:
+        """Takes over the clocks of `step`, which ran within this one and has ended; they advance at the end of this one."""
+        self.clocks, step.clocks = list(dict.fromkeys([*self.clocks, *step.clocks])), ()
+        if self.inner is None and {*map(id, self.all())}.issubset(map(id, step.all())):
+            self.inner = step.optimizer
+
+
+class StepsUnderWay(threading.local):
+    """The steps that run in this thread, the outermost first.
+
+    PyTorch calls no hook after a step that raised, so the entry of that step stays. The next step drops it when it begins: it keeps
+    only entries whose calls are among its own callers. An entry identifies its call by the `id` of the frame, which keeps nothing
+    alive. Another call can get the same `id` only after the first has ended; if that call is a step, it drops the old entry.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def begin(self, optimizer: Optimizer, frame: FrameType) -> Step:
+        """Adds the step whose call has this frame; returns it."""
+        steps, step = self.steps, Step(optimizer=weakref.ref(optimizer), frame=id(frame))
+        if steps:
+            calls, caller = set[int](), frame.f_back
+            while caller is not None:
+                if caller.f_code is frame.f_code:
+                    calls.add(id(caller))
+                caller = caller.f_back
+            steps[:] = [other for other in steps if other.frame in calls]
+            step.outer = (*steps,)
+        steps.append(step)
+        return step
+
+    def end(self, optimizer: Optimizer, frame: FrameType) -> Step:
+        """Removes the step whose call has this frame; returns it. If hooks were put on during the step, the step is added first."""
+        steps, call = self.steps, id(frame)
+        if not steps or (steps[-1].frame != call and all(step.frame != call for step in steps)):
+            self.begin(optimizer, frame)
+        while (step := steps.pop()).frame != call:
+            pass  # a step within this one, which was interrupted
+        return step
 
 
 class _Listeners(OrderedDict[int, None]):
@@ -67,12 +160,14 @@ class _Steps:
             self._activate()
 
     def count(self, optimizer: Optimizer, clock: Any) -> None:
+        """Advances `clock` after every step of `optimizer` from now on. Both are held weakly."""
         with SWITCHING:
             if not any(counted() is optimizer and counter() is clock for counted, counter in self.clocks):
                 self.clocks = [*self.clocks, (weakref.ref(optimizer), weakref.ref(clock))]
             self._activate()
 
     def stop_counting(self, clock: Any) -> None:
+        """Advances `clock` no longer after steps of any optimizer."""
         with SWITCHING:
             self.clocks = [pair for pair in self.clocks if pair[1]() is not clock]
             self._deactivate_unused()
@@ -131,7 +226,9 @@ class _Steps:
         else:
             step = _under_way.begin(optimizer, frame)
             if self.listeners and not step_was_skipped(optimizer):
-                failed = failure_of(HERE, self.tables.begin, step, optimizer, _has_closure(args, kwargs))
+                step.closure = _has_closure(args, kwargs)
+                moments = (CHANGE,) if step.closure else (CHANGE, GRADIENTS)
+                failed = failure_of(HERE, self.tables.observe, step, optimizer, optimizer, moments)
         return failed
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -149,13 +246,14 @@ class _Steps:
         skipped = step_was_skipped(optimizer)
         if self.clocks and not skipped:
             step.clocks = self._clocks_of(optimizer, step.clocks)
-        owner = step.owner if step.outer else None
+        owner = step.owner() if step.outer else None
         if owner is not None:
-            owner.absorb(step, optimizer)
+            owner.absorb(step)
         elif self.listeners and not skipped:
             inner = None if step.inner is None else step.inner()  # which keeps the state
             closure = _has_closure(args, kwargs) if step.closure is None else step.closure
-            failed = failure_of(HERE, self.tables.end, step, optimizer, inner or optimizer, closure)
+            moments = (GRADIENTS, VALUES) if closure else (VALUES,)
+            failed = failure_of(HERE, self.tables.observe, step, optimizer, inner or optimizer, moments)
         for clock in step.clocks:  # after the monitors, whose observations belong to the step that ends
             failed = failure_of(HERE, clock.advance) or failed
         if not step.clocks and (self.clocks or not self.listeners):
@@ -195,16 +293,6 @@ class StepHandle:
         _steps.drop(self.module(), self.monitor(), self.id)
 
 
-def count_steps(optimizer: Optimizer, clock: Any) -> None:
-    """Advances `clock` after every step of `optimizer` from now on. Both are held weakly."""
-    _steps.count(optimizer, clock)
-
-
-def stop_counting(clock: Any) -> None:
-    """Advances `clock` no longer after steps of any optimizer."""
-    _steps.stop_counting(clock)
-
-
 def monitors_of_steps(module: nn.Module) -> list[Any]:
     """The monitors that are told of the optimizer steps which change parameters of `module`."""
     with SWITCHING:
@@ -232,6 +320,7 @@ IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"
 _steps = _Steps()
 _numbers = itertools.count()
 _under_way = StepsUnderWay()
+count_steps, stop_counting = _steps.count, _steps.stop_counting
 
 never_trace(_Steps.before)
 never_trace(_Steps.after)
@@ -262,3 +351,6 @@ def _share_groups(one: Optimizer, other: Optimizer) -> bool:
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether `step` was given a closure. A closure computes the gradients within the step, so they are final after it."""
     return kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+
+
+_params = itemgetter("params")

@@ -288,13 +288,16 @@ def test_one_that_fails_is_told_of_alone_and_the_others_are_recorded(on_error: A
 def test_an_interrupted_step_is_recorded_by_none(where: str) -> None:
     net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])
     recorder = Recorder(ParameterGradientMonitor(Picky())).modules(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
     for interrupted in (False, True, False, True, True, False):
         Picky.interrupt = where if interrupted else ""
         if interrupted:
             with pytest.raises(KeyboardInterrupt):
-                step(net)
+                optimizer.step()
         else:
-            step(net)
+            optimizer.step()
     Picky.interrupt = ""
     assert set(recorder.iter_samples()) == {3}
     assert {float(monitor.peek()["weight"]) for monitor in recorder.values()} == {12.0}

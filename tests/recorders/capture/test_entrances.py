@@ -423,7 +423,7 @@ def test_another_thread_may_take_updates_off_between_reading_and_gathering(monke
     net = new_net()
     recorder = Recorder(ParameterUpdateMonitor(Norm())).modules(net, types=nn.Linear)
     train(net, 2)
-    changed = table.Found.changed
+    changed = table.Found.change
     once: list[Any] = []
 
     def take_off(*args: Any) -> Any:
@@ -432,7 +432,7 @@ def test_another_thread_may_take_updates_off_between_reading_and_gathering(monke
             in_a_thread(recorder["first"].deregister)
         return changed(*args)
 
-    monkeypatch.setattr(table.Found, "changed", take_off)
+    monkeypatch.setattr(table.Found, "change", take_off)
     train(net, 2)
     assert once
     assert [recorder[name].samples for name in ("first", "second")] == [2, 4]
