@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from recorders._torch import is_distributed, without_modes
 from recorders.capture.operands import is_spread
-from recorders.errors import OperandError, TargetError
+from recorders.errors import OperandError, RecordingWarning, TargetError
 from recorders.recordings.placement import Placement, from_plain, to_plain
 from recorders.ring.changes import Changes
-from reducers.errors import did_you_mean
+from reducers.errors import did_you_mean, warn_user
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -29,17 +29,12 @@ __all__ = [
     "Layout",
     "PlacementInfo",
     "as_text",
-    "as_text_of_all",
     "from_text",
-    "guess",
     "in_use",
-    "is_placed",
     "know",
     "layout_of",
-    "of_all",
-    "of_one",
     "register_layouts",
-    "unclear",
+    "warn_before_merge",
 ]
 
 
@@ -77,23 +72,27 @@ def _lowest(mesh: Any) -> int:
     return int(mesh.mesh.min())
 
 
-def _placement(tensor: Any) -> Placement | None:
-    """Returns which part of a DTensor this rank holds; of other tensors None. See `Layout.place`."""
-    return Layout(tensor.device_mesh, tuple(tensor.placements)).place(tensor.ndim, shared=False) if is_spread(tensor) else None
-
-
 class PlacementInfo(NamedTuple):
-    """What is known of a tensor, or of the operands of a callable, before it is known whose they are; graphs tell it.
+    """What is known of the tensors of a leaf, or of a callable, before it is known whose they are; graphs pass it on.
 
     Attributes:
-        axes: the number of axes of the tensor, or of the first of the operands; None if that is a DTensor.
-        place: the placement of a DTensor, or of the operands of which some are DTensors.
+        axes: the number of axes of the first tensor; None if that is a DTensor.
+        place: the placement of a DTensor among them, of one that is cut if there is any.
         fault: why there is none.
     """
 
     axes: int | None
     place: Placement | None = None
     fault: str = ""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any]) -> PlacementInfo:
+        """What is known of these tensors; `fault` tells why this rank holds no part of the values of one of them."""
+        try:
+            found = [Layout(x.device_mesh, tuple(x.placements)).place(x.ndim, shared=False) for x in tensors if is_spread(x)]
+        except OperandError as error:
+            return cls(None, None, str(error))
+        return cls(tensors[0].ndim if tensors and not is_spread(tensors[0]) else None, _cut(found))
 
     def placement(self, layout: Layout | None, shared: bool) -> Placement | None:
         """The placement of the tensor; None if it is whole, or data of this rank.
@@ -114,67 +113,34 @@ class PlacementInfo(NamedTuple):
     def made_of(self, layout: Layout | None, shared: bool) -> Placement | None:
         """The placement of what a callable makes of the operands: a norm of parts is no part of a norm."""
         first = None if self.axes is None else PlacementInfo(self.axes).placement(layout, shared)
-        found = [place for place in (first, self.placement(None, shared)) if place is not None]
-        cut = next((place for place in found if place.parts), found[0] if found else None)
+        cut = _cut([place for place in (first, self.placement(None, shared)) if place is not None])
         return None if cut is None else replace(cut, axes=None)
 
 
-def of_all(tensors: Sequence[Tensor]) -> PlacementInfo:
-    """What is known of the operands of a callable.
-
-    Raises:
-        OperandError: this rank holds no part of the values of one of them.
-    """
-    found = [place for tensor in tensors if (place := _placement(tensor)) is not None]
-    cut = next((place for place in found if place.parts), found[0] if found else None)
-    return PlacementInfo(tensors[0].ndim if tensors and not is_spread(tensors[0]) else None, cut)
+def _cut(found: Sequence[Placement]) -> Placement | None:
+    """The first placement that is one of a part; of copies the first."""
+    return next((place for place in found if place.parts), found[0] if found else None)
 
 
-def of_one(tensor: Tensor) -> PlacementInfo:
-    """What is known of a tensor.
-
-    Raises:
-        OperandError: this rank holds no part of its values.
-    """
-    place = _placement(tensor)
-    return PlacementInfo(tensor.ndim if place is None else None, place)
-
-
-def as_text(tensors: Mapping[str, Tensor]) -> str:
-    """What a graph tells of its tensors, by path."""
-    return json.dumps({path: _to_plain(of_one, tensor) for path, tensor in tensors.items()})
-
-
-def as_text_of_all(tensors: Sequence[Tensor]) -> str:
-    """What a graph tells of the operands of a callable."""
-    return json.dumps({"": _to_plain(of_all, tensors)})
-
-
-def _to_plain(tell: Callable[[Any], PlacementInfo], what: Any) -> list[Any]:
-    try:
-        axes, place, fault = tell(what)
-    except OperandError as error:
-        axes, place, fault = None, None, str(error)
-    return [axes, None if place is None else to_plain(place), fault]
+def as_text(tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> str:
+    """What a graph tells of its tensors, by path; or of all operands of a callable, by ""."""
+    found = {path: PlacementInfo.of([xs] if isinstance(xs, Tensor) else xs) for path, xs in tensors.items()}
+    return json.dumps({path: [axes, place and to_plain(place), fault] for path, (axes, place, fault) in found.items()})
 
 
 @lru_cache(maxsize=4096)
 def from_text(text: str) -> Mapping[str, PlacementInfo]:
-    """What `as_text` or `as_text_of_all` told, by path; nothing if the text is empty."""
-    info = json.loads(text) if text else {}
-    return {
-        path: PlacementInfo(axes, None if place is None else from_plain(place), fault)
-        for path, (axes, place, fault) in info.items()
-    }
+    """What `as_text` was given; nothing if the text is empty."""
+    found = json.loads(text) if text else {}
+    return {path: PlacementInfo(axes, place and from_plain(place), fault) for path, (axes, place, fault) in found.items()}
 
 
 CHANGES = Changes()
-"""Is told when layouts are registered, nets become known, or a graph is traced: then modules may be spread that were not."""
+"""Is told when layouts are registered, or a graph is traced: then modules may be spread that were not."""
 
 _declared: WeakKeyDictionary[nn.Module, dict[str, Layout | None]] = WeakKeyDictionary()
-_nets: WeakSet[nn.Module] = WeakSet()
-_looked: WeakSet[nn.Module] = WeakSet()  # those of which the next is known
-_unclear: WeakSet[nn.Module] = WeakSet()  # modules of nets that are tensor parallel
+_nets: WeakSet[nn.Module] = WeakSet()  # from which modules were selected
+_warned: WeakSet[Any] = WeakSet()  # clocks of recorders that were merged
 
 
 def register_layouts(
@@ -204,11 +170,8 @@ def register_layouts(
     """
     for side, given in (("outputs", outputs or {}), ("inputs", inputs or {})):
         for name, kinds in given.items():
-            _register(net, name, side, None if kinds is None else Layout(mesh, _kinds(kinds)), mesh)
-
-
-def _kinds(kinds: Any) -> tuple[Any, ...]:
-    return tuple(kinds) if isinstance(kinds, Sequence) else (kinds,)
+            every = tuple(kinds) if isinstance(kinds, Sequence) else (kinds,)
+            _register(net, name, side, None if kinds is None else Layout(mesh, every), mesh)
 
 
 def _register(net: nn.Module, name: str, side: str, layout: Layout | None, mesh: Any) -> None:
@@ -242,48 +205,56 @@ def layout_of(module: nn.Module | None, side: str) -> Layout | None:
 
 
 def know(net: nn.Module) -> None:
-    """Remembers a net from which modules are selected, for `unclear`."""
+    """Remembers a net from which modules are selected, for `warn_before_merge`."""
     _nets.add(net)
-    _looked.discard(net)
-    CHANGES.note()
 
 
-def unclear(module: nn.Module | None, side: str) -> bool:
-    """Whether nobody can tell what plain tensors of this module are, because its net is tensor parallel."""
-    if module is None or not side or not in_use():
-        return False
-    for net in [net for net in _nets if net not in _looked]:
-        _looked.add(net)
-        inside = list(net.modules())
-        if any(map(is_distributed, inside)):
-            _unclear.update(inside)
-    return module in _unclear and side not in _declared.get(module, {})
+def warn_before_merge(monitors: Iterable[Any], clock: Any) -> None:
+    """Warns, before ranks are merged for the first time, of what counts as data of each rank though it may be a part or a copy.
+
+    Args:
+        clock: that of the recorder.
+    """
+    if clock in _warned:
+        return
+    _warned.add(clock)
+    found: dict[str, dict[str, str]] = {}
+    guesses = {side: _guesses(side) for side in ("outputs", "inputs")} if in_use() else {}
+    for monitor in monitors:
+        module, side = monitor.module, monitor.side
+        guess = guesses.get(side, {}).get(module)
+        if guess is not None and side not in _declared.get(module, {}) and monitor.buffer.samples and not monitor.buffer.places:
+            found.setdefault(side, {})[guess[0]] = guess[1]
+    if found:
+        given = [f"{side}={{{', '.join(f'{name!r}: {kinds}' for name, kinds in names.items())}}}" for side, names in found.items()]
+        warn_user(
+            f"the net is tensor parallel, and plain tensors of {sum(map(len, found.values()))} modules between its layers were "
+            "recorded as data of each rank: sync counts them once for each rank, also parts and copies. Say what they are before "
+            "the net runs, after a look at these guesses: "
+            f"register_layouts(net, mesh, {', '.join(sorted(given, reverse=True))}). None in place of a placement says that each "
+            "rank has data of its own",
+            RecordingWarning,
+        )
 
 
-def is_placed(module: nn.Module | None, side: str) -> bool:
-    """Whether plain tensors of this module may be parts or copies, of which each observation is to be checked."""
-    return in_use() and (layout_of(module, side) is not None or unclear(module, side))
-
-
-def guess(module: nn.Module, side: str) -> tuple[str, str] | None:
-    """The name of a module in its net, and, as code, the likely placements of its plain tensors; None if its net is not known.
+def _guesses(side: str) -> dict[nn.Module, tuple[str, str]]:
+    """By module of the nets that are tensor parallel: its name, and as code the likely placements of its plain tensors.
 
     They are those of what the last tensor-parallel layer before it returns, or for its outputs those of what it returns itself;
-    before the first one all ranks have copies. How the weight of a layer is cut tells what it returns.
+    before the first one all ranks have copies.
     """
+    found: dict[nn.Module, tuple[str, str]] = {}
     for net in _nets:
         before = "Replicate()"
-        for name, other in net.named_modules():
-            if other is module and side == "inputs":
-                return name, before
-            before = _likely(other) or before
-            if other is module:
-                return name, before
-    return None
+        for name, module in net.named_modules() if any(map(is_distributed, net.modules())) else ():
+            own = _likely(module) or before
+            found.setdefault(module, (name, before if side == "inputs" else own))
+            before = own
+    return found
 
 
 def _likely(layer: nn.Module) -> str:
-    """What a tensor-parallel layer is likely to return, as code; "" of other layers."""
+    """What a tensor-parallel layer is likely to return, as code, because of how its weight is cut; "" of other layers."""
     weight: Any = getattr(layer, "weight", None)
     if not is_distributed(layer) or weight is None or not is_spread(weight):
         return ""

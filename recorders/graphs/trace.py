@@ -21,7 +21,7 @@ from torch import Tensor
 from recorders._torch import NoAutocast, at_end_of_backward, graph_task, is_being_written_down, outside_modes
 from recorders._torch.compiler import run_of_node
 from recorders.capture.entering import guarded
-from recorders.capture.layouts import CHANGES, as_text, as_text_of_all
+from recorders.capture.layouts import CHANGES, as_text
 from recorders.capture.operands import is_spread, local_part
 from recorders.graphs.device import emit_accumulations
 from recorders.graphs.operators import can_record, encoded
@@ -56,7 +56,7 @@ def _emit_parts(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[
 
 def _emit_local(sink: Tensor, layout: str, tensors: list[Tensor], numbers: list[int], stream: str) -> None:
     with NoAutocast(), torch.no_grad():
-        info, parts = as_text_of_all(tensors), [local_part(tensor.detach()) for tensor in tensors]
+        info, parts = as_text({"": tensors}), [local_part(tensor.detach()) for tensor in tensors]
         torch.ops.torch_recorders.receive_call(sink, stream, layout, parts, numbers, info)
 
 

@@ -15,7 +15,7 @@ from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
 from recorders.capture.given import keep, number_of
-from recorders.capture.layouts import CHANGES, PlacementInfo, from_text, in_use, is_placed
+from recorders.capture.layouts import CHANGES, PlacementInfo, from_text, in_use, layout_of
 from recorders.capture.operands import leaves, plain_or_spread, recomputing, tracing
 from recorders.errors import OperandError
 from recorders.graphs.device import Accumulators, Observed, add_holder, can_accumulate, hand_out, handle_name
@@ -23,8 +23,7 @@ from recorders.graphs.reading import RowReader, has_filled, parts_of
 from recorders.graphs.ring import GraphRing
 from recorders.graphs.sinks import GraphBatch, find_sink, find_spec, new_sink
 from recorders.graphs.trace import emit_call, emit_leaves
-from recorders.monitors.places import note_places
-from recorders.monitors.record import Observer, report_failures, store, with_given, work
+from recorders.monitors.record import Observer, note_places, report_failures, store, with_given, work
 from reducers._torch import constant_in_graphs
 from reducers.kernels.locks import new_lock
 
@@ -143,7 +142,7 @@ def _all_wait_in(ring: GraphRing, monitors: Sequence[Any]) -> bool:
 def _records(monitor: Any) -> bool:
     """Whether the monitor records all that comes in this step, without a placement or a shape to check."""
     rows = monitor.gate.on and monitor.gate.active and monitor.buffer.takes_rows
-    return bool(rows and not is_placed(monitor.module, monitor.side))
+    return bool(rows and layout_of(monitor.module, monitor.side) is None)
 
 
 def _record_alone(monitor: Any, found: dict[str, Tensor], stream: str, info: Mapping[str, PlacementInfo]) -> None:

@@ -14,7 +14,7 @@ from recorders.capture.calls import Call
 from recorders.capture.context import as_monitor, capturing
 from recorders.capture.cuda_graphs import CAPTURES, IN_CUDA_GRAPH
 from recorders.capture.given import BatchContext, current
-from recorders.capture.layouts import PlacementInfo, in_use, layout_of, of_all
+from recorders.capture.layouts import PlacementInfo, in_use, layout_of
 from recorders.capture.operands import (
     as_operands,
     detached,
@@ -32,7 +32,6 @@ from recorders.monitors.buffer import Buffer
 from recorders.monitors.callables import call
 from recorders.monitors.failures import OnError, describe, fail
 from recorders.monitors.gate import Gate
-from recorders.monitors.places import note_places, seen
 from recorders.recordings.placement import Placement
 from recorders.schedule.clock import Clock
 from reducers import Reducer
@@ -43,6 +42,7 @@ __all__ = [
     "Observer",
     "check_numbers",
     "checked_operands",
+    "note_places",
     "reduce",
     "reducer_inputs",
     "report_failures",
@@ -280,7 +280,7 @@ def reduce(monitor: Observer, operands: tuple[Any, ...], path: str, info: Placem
         tensors = [tensor for operand in operands for _, tensor in leaves(operand)]
         if not monitor.dry_run:
             check_numbers(tensors)
-        known = of_all(tensors) if info is None else info
+        known = PlacementInfo.of(tensors) if info is None else info
         made_of = known.made_of(layout_of(monitor.module, monitor.side), monitor.buffer.shared)
         operands = tuple(map(detached, operands))
         if monitor.filter_ is not None and not call(monitor.filter_, operands, monitor):
@@ -306,9 +306,22 @@ def store(
     """
     plain_only = all(type(x) is Tensor for xs in inputs.values() for x in xs)
     if info or made_of is not None or not plain_only or monitor.buffer.places or in_use():
-        note_places(monitor, {path: info.get(path) or seen(xs) for path, xs in inputs.items()}, made_of)
+        note_places(monitor, {path: info.get(path) or PlacementInfo.of(xs) for path, xs in inputs.items()}, made_of)
         inputs = inputs if plain_only else {path: tuple(map(plain, xs)) for path, xs in inputs.items()}
     monitor.buffer.add(inputs)
+
+
+def note_places(monitor: Observer, info: Mapping[str, PlacementInfo], made_of: Placement | None = None) -> None:
+    """Notes in the buffer which part of a tensor the states of each leaf are of.
+
+    Raises:
+        OperandError: a rank holds a summand; or earlier observations were of another part, or of a whole tensor.
+    """
+    buffer, layout = monitor.buffer, None if made_of is not None else layout_of(monitor.module, monitor.side)
+    places = {path: leaf.placement(layout, buffer.shared) or made_of for path, leaf in info.items()}
+    if any(places.values()) or buffer.places:
+        buffer.place(places)
+        monitor._may_wait = False  # later observations are compared with these
 
 
 def checked_operands(kind: Observer, operands: Any) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from recorders.capture.layouts import warn_before_merge
 from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
-from recorders.monitors.places import warn_before_merge
 from recorders.monitors.snapshots import resume
 from recorders.recorder.report import warned_of_left_out
 from recorders.recordings.commit import never_committed
