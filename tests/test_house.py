@@ -160,7 +160,7 @@ recorders.lenses.OutputGradientGeometry, recorders.visualizers.TextVisualizer
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-SUBSTITUTES = ("recorders._torch.__init__", "recorders._torch.compiler", "recorders._torch.cuda", "reducers._torch")
+SUBSTITUTES = ("recorders._torch.__init__", "recorders._torch.compiler", "reducers._torch")
 """The files that reach private APIs of PyTorch: by `reach`, which needs an entry in the table, and says what is off without it."""
 
 OTHERS = {
@@ -193,7 +193,6 @@ INSIDE = {
     "_timeout": "an attribute of the options of a backend; if it is gone, an error tells one thing less",
     "_dynamo_marked_constant": "what torch.compiler.assume_constant_result sets; that is called, too, once Dynamo is imported",
     "torch._dynamo": "the package of the compiler; if its name changes, hooks tell it what it must know when they are traced",
-    "torch.fx.experimental.symbolic_shapes": "the name of a logger; if it changes, the user sees a message that he need not see",
     "_ZN5torch8autograd25get_current_graph_task_idEv": "a function in C++; if it is not found, the slow operator asks in Python",
 }
 """Names that only files in `SUBSTITUTES` use without `reach`, because they are attributes of objects, and what they do without."""
@@ -312,7 +311,6 @@ def test_every_private_api_that_is_reached_is_in_the_table_and_no_other() -> Non
 
 def test_names_that_are_allowed_are_used() -> None:
     used = {name for names in scanned().values() for name in names}
-    used |= {"torch.fx.experimental.symbolic_shapes"}  # which has no underscore
     assert (OTHERS.keys() | INSIDE.keys()) - used == set()
 
 

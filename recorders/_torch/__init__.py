@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, repeat, starmap
 from pathlib import Path
@@ -31,6 +31,7 @@ __all__ = [
     "NoAutocast",
     "NoInference",
     "at_end_of_backward",
+    "at_start_of_cuda",
     "autocast_is_on",
     "call_of_module",
     "copy_all",
@@ -73,28 +74,6 @@ def warn_of_missing() -> None:
         warn_user(f"{'; '.join(new)}. All else is recorded as usual: use the torch that docs/torch.md names", RecordingWarning)
 
 
-def _kinds_of_devices() -> list[str]:
-    found = torch.accelerator.current_accelerator()
-    return ["cpu", *([] if found is None else [found.type])]
-
-
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    with ExitStack() as stack:
-        for kind in _kinds_of_devices():
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def _length_of(name: str) -> Callable[[], int]:
-    stack = or_else(name, list)
-    return lambda: len(stack())
-
-
-def _tracing_or_none() -> bool | None:
-    return torch.jit.is_tracing() or None  # type: ignore[attr-defined, no-untyped-call]
-
-
 def _task_by_node() -> int:
     node = or_else("torch._C._current_autograd_node", lambda: None)
     return -1 if node() is None else 0
@@ -102,23 +81,17 @@ def _task_by_node() -> int:
 
 # Contexts written in C: those written in Python can be interrupted while they end, and then leave a mode as it was inside.
 NoInference = or_else("torch._C._InferenceMode", torch.inference_mode)
-NoAutocast = or_else("torch._C._DisableAutocast", _without_autocast)
+NoAutocast = or_else("torch._C._DisableAutocast", lambda: torch.autocast("cpu", enabled=False))
 set_grad_enabled = or_else("torch._C._set_grad_enabled", torch.set_grad_enabled)  # a function; the other is a context, too
 
 # Functions that a hook calls every time are bound here, because a global is found faster than an attribute.
 graph_task: Callable[[], int] = or_else("torch._C._current_graph_task_id", _task_by_node)  # -1 if no backward runs in this thread
-autocast_is_on = or_else("torch._C._is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, _kinds_of_devices())))
+autocast_is_on = or_else("torch._C._is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu"))
 is_batched = or_else("torch._C._functorch.is_legacy_batchedtensor", lambda _: False)
-_interpreter = or_else("torch._C._functorch.peek_interpreter_stack", None) or or_else(
-    "torch._C._functorch.maybe_current_level", lambda: None
-)
-_jit_trace = or_else("torch._C._get_tracing_state", _tracing_or_none)
-_count_dispatch = or_else("torch._C._len_torch_dispatch_stack", None) or _length_of(
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack"
-)
-_count_function = or_else("torch._C._len_torch_function_stack", None) or _length_of(
-    "torch.overrides._get_current_function_mode_stack"
-)
+_interpreter = or_else("torch._C._functorch.peek_interpreter_stack", lambda: None)
+_jit_trace = or_else("torch._C._get_tracing_state", lambda: torch.jit.is_tracing() or None)  # type: ignore[attr-defined,no-untyped-call]
+_count_dispatch: Callable[[], int] = or_else("torch._C._len_torch_dispatch_stack", lambda: 0)
+_count_function: Callable[[], int] = or_else("torch._C._len_torch_function_stack", lambda: 0)
 _pop_dispatch = or_else("torch._C._pop_torch_dispatch_stack", None)
 _pop_function = or_else("torch._C._pop_torch_function_stack", None)
 _push_dispatch = or_else("torch._C._push_on_torch_dispatch_stack", None)
@@ -201,21 +174,6 @@ def hooks_on_forwards(module: nn.Module) -> dict[str, Any]:
     return {kind: getattr(module, kind, {}) for kind in ("_forward_pre_hooks", "_forward_hooks")}
 
 
-def copy_all(into: list[Tensor], tensors: list[Tensor]) -> None:
-    """Copies each of the tensors into that at its place, in one call if there is one."""
-    _copy_all(into, tensors)
-
-
-def subtract_all(tensors: list[Tensor], others: list[Tensor]) -> None:
-    """Subtracts each of the others from the tensor at its place, in place."""
-    _subtract_all(tensors, others)
-
-
-def negate_all(tensors: list[Tensor]) -> None:
-    """Negates each of the tensors in place."""
-    _negate_all(tensors)
-
-
 def _one_by_one(method: str) -> Callable[..., None]:
     def run(*lists: list[Tensor]) -> None:
         for tensors in zip(*lists, strict=True):
@@ -224,9 +182,13 @@ def _one_by_one(method: str) -> Callable[..., None]:
     return run
 
 
-_copy_all = or_else("torch._foreach_copy_", _one_by_one("copy_"))
-_subtract_all = or_else("torch._foreach_sub_", _one_by_one("sub_"))
-_negate_all = or_else("torch._foreach_neg_", _one_by_one("neg_"))
+# What each of many tensors gets in place, of one list or of two.
+copy_all: Callable[[list[Tensor], list[Tensor]], object] = or_else("torch._foreach_copy_", _one_by_one("copy_"))
+subtract_all: Callable[[list[Tensor], list[Tensor]], object] = or_else("torch._foreach_sub_", _one_by_one("sub_"))
+negate_all: Callable[[list[Tensor]], object] = or_else("torch._foreach_neg_", _one_by_one("neg_"))
+
+# Calls a function when CUDA is first used, or now if it is in use: so nothing has to be asked before, in each call of a hook.
+at_start_of_cuda: Callable[[Callable[[], object]], object] = or_else("torch.cuda._lazy_call", lambda call: call())
 
 
 def step_was_skipped(optimizer: torch.optim.Optimizer) -> bool:

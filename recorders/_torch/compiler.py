@@ -7,15 +7,14 @@ before is told by `reducers._torch.when_dynamo_is_imported`. See `needs.py` for 
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import CodeType
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from recorders._torch import MODES_STAY, warn_of_missing
 from reducers._torch import (
@@ -46,7 +45,6 @@ __all__ = [
     "skip_frames",
     "told_if_missing",
     "why_no_graphs",
-    "without_new_guards",
 ]
 
 
@@ -55,12 +53,13 @@ def comptime(call: Callable[[Any], None]) -> None:
     raise RuntimeError("this torch has no torch._dynamo.comptime")  # a traced hook catches it, and reports a failure
 
 
-def _take_comptime() -> None:
-    global comptime
-    comptime = reach("torch._dynamo.comptime.comptime")
+def _break() -> None:
+    raise RuntimeError("this torch has no torch._dynamo.graph_break")  # `_one_graph` lets nobody come here
 
 
-when_dynamo_is_imported(_take_comptime)
+# Dynamo knows its own functions, and what it finds by their names here.
+when_dynamo_is_imported(lambda: globals().update(comptime=reach("torch._dynamo.comptime.comptime")))
+when_dynamo_is_imported(lambda: globals().update(_break=reach("torch._dynamo.graph_break")))
 
 
 def has_compiled() -> bool:
@@ -155,18 +154,6 @@ def break_graph() -> bool:
         return False
     _break()
     return True
-
-
-def _break() -> None:
-    raise RuntimeError("this torch has no torch._dynamo.graph_break")  # `_one_graph` lets nobody come here
-
-
-def _take_break() -> None:
-    global _break
-    _break = reach("torch._dynamo.graph_break")
-
-
-when_dynamo_is_imported(_take_break)
 
 
 @constant_in_graphs
@@ -310,23 +297,17 @@ def guard_absent_hooks(wanted: Callable[[nn.Module, str], bool]) -> None:
     the graph made for the one without would be run for the other, too. The setting `skip_nnmodule_hook_guards` would guard the
     absent hooks of all modules, in each call.
     """
-    global _absence_is_wanted
-    first, _absence_is_wanted = _absence_is_wanted is None, wanted
-    if first:
-        when_dynamo_is_imported(_guard_absent_hooks)
+    when_dynamo_is_imported(lambda: _guard_absent_hooks(wanted))
 
 
-_absence_is_wanted: Callable[[nn.Module, str], bool] | None = None
-
-
-def _guard_absent_hooks() -> None:
+def _guard_absent_hooks(wanted: Callable[[nn.Module, str], bool]) -> None:
     usual = reach("torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT")
 
     @wraps(usual)
     def guard_if_wanted(builder: Any, guard: Any) -> None:
-        kind, wanted = guard.name.rpartition(".")[2], _absence_is_wanted
+        kind = guard.name.rpartition(".")[2]
         asked = kind in ("_forward_hooks", "_forward_pre_hooks")
-        if asked and wanted is not None and wanted(builder.get(guard.originating_source.base), kind):
+        if asked and wanted(builder.get(guard.originating_source.base), kind):
             builder.SEQUENCE_LENGTH(guard)
         else:
             usual(builder, guard)
@@ -338,36 +319,10 @@ class _Callbacks(list[Any]):
     """Callbacks of the compiler. `torch._dynamo.reset()` clears the list; ours stay in it."""
 
     def clear(self) -> None:
-        ours = [callback for callback in self if isinstance(callback, _BeforeCompiling)]
-        super().clear()
-        self.extend(ours)
+        self[:] = [callback for callback in self if getattr(callback, "__module__", "") == __name__]
 
 
-class _BeforeCompiling:
-    """A callback of the compiler that calls a function before Dynamo looks at a program."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.call = call
-        self.waits = False  # until Dynamo is imported
-
-    def __call__(self, found: Any) -> None:
-        triggers = or_else("torch._dynamo.callback.CallbackTrigger", None)
-        if triggers is None or found.callback_trigger is triggers.DYNAMO:
-            self.call()
-
-    def install(self) -> bool:
-        """Puts the callback in place, if it is not; returns False if this torch has no place for it."""
-        handler = or_else("torch._dynamo.callback.callback_handler", None)
-        if handler is not None and self not in handler.start_callbacks:
-            handler.start_callbacks = _Callbacks([*handler.start_callbacks, self])
-        return handler is not None
-
-    def install_or_call(self) -> None:
-        if not self.install():
-            self.call()
-
-
-_before_compiling: dict[Callable[[], object], _BeforeCompiling] = {}
+_installers: dict[Callable[[], object], Callable[[], bool]] = {}
 
 
 def before_compiling(call: Callable[[], object]) -> bool:
@@ -376,43 +331,28 @@ def before_compiling(call: Callable[[], object]) -> bool:
     Returns:
         False if this torch cannot tell: then `call` was called if Dynamo is imported, and is called as soon as it is.
     """
-    callback = _before_compiling.setdefault(call, _BeforeCompiling(call))
-    if dynamo_is_imported():
-        tell_dynamo()
-        return callback.install()
-    if not callback.waits:
-        callback.waits = True
-        when_dynamo_is_imported(callback.install_or_call)
-    return True
+    install = _installers.get(call)
+    if install is None:
+        install = _installers[call] = _installer(call)
+        when_dynamo_is_imported(lambda: install() or call())
+    if not dynamo_is_imported():
+        return True
+    tell_dynamo()
+    return install()
 
 
-_symbols = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+def _installer(call: Callable[[], object]) -> Callable[[], bool]:
+    """A function that puts the callback in place, if it is not; it returns False if this torch has no place for it."""
 
+    def callback(found: Any) -> None:
+        triggers = or_else("torch._dynamo.callback.CallbackTrigger", None)
+        if triggers is None or found.callback_trigger is triggers.DYNAMO:
+            call()
 
-@contextmanager
-def without_new_guards(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Raises an error, in the graph that is being traced, if code asks what size a symbol of the tensors stands for.
+    def install() -> bool:
+        handler = or_else("torch._dynamo.callback.callback_handler", None)
+        if handler is not None and callback not in handler.start_callbacks:
+            handler.start_callbacks = _Callbacks([*handler.start_callbacks, callback])
+        return handler is not None
 
-    The answer would be a guard: the user's program would be compiled again for other sizes, and after some of them not at all. A
-    backward that is compiled later can have no guards any more, and would be wrong for other sizes.
-    """
-    symbol: Any = next((size for tensor in tensors for size in tensor.shape if not isinstance(size, int)), None)
-    if symbol is None:
-        yield
-        return
-    try:
-        refuse = reach("torch.fx.experimental.symbolic_shapes.ShapeEnv.error_on_new_guards")
-    except MissingInTorchError:
-        warn_of_missing()
-        raise
-    _symbols.addFilter(_is_no_refusal)
-    try:
-        with refuse(symbol.node.shape_env):
-            yield
-    finally:
-        _symbols.removeFilter(_is_no_refusal)
-
-
-def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Whether a message of PyTorch is not that of the error, which the user need not see."""
-    return "failed during evaluate_expr" not in str(record.msg)
+    return install

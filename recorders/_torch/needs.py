@@ -27,13 +27,11 @@ _PAIRS = "DifferenceMonitor and monitors of gradients record nothing inside comp
 NEEDS: Mapping[str, str] = {
     # Modes and contexts. Those written in C cannot be interrupted while they end.
     "torch._C._InferenceMode": "an exception from outside, such as KeyboardInterrupt, may leave inference mode changed",
-    "torch._C._DisableAutocast": "an exception from outside, such as KeyboardInterrupt, may leave autocast off",
+    "torch._C._DisableAutocast": "autocast of devices other than the CPU holds for the work of monitors",
     "torch._C._set_grad_enabled": _EXACT,
-    "torch._C._is_any_autocast_enabled": "autocast is found for the CPU and one kind of accelerator only",
-    "torch._C._len_torch_dispatch_stack": _EXACT,
-    "torch._C._len_torch_function_stack": _EXACT,
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "modes of dispatch are not found, and stay on",
-    "torch.overrides._get_current_function_mode_stack": "modes of functions are not found, and stay on",
+    "torch._C._is_any_autocast_enabled": "autocast of devices other than the CPU holds for the work of monitors",
+    "torch._C._len_torch_dispatch_stack": "modes of dispatch are not found, and stay on",
+    "torch._C._len_torch_function_stack": "modes of functions are not found, and stay on",
     "torch._C._pop_torch_dispatch_stack": _MODES,
     "torch._C._pop_torch_function_stack": _MODES,
     "torch._C._push_on_torch_dispatch_stack": _MODES,
@@ -46,8 +44,7 @@ NEEDS: Mapping[str, str] = {
     # What runs now.
     "torch._C._current_graph_task_id": "two backwards through one graph (retain_graph) are not told apart",
     "torch._C._current_autograd_node": "what checkpoints run again is recorded again",
-    "torch._C._functorch.peek_interpreter_stack": _EXACT,
-    "torch._C._functorch.maybe_current_level": "what runs inside vmap and grad of torch.func is taken for plain tensors",
+    "torch._C._functorch.peek_interpreter_stack": "what runs inside vmap and grad of torch.func is taken for plain tensors",
     "torch._C._functorch.is_legacy_batchedtensor": "gradients of is_grads_batched=True are taken for plain tensors",
     "torch._C._get_tracing_state": _EXACT,
     # Modules, optimizers, ranks, devices.
@@ -57,7 +54,7 @@ NEEDS: Mapping[str, str] = {
     "torch.nn.Module._call_impl": "what a hook keeps for a later hook of the same call is lost if the forward raises",
     "torch.utils.hooks.RemovableHandle.hooks_dict_ref": _EXACT,
     "torch.optim.Optimizer.profile_hook_step": _STEPS,
-    "torch.autograd.Variable._execution_engine": "lifts in a compiled backward are handed over one by one",
+    "torch.autograd.Variable._execution_engine": "what a compiled backward observes is handed over layer by layer",
     "torch.distributed.ProcessGroup._get_backend": "errors of sync do not say how long ranks waited",
     "torch._C._FunctionBase._input_metadata": "reports call the gradients of all that a compiled graph returns partial",
     "torch.cuda._lazy_call": _EXACT,
@@ -85,7 +82,6 @@ NEEDS: Mapping[str, str] = {
     "torch._dynamo.utils.counters": "reports take any net for one that may be compiled",
     "torch._dynamo.output_graph.OutputGraph.current_tracer": "gradients inside compiled graphs are not recorded",
     "torch.ops.higher_order.tag_activation_checkpoint": "some gradients within checkpoints in compiled graphs are not recorded",
-    "torch.fx.experimental.symbolic_shapes.ShapeEnv.error_on_new_guards": "graphs of many sizes hand over tensors, not statistics",
 }
 
 declare(NEEDS)

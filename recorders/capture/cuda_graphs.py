@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from recorders._torch.cuda import at_start_of_cuda
+from recorders._torch import at_start_of_cuda
 
 __all__ = ["CAPTURES", "IN_CUDA_GRAPH"]
 

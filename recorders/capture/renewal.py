@@ -68,10 +68,11 @@ def has_old_graph(module: nn.Module | None) -> bool:
 
 def _renew(modules: list[nn.Module], nets: list[nn.Module] | None) -> None:
     """Drops the graphs with modules like these: of their classes, in modules of the classes that they are in, if it is known."""
+    if not _hooked:
+        guard_absent_hooks(lambda module, kind: kind in _hooked.get(type(module), ()))
     for module in modules:
         present = {kind for kind, hooks in hooks_on_forwards(module).items() if hooks}
         _hooked.setdefault(type(module), set()).update(present)
-    guard_absent_hooks(lambda module, kind: kind in _hooked.get(type(module), ()))
     kinds = {type(module) for module in modules}
     ours, around = set(map(id, modules)), set[tuple[type, type]]()
     for net in nets or ():

@@ -82,7 +82,7 @@ UNGUARDED = {
     "recorders._torch.__init__": {"call"},
     "recorders.monitors.gradient_hooks": {"function"},
     # so is it in what `before_compiling` is given
-    "recorders._torch.compiler": {"[*handler.start_callbacks, self]"},
+    "recorders._torch.compiler": {"[*handler.start_callbacks, callback]"},
 }
 
 
