@@ -16,7 +16,7 @@ from recorders.graphs.device import Accumulators
 from recorders.graphs.ring import GraphRing, Share
 from recorders.recordings.placement import Placement
 from recorders.ring.changes import Changes
-from recorders.ring.ring import Codec, PartialStates, Pending, Ring, copies_of, partial_states_of
+from recorders.ring.ring import Copies, PartialStates, Pending, Ring, copies_of, partial_states_of
 from recorders.ring.state import EMPTY, MonitorState, flush
 from reducers import Reducer, State
 from reducers.combinators.fused import Fused
@@ -26,6 +26,7 @@ from reducers.kernels.locks import new_lock
 __all__ = ["Buffer"]
 
 MOST_RINGS = 6  # of a monitor
+SHAPES = 3  # of a leaf, each of which has a ring of copies
 
 
 class Buffer:
@@ -71,80 +72,35 @@ class Buffer:
         waits = self.batchable and len(tensors) == len(paths) > 0
         for x in tensors:
             waits = waits and type(x) is Tensor and x.layout is torch.strided
+        keys = (_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)) if waits else ()
         with self.lock:
-            pending = self._stored.pending
-            if waits and pending and self._wait(paths, tensors):
-                return
-            idle, stored = self._idle_rings() if pending else [], self.flush()
-            refused = [_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)] if waits and pending else []
+            before = self._stored
+            for key in keys if before.pending else ():
+                ring = before.pending.get(key)
+                full = ring.add(tensors) if isinstance(ring, Ring) else None
+                if full:
+                    self.flush()
+                if full is not None:
+                    return
+            stored = self.flush()
             states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
-            codecs, stored = self._codecs(stored, paths, tensors) if waits else [], stored.after(states)
-            self.stored = self._with_ring(stored, paths, codecs, refused, idle) if codecs or pending else stored
-
-    def _wait(self, paths: tuple[str, ...], tensors: list[Tensor]) -> bool:
-        """Lets an observation wait in a ring for those like it, perhaps a new one; returns whether it does."""
-        pending = self._stored.pending
-        copied, partial = pending.get(key := _key_of_copies(paths, tensors)), pending.get(_key_of_partial(paths, tensors))
-        if self._added(copied, tensors) or self._added(partial, tensors):
-            return True
-        if not isinstance(partial, Ring) or partial.sealed or not isinstance(partial.codec, PartialStates):
-            return False
-        if not partial.codec.prefers_copies(tensors):
-            return False
-        codec = copies_of(paths, tensors)
-        if codec is not None and len(self._stored.rings()) < MOST_RINGS:
-            self.stored = self._with_ring(self.flush(), paths, [(key, codec)])
-        if not self._added(self._stored.pending.get(key), tensors):
-            partial.codec.keep(tensors)
-            return self._added(self._stored.pending.get(partial.key), tensors)
-        return True
-
-    def _added(self, ring: Pending | None, tensors: Sequence[Tensor]) -> bool:
-        """Writes an observation into a ring, and flushes what is full; returns whether it was written."""
-        full = ring.add(tensors) if isinstance(ring, Ring) else None
-        if full:
-            self.flush()
-        return full is not None
-
-    def _codecs(self, stored: MonitorState, paths: tuple[str, ...], tensors: list[Tensor]) -> list[tuple[Any, Codec]]:
-        """Returns what may be written of observations like this one, the best first, each with the key of its ring.
-
-        Copies take the least time, but a ring for each shape. So the second shape makes a ring of partial states, in which those
-        wait that are met only now and then.
-        """
-        found: list[tuple[Any, Codec]] = []
-        copies = copies_of(paths, tensors)
-        if copies is not None:
-            found.append((_key_of_copies(paths, tensors), copies))
-            if copies.room.capacity(copies.size) > 1 and not any(ring.paths == paths for ring in stored.rings().values()):
-                return found
-        partial = partial_states_of(self.engine, paths, tensors)
-        if partial is not None:
-            key = _key_of_partial(paths, tensors)
-            found.insert(len(found) if key in stored.pending else 0, (key, partial))
-        return found
+            stored = stored.after(states)
+            self.stored = self._with_ring(stored, before, paths, tensors, keys) if keys or stored.pending else stored
 
     def _with_ring(
-        self,
-        stored: MonitorState,
-        paths: Collection[str],
-        codecs: Sequence[tuple[Any, Codec]],
-        refused: Collection[Any] = (),
-        idle: Collection[Any] = (),
+        self, stored: MonitorState, before: MonitorState, paths: tuple[str, ...], tensors: list[Tensor], keys: Collection[Any]
     ) -> MonitorState:
-        """Returns `stored`, which includes all that waits, with an empty ring of the first codec that there is room for.
+        """Returns `stored`, which includes all that waits, with an empty ring for observations like this one, if there is room.
 
         Args:
-            paths: those of the leaves that the ring is for. What is no ring, and waits for them, is dropped.
-            codecs: each with the key of its ring.
-            refused: keys of rings that did not take such an observation, and are dropped.
-            idle: keys of rings in which nothing has waited since the last flush: they make room if there are too many.
+            before: what was stored before the flush.
+            keys: of the rings that there may be for it, which did not take it, and are dropped; nothing if it may not wait.
         """
-        kept = {key: one for key, one in stored.pending.items() if key not in refused and self._stays(one, paths)}
+        kept = {key: one for key, one in stored.pending.items() if key not in keys and self._stays(one, paths)}
         others = {key: one for key, one in kept.items() if isinstance(one, Ring)}
-        if len(others) >= MOST_RINGS:
-            others = {key: one for key, one in others.items() if key not in idle}
-        for key, codec in codecs if len(others) < MOST_RINGS else ():
+        if len(others) >= MOST_RINGS:  # those in which nothing has waited since the last flush make room
+            others = {key: one for key, one in others.items() if before.number_in(key)}
+        for key, codec in self._codecs(stored, paths, tensors, *keys) if keys and len(others) < MOST_RINGS else ():
             ring = Ring(key, codec, len(others) + 1)
             if ring.capacity > 1:  # all share the memory of the monitor from now on; none holds anything
                 renewed = {other: one.renewed(len(others) + 1) for other, one in others.items()}
@@ -152,15 +108,29 @@ class Buffer:
                 return stored.waiting_in({key: one for key, one in kept.items() if not isinstance(one, Ring)} | rings | {key: ring})
         return stored.waiting_in(kept)
 
+    def _codecs(
+        self, stored: MonitorState, paths: tuple[str, ...], tensors: list[Tensor], copied: Any, partial: Any
+    ) -> list[tuple[Any, Copies | PartialStates]]:
+        """Returns what may be written of observations like this one, the best first, each with the key of its ring.
+
+        Copies take the least time, but a ring for each shape. So after a few shapes all others wait as partial states in one ring.
+        """
+        found: list[tuple[Any, Copies | PartialStates]] = []
+        copies, rings = copies_of(paths, tensors), stored.rings().values()
+        if copies is not None:
+            found.append((copied, copies))
+            if sum(ring.paths == paths for ring in rings) < SHAPES and copies.room.capacity(copies.size, len(rings) + 1) > 1:
+                return found
+        states = partial_states_of(self.engine, paths, tensors)
+        if states is not None:
+            found.insert(len(found) if partial in stored.pending else 0, (partial, states))
+        return found
+
     def _stays(self, waiting: Pending, paths: Collection[str]) -> bool:
         """Whether observations of these leaves may wait elsewhere beside what waits here; both are reduced in any order then."""
         if isinstance(waiting, Ring) and (waiting.sealed or not self.reducer.ordered):
             return not waiting.sealed
         return not any(path in paths for path in waiting.paths)
-
-    def _idle_rings(self) -> list[Any]:
-        stored = self._stored
-        return [key for key, ring in stored.rings().items() if ring.count == stored.reduced.get(key, 0)]
 
     @property
     def stored(self) -> MonitorState:
@@ -326,7 +296,7 @@ class Buffer:
                 # Graphs add rows without the lock: those that came since wait on, and are reduced into the new states.
                 kept: dict[tuple[str, ...], Pending] = {}
                 kept.update((key, row) for key, row in stored.pending.items() if isinstance(row, Share))
-                added = any(row.count != stored.reduced.get(key, 0) for key, row in stored.pending.items() if key not in kept)
+                added = any(stored.number_in(key) for key in stored.pending if key not in kept)
                 if self.stored is stored and not added:
                     break
             reduced = {key: stored.reduced.get(key, 0) for key in kept}

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
 __all__ = ["Changes"]
 
 
-class Relying(Protocol):
-    """Something that is `ready` as long as a monitor goes on as before."""
-
-    ready: bool
-
-
 class Changes:
-    """Tells those who rely on a monitor when it is turned on or off, reset, or about to reduce what waits."""
+    """Tells those who rely on a monitor when it is turned on or off, reset, or about to reduce what waits.
+
+    Whoever does is `ready` as long as the monitor goes on as before.
+    """
 
     __slots__ = ("_any", "_relying")
 
     def __init__(self) -> None:
-        self._relying: WeakSet[Relying] = WeakSet()
+        self._relying: WeakSet[Any] = WeakSet()
         self._any = False  # asked at each observation, in a fraction of the time that the set takes
 
-    def tell(self, relying: Relying) -> None:
+    def tell(self, relying: Any) -> None:
         """Makes `relying` no longer `ready` at the next change."""
         self._relying.add(relying)
         self._any = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -27,7 +27,6 @@ __all__ = [
     "PARTIAL",
     "PARTIAL_ON",
     "SMALL",
-    "Codec",
     "Copies",
     "LeafStatistic",
     "PartialStates",
@@ -98,32 +97,6 @@ class Room:
         return min(self.most, min(own, shared) // max(1, size))
 
 
-class Codec(Protocol):
-    """How observations of one class are written as rows, and how rows are joined.
-
-    Attributes:
-        paths: of the leaves of an observation.
-        size: the bytes of a row.
-        room: the memory that rings with it share.
-    """
-
-    paths: tuple[str, ...]
-    size: int
-    room: Room
-
-    def new_memory(self, rows: int) -> Any:
-        """Returns memory for so many rows; None if there is none."""
-
-    def write(self, memory: Any, tensors: Sequence[Tensor], row: int) -> bool:
-        """Writes an observation into a row; returns whether it is of the class, and was written."""
-
-    def join(self, memory: Any, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        """Returns new states of the leaves: `states` with the rows from `start` to `stop`, in order."""
-
-    def shown(self, memory: Any, row: int) -> Any:
-        """Returns the observation in a row, for messages."""
-
-
 class Ring(Pending):
     """Rows of observations of one class.
 
@@ -136,7 +109,7 @@ class Ring(Pending):
     __slots__ = ("__weakref__", "_memory", "capacity", "codec", "count", "key", "paths", "sealed")
     count: int
 
-    def __init__(self, key: Hashable, codec: Codec, rings: int = 1) -> None:
+    def __init__(self, key: Hashable, codec: Copies | PartialStates, rings: int = 1) -> None:
         self.key, self.codec, self.paths = key, codec, codec.paths
         self.count, self.sealed = 0, False
         self._memory: Any = None
@@ -154,7 +127,7 @@ class Ring(Pending):
                 self.capacity = 0
                 return None
         if not self.codec.write(self._memory, tensors, count):
-            return None
+            return None  # it is of another class
         self.count = count + 1
         return count + 1 >= self.capacity
 
@@ -189,11 +162,17 @@ COPIES = Room(3 << 16, 1 << 25, 96)
 PARTIAL = Room(1 << 23, 1 << 28, 32)  # the launch that joins so many is 3 % of all
 PARTIAL_ON = {"cpu": Room(3 << 16, 1 << 25, 32)}  # devices that gain nothing by more memory: a join costs as much as what it saves
 LOOKS = 64  # shapes and strides that are remembered: what reads them takes as much memory as a ring
-RECENT = 8  # shapes that were met once, of which a second observation makes a ring of copies
+
+
+# What is written is the codec of a ring: the class of observations that it takes, memory for rows of them, and how rows are joined.
 
 
 class Copies:
-    """Copies of observations with equal shapes, dtypes and devices. See `Codec`."""
+    """Writes copies of observations with equal shapes, dtypes and devices.
+
+    Args:
+        size: the bytes of a row.
+    """
 
     room = COPIES
 
@@ -252,7 +231,7 @@ def join_parts(
 
 
 class PartialStates:
-    """What observations with equal kept axes and dtypes add to states, as a kernel computes it. See `Codec`.
+    """Writes what observations with equal kept axes and dtypes add to states, as a kernel computes it.
 
     An observation is one launch on a GPU, or one call of a loop on a CPU, which reads it once, and allocates nothing. Another joins
     all rows, one after another. So the bits of the states are those of one update after another, however many rows there are and
@@ -264,11 +243,7 @@ class PartialStates:
         self.room = PARTIAL_ON.get(tensors[0].device.type, PARTIAL)
         self._reducer, self._kinds = reducer, kinds
         self._devices = [x.device for x in tensors]
-        self._known: dict[Any, tuple[Sequence[Slots], bool]] = {}  # what writes, and whether copies would cost less, by look
-        self._recent: dict[Any, None] = {}  # looks that were met lately, of which copies would cost less
-        looks = _looks(tensors)
-        if self._meet(looks, tensors, copies=True) is not None and self._known[looks][1]:
-            self._recent[looks] = None
+        self._known: dict[Any, Sequence[Slots]] = {}  # what writes observations of a look
 
     def new_memory(self, rows: int) -> list[Tensor] | None:
         with NoInference(False):
@@ -277,44 +252,19 @@ class PartialStates:
         return tables if len(tables) == len(made) else None
 
     def write(self, memory: list[Tensor], tensors: Sequence[Tensor], row: int) -> bool:
-        looks = _looks(tensors)
-        known = self._known.get(looks) or self._meet(looks, tensors, copies=True)
-        if known is None:
-            return False
-        writers, copies = known
-        if copies:
-            if looks in self._recent:
-                return False
-            self._recent[looks] = None
-            if len(self._recent) > RECENT:
-                del self._recent[next(iter(self._recent))]
+        looks = tuple([(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors])
+        writers = self._known.get(looks)
+        if writers is None:
+            found = _kernels_of(self._reducer, tensors)
+            if found is None or [one.form for one in found] != [kind.form for kind in self._kinds]:
+                return False  # of another class
+            if len(self._known) >= LOOKS:
+                self._known = {}
+            writers = self._known[looks] = found
         for writer, table, x in zip(writers, memory, tensors, strict=True):  # noqa: SIM110 - a generator costs each observation
             if not written(writer, table, x, row):
                 return False
         return True
-
-    def prefers_copies(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it refuses an observation because it is small, and one like it came lately: a ring for copies costs less."""
-        return _looks(tensors) in self._recent
-
-    def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Lets observations that look like this one be written from now on, because there is no room for copies."""
-        self._meet(looks := _looks(tensors), tensors, copies=False)
-        self._recent.pop(looks, None)
-
-    def _meet(self, looks: Any, tensors: Sequence[Tensor], copies: bool) -> tuple[Sequence[Slots], bool] | None:
-        """Returns, and remembers, how observations like these are written; None if they are of another class.
-
-        Args:
-            copies: whether copies of small ones are made if they come again.
-        """
-        found = _kernels_of(self._reducer, tensors)
-        if found is None or [one.form for one in found] != [kind.form for kind in self._kinds]:
-            return None
-        if len(self._known) >= LOOKS:
-            self._known = {}
-        known = self._known[looks] = found, copies and sum(x.nbytes for x in tensors) <= SMALL
-        return known
 
     def join(self, memory: list[Tensor], reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
         parts = [LeafStatistic(path, "", self._reducer, kind) for path, kind in zip(self.paths, self._kinds, strict=True)]
@@ -345,8 +295,3 @@ def _kernels_of(reducer: Statistic, tensors: Sequence[Tensor]) -> list[Slots] | 
     with NoInference(False):
         found = [kind for x in tensors if (kind := slots_of(reducer, x)) is not None]
     return found if len(found) == len(tensors) else None
-
-
-def _looks(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Returns what the kernels are made for."""
-    return tuple([(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors])

@@ -32,14 +32,18 @@ class MonitorState(NamedTuple):
     @property
     def has_pending(self) -> bool:
         """Whether there are observations that the states do not include."""
-        return bool(self.pending) and any(pending.count != self.reduced.get(key, 0) for key, pending in self.pending.items())
+        return bool(self.pending) and any(map(self.number_in, self.pending))
+
+    def number_in(self, key: Any) -> int:
+        """Returns how many observations wait under this key."""
+        return self.pending[key].count - self.reduced.get(key, 0)
 
     @property
     def samples(self) -> int:
         """The number of observations of the leaf that has most."""
         counts = dict(self.counts)
         for key, pending in self.pending.items():
-            _count(counts, pending.paths, pending.count - self.reduced.get(key, 0))
+            _count(counts, pending.paths, self.number_in(key))
         return self.merged + max(counts.values(), default=0)
 
     def rings(self) -> dict[Hashable, Ring]:
