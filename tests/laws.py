@@ -104,14 +104,6 @@ def together(reducer: Reducer, xs: Stream) -> None:
     parts = [*lifts(reducer, xs), {}, *lifts(reducer, alike)]
     agree(reducer, reducer.merge_all(parts), reduce(reducer.merge, parts))
     assert reducer.merge_all([]) == {}
-    parts = [part for part in lifts(reducer, alike) if part]
-    if parts and len({tuple((key, value.shape) for key, value in part.items()) for part in parts}) == 1:
-        rows = {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
-        before = run(reducer, xs)
-        merged = reducer.merge_stacked(before, rows)
-        shared = {value.untyped_storage().data_ptr() for value in rows.values()}
-        assert not shared & {value.untyped_storage().data_ptr() for value in merged.values()}
-        agree(reducer, merged, reduce(reducer.merge, parts, before))
 
 
 def counted(reducer: Reducer, states: Sequence[State], wanted: int | None) -> None:

@@ -71,7 +71,7 @@ def _overrides(reducer: Reducer, method: str) -> dict[str, Any]:
     def read(self: Any, state: State) -> Any:
         return one_more(plain(self, state))
 
-    same = {"observe": lift, "compute": read, "merge_stacked": merge_all}
+    same = {"observe": lift, "compute": read}
     made = (update, update_all, update_masked, lift, lift_masked, swept, join, merge, merge_all, read)
     return {method: same.get(method) or next(one for one in made if one.__name__ == method)}
 

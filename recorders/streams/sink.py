@@ -35,11 +35,6 @@ class RowCount(Reducer):
 
     axes: int = 1
 
-    @property
-    def liftable(self) -> bool:
-        """Compiled graphs hand over the tensors themselves."""
-        return False
-
     def update(self, state: State, *xs: Tensor) -> State:
         return self.merge(state, {"rows": torch.tensor(math.prod(observation(self, xs).shape[: self.axes]), device="cpu")})
 

@@ -95,11 +95,6 @@ class Product(Reducer):
         merged = ((name, part.merge_all([parts[name] for parts in split])) for name, part in self.parts)
         return {f"{name}/{key}": value for name, state in merged for key, value in state.items()}
 
-    def merge_stacked(self, state: State, stacked: State) -> State:
-        single, split = self._split(state), self._split(stacked)
-        merged = ((name, part.merge_stacked(single[name], split[name])) for name, part in self.parts)
-        return {f"{name}/{key}": value for name, part_state in merged for key, value in part_state.items()}
-
     def merge(self, a: State, b: State) -> State:
         left, right = self._split(a), self._split(b)
         return {f"{name}/{key}": value for name, part in self.parts for key, value in part.merge(left[name], right[name]).items()}

@@ -49,9 +49,6 @@ class Wrapper(Reducer):
     def merge_all(self, states: Sequence[State]) -> State:
         return self.reducer.merge_all(states)
 
-    def merge_stacked(self, state: State, stacked: State) -> State:
-        return self.reducer.merge_stacked(state, stacked)
-
     def reductions_of(self, state: State) -> Mapping[str, Reduction]:
         return self.reducer.reductions_of(state)
 

@@ -155,11 +155,6 @@ class Reducer(ABC):
         """Return the states merged in order."""
         return reduce(self.merge, states, {})
 
-    def merge_stacked(self, state: State, stacked: State) -> State:
-        """Return `state` merged in order with states that are stacked along a new first axis."""
-        count = len(next(iter(stacked.values()), ()))
-        return reduce(self.merge, ({key: value[i].clone() for key, value in stacked.items()} for i in range(count)), state)
-
     def reductions_of(self, state: State) -> Mapping[str, Reduction]:
         """Return how tensors of this state merge, by key, for those that merge element by element whatever the others are."""
         declared: dict[str, Reduction] = {"nonfinite": "sum", **self.reductions}  # which the base class of statistics counts
@@ -182,10 +177,9 @@ class Reducer(ABC):
         Shortcut("batchable", batchable, frozenset({"update"}), frozenset({"update_all"})),
         Shortcut("update_masked", update_masked, frozenset({"update"})),
         Shortcut("merge_all", merge_all, frozenset({"merge"})),
-        Shortcut("merge_stacked", merge_stacked, frozenset({"merge"})),
         Shortcut("reductions", reductions, frozenset({"join", "merge"}), frozenset({"reductions_of"})),
         Shortcut("reductions_of", reductions_of, frozenset({"join", "merge"}), frozenset({"reductions"})),
-        Shortcut("looks_inside", looks_inside, frozenset({"update", "update_all", "merge", "merge_all", "merge_stacked"})),
+        Shortcut("looks_inside", looks_inside, frozenset({"update", "update_all", "merge", "merge_all"})),
     )
     """What would bypass methods that a subclass overrides; see `reducers.core.overrides`."""
 

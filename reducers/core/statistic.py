@@ -220,11 +220,6 @@ class Statistic(Counted):
             return super().merge_all(nonempty)
         return join_stacked(self.joined, stack(nonempty))
 
-    def merge_stacked(self, state: State, stacked: State) -> State:
-        if not self.stackable_join or not stacked:
-            return super().merge_stacked(state, stacked)
-        return self.merge(state, join_stacked(self.joined, stacked))
-
     def specimen(self, kept: tuple[int, ...], dtype: torch.dtype, device: str) -> State:
         """Return the state of an observation of zeros whose kept axes have these sizes."""
         return self.lifted(torch.zeros((2, *kept), dtype=dtype, device=device), (0,))

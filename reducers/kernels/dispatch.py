@@ -13,7 +13,7 @@ from reducers.kernels.cpu import sweep
 from reducers.kernels.failing import Kernels, failures, found, has_failed, tried
 from reducers.kernels.inductor import fused_moments
 from reducers.kernels.loop import libraries, rows
-from reducers.kernels.loop.sweeping import are_numbers, looped
+from reducers.kernels.loop.sweeping import looped
 from reducers.kernels.loop.weighting import looped_weights
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
@@ -37,7 +37,6 @@ Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `wit
 
 EAGER: dict[str, Kernel] = {"cpu": sweep}  # by type of device
 TRACED: Kernel = fused_moments
-BIG_IN_GRAPH = 1 << 15  # elements: below, a call out of a graph costs more than a loop that the compiler makes
 
 
 def eager_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False) -> State | None:
@@ -123,18 +122,10 @@ def loop_sweep(
     The arguments are those of `device_sweep`.
 
     Returns:
-        None if the loop does not take the tensor, the state does not fit, or there is no compiler. Inside a graph also with a
-        state, of small tensors, and if Dynamo traces the reducer; what is lifted by a monitor is traced without Dynamo. A size
-        that is a symbol is taken for a big one.
+        None if the loop does not take the tensor, the state does not fit, or there is no compiler; and inside graphs.
     """
-    if not columns or x.device.type != "cpu" or x.layout is not torch.strided:
+    if not columns or x.device.type != "cpu" or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    if torch.compiler.is_compiling():
-        if state:
-            return None
-        small = are_numbers(x.shape) and x.numel() < BIG_IN_GRAPH
-        if small or torch.compiler.is_dynamo_compiling():
-            return None
     return looped(x, axes, columns, threshold, mask, state)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a CPU tensor in one read, by the loop in C++; and the same as an operator inside graphs."""
+"""Statistics of a CPU tensor in one read, by the loop in C++."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
 from reducers.kernels.loop.building import ELEMENTS, build
-from reducers.kernels.loop.layout import LEAST_RUN, MOST_AXES, RESULTS, Task, task_of
-from reducers.kernels.loop.plain import plain_table
+from reducers.kernels.loop.layout import LEAST_RUN, RESULTS, Task, task_of
 from reducers.kernels.loop.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
@@ -28,7 +27,6 @@ __all__ = [
     "looped",
     "needed_of",
     "prepared",
-    "table_in_graph",
     "task_for",
 ]
 
@@ -73,7 +71,7 @@ def looped(
         columns: the keys of the state, and which of `reducers.kernels.triton.arguments.COLUMNS` each of them is.
         threshold: the magnitude above which an element is active, at least 0.
         mask: bool, in the shape of `x`, of any strides: the elements that are observed.
-        state: what was observed before, or nothing. There is none in a graph.
+        state: what was observed before, or nothing.
 
     Returns:
         counts int64; `min` and `max` in the dtype of `x`; all else float64, in the shape of the kept axes. None if there is no
@@ -81,11 +79,6 @@ def looped(
         or dtypes than the results.
     """
     names, x = tuple(columns.values()), x.resolve_neg()
-    if torch.compiler.is_compiling():
-        table = table_in_graph(x, axes, names, threshold, mask)
-        if table is None:
-            return None
-        return {key: row.to(column_dtype(name, x.dtype)) for row, (key, name) in zip(table.unbind(), columns.items(), strict=True)}
     call = prepared(x, axes, names, mask)
     if call is None and x.numel() >= BIG and is_built(names, x.dtype):  # smaller ones are reduced in float64 without the loop
         x, mask = x.contiguous(), None if mask is None else mask.contiguous()
@@ -118,19 +111,6 @@ def _before(call: LoopCall, columns: Mapping[str, str], state: State) -> list[Te
             return None
         before.append(value if own is dtype else value.to(dtype))
     return before
-
-
-def table_in_graph(
-    x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], threshold: float, mask: Tensor | None = None
-) -> Tensor | None:
-    """Return the statistics as rows, float64 [names, ...], by one node of a graph; None if the loop does not take `x`."""
-    # Up to so many axes any strides will do, and these may change until the graph runs. Sizes too, if they are symbols.
-    if x.ndim > MOST_AXES or not is_built(names, x.dtype):
-        return None
-    if are_numbers((*x.shape, *x.stride())) and prepared(x, axes, names, mask) is None:
-        return None
-    table: Tensor = torch.ops.reducers.loop(x, axes, ",".join(names), threshold, mask)
-    return table
 
 
 def are_numbers(sizes: Sequence[int]) -> bool:
@@ -237,13 +217,11 @@ def _run(
     mask: Tensor | None,
     results: Sequence[int],
     before: Sequence[Tensor] = (),
-    kinds: bool = True,
 ) -> bool:
     """Write the results to these addresses; return False if a tensor has no memory of its own, or if there is none.
 
     Args:
         before: what was observed before, to which results are joined; or nothing.
-        kinds: whether the results are of the dtypes of the call; all float64 if not.
     """
     if type(x) not in _PLAIN or type(mask) not in _PLAIN:
         return False
@@ -256,8 +234,6 @@ def _run(
         return False
     if not task.x or (mask is not None and not task.mask):
         return False
-    if not kinds:
-        task.kinds = type(task.kinds)()
     return in_threads(call.function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes) == 0
 
 
@@ -282,39 +258,3 @@ def _place(name: str) -> int:
 def column_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a column for tensors of a dtype."""
     return torch.int64 if name in _COUNTS else dtype if name in ("min", "max") else torch.float64
-
-
-@lru_cache(maxsize=256)
-def _names(columns: str) -> tuple[str, ...]:
-    return tuple(columns.split(","))
-
-
-def _in_graph(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> Tensor:
-    """What the operator does: the table of `looped` as one node of a graph."""
-    along, names, x = tuple(axes), _names(columns), x.resolve_neg()
-    call = prepared(x, along, names, mask)
-    if call is None:  # the compiler chose other strides than those that were traced
-        x, mask = x.contiguous(), None if mask is None else mask.contiguous()
-        call = prepared(x, along, names, mask, least=1)
-    if call is not None:
-        table = torch.empty((len(names), *call.kept), dtype=torch.float64, device="cpu")
-        start, row = table.data_ptr(), 8 * table.stride(0)
-        if _run(call, x, threshold, mask, range(start, start + len(names) * row, row), kinds=False):
-            return table
-    return plain_table(x, along, names, threshold, mask)
-
-
-def _like_table(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None) -> Tensor:
-    return x.new_empty(
-        (len(columns.split(",")), *(size for axis, size in enumerate(x.shape) if axis not in axes)), dtype=torch.float64
-    )
-
-
-_library: Any = torch.library.Library("reducers", "FRAGMENT")  # type: ignore[no-untyped-call]
-# With a layout that the compiler may not choose, it would copy what it has not written to memory yet.
-_library.define(
-    "loop(Tensor x, int[] axes, str columns, float threshold, Tensor? mask) -> Tensor",
-    tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag),
-)
-_library.impl("loop", _in_graph, "CPU")
-torch.library.register_fake("reducers::loop", _like_table, lib=_library)

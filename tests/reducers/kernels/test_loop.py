@@ -276,30 +276,6 @@ def test_a_threshold_is_compared_as_in_plain_calls(eps: float, dtype: torch.dtyp
         assert torch.equal(counts[0]["active"], other["active"])
 
 
-def test_the_operator_is_sound() -> None:
-    for x, mask in ((torch.randn(40, 50), None), (torch.randn(40, 50).bfloat16(), torch.rand(40, 50) < 0.5)):
-        torch.library.opcheck(torch.ops.reducers.loop.default, (x, [0], "count,mean,m2,min,max,zeros,nan,inf", 0.0, mask))
-
-
-@pytest.mark.parametrize("shape", [(300, 3), (3, 300), (2,) * 8])
-def test_the_operator_takes_strides_that_were_not_traced(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape)
-    for axes in ((0,), (1,), (0, 1)):
-        count, total = torch.ops.reducers.loop(x, list(axes), "count,sum", 0.0, None).unbind()
-        torch.testing.assert_close(total, x.double().sum(axes))
-        assert torch.equal(count, torch.full_like(total, x.numel() // total.numel()))
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=",".join)
-def test_a_graph_runs_where_there_is_no_compiler(family: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    x, mask = DATA["not finite"](torch.randn(50, 60)), torch.rand(50, 60) < 0.5
-    calls = [(x, axes, ",".join(family), 0.5, chosen) for axes in ([0, 1], [0], [1]) for chosen in (None, mask)]
-    found = [torch.ops.reducers.loop(*call) for call in calls]
-    monkeypatch.setattr(sweeping, "call_for", lambda *_: None)
-    for call, one in zip(calls, found, strict=True):
-        torch.testing.assert_close(torch.ops.reducers.loop(*call), one, rtol=1e-10, atol=1e-12)
-
-
 def test_a_monitor_in_a_graph_reads_big_tensors_by_the_loop() -> None:
     """No code for them in the graph, the numbers of eager mode, and not one bit of the training differs."""
 
