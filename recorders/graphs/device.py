@@ -178,14 +178,12 @@ def _numbers(words: Sequence[Tensor]) -> list[int]:
 
 
 _holders: WeakSet[Any] = WeakSet()
-_waiting: dict[torch.device, bool] = {}  # whether there are holders that were not asked for this device
 _slots: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()  # of the handles of a spec, by leaf, shape and dtype
 
 
 def add_holder(sink: Any) -> None:
     """Adds a sink to which `hand_out` gives handles, by `sink.hold(device)`; that does nothing if none is needed."""
     _holders.add(sink)
-    _waiting.clear()
 
 
 def can_accumulate(monitor: Any, device: str) -> bool:
@@ -210,10 +208,8 @@ def hand_out(spec: Any, kind: str, index: int | None) -> bool:
     if not can_accumulate(spec, kind) or (may_run_again() and not spec.records_recomputed):
         return False
     device = torch.device(kind) if index is None else torch.device(kind, index)
-    if _waiting.get(device, True):
-        _waiting[device] = False
-        for holder in list(_holders):
-            holder.hold(device)
+    for holder in list(_holders):
+        holder.hold(device)
     return True
 
 

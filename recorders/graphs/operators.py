@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,14 +30,10 @@ def can_record() -> bool:
 
 
 _HERE = "the operator in a compiled graph"
-_number = attrgetter("number")
 
 
 def _record(sinks: list[Tensor], tensors: list[Tensor], text: str) -> None:
-    try:
-        numbers = [*map(_number, sinks)]
-    except AttributeError:  # the graph handed over copies
-        numbers = [*map(int, sinks)]
+    numbers = [*map(int, sinks)]
     first = next(filter(None, map(find_sink, numbers)), None)
     if first is not None:
         guarded(_HERE, timed, numbers, type(first).record_batch, numbers, tensors, batch_from_text(text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,19 +69,18 @@ def is_read(reducer: Reducer, x: Tensor) -> bool:
     )
 
 
-def parts_of(reducer: Reducer, leaves: Mapping[str, Tensor]) -> list[LeafStatistic] | None:
-    """Returns what is read of the leaves of one observation; None if the loops do not take one of them.
+def parts_of(reducer: Reducer, path: str, x: Tensor) -> list[LeafStatistic] | None:
+    """Returns what is read of a leaf; None if the loops do not take it.
 
     Raises:
-        PatternError: a pattern does not match the shape of a leaf.
+        PatternError: a pattern does not match the shape of the leaf.
     """
     found: list[LeafStatistic] = []
-    for path, x in leaves.items():
-        for prefix, statistic in statistics_of(reducer) or ():
-            slots = _slots(statistic, x)
-            if slots is None:
-                return None
-            found.append(LeafStatistic(path, prefix, statistic, slots))
+    for prefix, statistic in statistics_of(reducer) or ():
+        slots = _slots(statistic, x)
+        if slots is None:
+            return None
+        found.append(LeafStatistic(path, prefix, statistic, slots))
     return found
 
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from recorders._torch import has_dispatch_modes, outside_modes, without_modes
+from recorders._torch import without_modes
 
 __all__ = ["KEY", "GraphBatch", "batch_as_text", "batch_from_text", "find_sink", "find_spec", "new_sink", "new_spec_key"]
 
@@ -43,20 +43,12 @@ def new_sink(sink: Any) -> Tensor:
     """
     number = next(_numbers)
     _sinks[number] = sink
-    plain = not has_dispatch_modes() and not torch.is_inference_mode_enabled()
-    found: Tensor = (outside_modes if plain else without_modes)(_numbered, number)
+    found: Tensor = without_modes(torch.tensor, number)
     return found
 
 
-def _numbered(number: int) -> Tensor:
-    """A tensor that holds a number, and has it as an attribute, too: those of many are read in a fraction of the time."""
-    tensor = torch.tensor(number, device="cpu")
-    tensor.number = number  # type: ignore[attr-defined]
-    return tensor
-
-
 def new_spec_key(spec: Any) -> str:
-    """Returns a new key by which graphs identify `spec`: a string, because a graph may turn a number into a variable."""
+    """Returns a new key by which graphs identify `spec`: a text, because a graph may turn a number into a variable."""
     key = str(next(_numbers))
     _specs[key] = spec
     return key

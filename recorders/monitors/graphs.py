@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from recorders.capture.operands import leaves, plain_or_spread, recomputing, tra
 from recorders.errors import OperandError
 from recorders.graphs.device import Accumulators, Observed, add_holder, can_accumulate, hand_out, handle_name
 from recorders.graphs.reading import RowReader, has_filled, parts_of
-from recorders.graphs.ring import GraphRing
+from recorders.graphs.ring import GraphRing, Share
 from recorders.graphs.sinks import GraphBatch, find_sink, find_spec, new_sink
 from recorders.graphs.trace import emit_call, emit_leaves
 from recorders.monitors.record import Observer, note_places, report_failures, store, with_given, work
@@ -29,19 +28,7 @@ from reducers.kernels.locks import new_lock
 
 __all__ = ["GraphSink", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
 
-_rings: WeakValueDictionary[Any, GraphRing] = WeakValueDictionary()
-"""The ring of the monitors of a graph, by the batch and the numbers of their sinks, as long as one of them has it."""
-
 _lock = new_lock()  # two threads may run a graph at once, and would give its monitors two rings
-
-
-def _flush_filled(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch) -> bool:
-    """Lets the monitors reduce what waits if the operator in C++ has just filled their ring; returns whether it has."""
-    if not has_filled():
-        return False
-    with _lock:
-        _flush(numbers, [monitor for monitor in monitors if monitor is not None], batch)
-    return True
 
 
 def _wait_together(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch, tensors: Sequence[Tensor]) -> bool:
@@ -74,26 +61,26 @@ def _add(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch, ten
     """Returns the ring to which the observation was added; None if it was not."""
     if not all(map(_records, monitors)):
         return None
-    key = (batch, *numbers)
-    ring = _rings.get(key)
-    ring = None if ring is None else ring.successor()
-    if ring is None or not _all_wait_in(ring, monitors):
+    ring = _ring_of(numbers, monitors, batch)
+    if ring is None or ring.count >= ring.capacity:
         ring = _new_ring(numbers, monitors, batch, tensors)
-    if ring is None or not ring.add(tensors):
+    return ring if ring is not None and ring.add(tensors) else None
+
+
+def _ring_of(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch) -> GraphRing | None:
+    """Returns the ring in which observations of all these monitors wait; None if there is none."""
+    share = monitors[0].buffer.stored.pending.get(batch.paths[0])
+    if not isinstance(share, Share) or share.ring.batch is not batch or share.ring.numbers != numbers:
         return None
-    _rings[key] = ring
-    return ring
+    return share.ring if _all_wait_in(share.ring, monitors) else None
 
 
 def _new_ring(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch, tensors: Sequence[Tensor]) -> GraphRing | None:
     """Returns a ring in which observations like this one wait from now on; None if there is none, or it would hold only one."""
-    parts = []
-    for monitor, own in zip(monitors, _leaves(batch, tensors), strict=True):
-        for path, x in own.items():
-            found = parts_of(monitor.reducer, {path: x})
-            if found is None:
-                return None
-            parts.append(found)
+    each = [(monitor, *leaf) for monitor, own in zip(monitors, _leaves(batch, tensors), strict=True) for leaf in own.items()]
+    parts = [found for monitor, path, x in each if (found := parts_of(monitor.reducer, path, x)) is not None]
+    if len(parts) < len(each):
+        return None
     ring = GraphRing(RowReader(parts), numbers, batch, monitors[0].records_recomputed)
     if ring.capacity < 2:
         return None
@@ -112,13 +99,12 @@ def _leaves(batch: GraphBatch, tensors: Sequence[Tensor]) -> list[dict[str, Tens
 
 def _flush(numbers: Sequence[int], monitors: Sequence[Any], batch: GraphBatch) -> None:
     """Lets the monitors reduce what waits in a full ring, and makes the next one ready."""
-    for monitor in monitors:
+    for monitor in filter(None, monitors):
         monitor.buffer.flush()
         report_failures(monitor)
-    key, rings = (batch, *numbers), monitors[0].buffer.graph_rings if len(monitors) == len(numbers) else []
-    if len(rings) == 1 and rings[0].batch is batch and _all_wait_in(rings[0], monitors):
-        _rings[key] = rings[0]
-        _rely_on(monitors, rings[0])
+    ring = None if None in monitors else _ring_of(numbers, monitors, batch)
+    if ring is not None:
+        _rely_on(monitors, ring)
 
 
 def _rely_on(monitors: Sequence[Any], ring: GraphRing) -> None:
@@ -285,7 +271,11 @@ class GraphSink:
         """
         sinks = [find_sink(number) for number in numbers]
         monitors = [None if sink is None else sink.monitor for sink in sinks]
-        if _flush_filled(numbers, monitors, batch) or _wait_together(numbers, monitors, batch, tensors):
+        if has_filled():  # their ring: the operator in C++ added this observation
+            with _lock:
+                _flush(numbers, monitors, batch)
+            return
+        if _wait_together(numbers, monitors, batch, tensors):
             return
         each = zip(monitors, _leaves(batch, tensors), batch.streams, map(from_text, batch.info), strict=True)
         failed = [failure_of(one._fail, _record_alone, one, *observation) for one, *observation in each if one is not None]

@@ -3,7 +3,7 @@
 Reducing the output of a small layer costs more than the layer itself. By the laws of reducers the result is the same if many
 observations are reduced together. So an observation is written as a row of a ring, and the rows are joined when the ring is full or
 somebody reads. What is written, and how rows are joined, is the codec of the ring: a copy of the observation, or the partial state
-that it adds. Compiled graphs have another one, see `recorders/graphs/rows.py`.
+that it adds. Compiled graphs have another one, see `recorders/graphs/ring.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Pending:
 
     @property
     def count(self) -> int:
-        """The number of observations in it."""
         raise NotImplementedError
 
     def joined(self, reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:

@@ -52,9 +52,7 @@ class MonitorState(NamedTuple):
 
     def after(self, states: Mapping[str, State]) -> MonitorState:
         """Returns this with new states of these leaves, and one observation more."""
-        counts = dict(self.counts)
-        _count(counts, states, 1)
-        return MonitorState({**self.states, **states}, counts, self.pending, self.reduced, self.merged)
+        return self.joined(states, dict.fromkeys(states, 1))
 
     def joined(self, states: Mapping[str, State], counts: Mapping[str, int]) -> MonitorState:
         """Returns this with new states of these leaves, into which so many observations more were merged."""

@@ -59,10 +59,10 @@ for x in EMPTY:
 """,
     "reading": """
 from recorders.graphs.reading import RowReader, parts_of
-parts = parts_of(Summary(), {"": ones(4, 4)})
+parts = parts_of(Summary(), "", ones(4, 4))
 reader = RowReader([parts, parts])
 for x in EMPTY:
-    assert parts_of(Summary(), {"": x}) is None
+    assert parts_of(Summary(), "", x) is None
     assert reader.layout([ones(4), x]) is reader.layout([x, ones(4)]) is None
 assert reader.layout([ones(4), ones(4)]) == 0
 """,
