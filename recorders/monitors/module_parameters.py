@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.capture.calls import Call
@@ -128,9 +129,9 @@ class ModuleParameterMonitor(Monitor):
         if failed is not None:
             raise failed
 
-    def record_leaf(self, module: nn.Module, path: str, *operands: Any) -> None:
+    def record_leaf(self, module: nn.Module, path: str, x: Tensor) -> None:
         """Records one parameter, of which the gate was asked."""
-        self._see(Call("step", module, values=operands), path)
+        self._see(Call("step", module, values=(x if x.layout is torch.strided else x.to_dense(),)), path)
 
     def _training(self, module: nn.Module | None) -> bool:
         # PyTorch turns gradients off during a step, but a step is training

@@ -157,16 +157,13 @@ class Found:
     Attributes:
         xs: for each row an observation, or None.
         due: the rows that have one; None if all have.
-        fits: whether they are like those for which the block was made.
     """
 
     def __init__(self, block: Reads, parameters: list[Any], optimizer: Optimizer) -> None:
         self.block, self.xs = block, block.reading.read(block.of(parameters), optimizer)
         self.due: list[int] | None = None
-        self.fits = block.fits(self.xs)
-        if not self.fits:
+        if not _ABSENT.isdisjoint(map(type, self.xs)):
             self.due = [row for row, x in enumerate(self.xs) if x is not None and x is not ODD]
-            self.fits = not self.due or block.fits([self.xs[row] for row in self.due])
 
     def rows(self) -> Sequence[int]:
         """The rows that have an observation."""
@@ -182,16 +179,18 @@ class Found:
         there = {*self.due}
         self.xs = [x if row in there else None for row, x in enumerate(self.xs)]
 
-    def copy(self) -> None:
-        """Copies the parameters that are due into memory of the monitors, and keeps none of them."""
-        xs, copies = self.of_due(self.xs), self._copies()
+    def copy(self) -> bool:
+        """Copies the parameters that are due into memory of the monitors, and keeps none of them; returns whether they fit."""
+        xs, copies, fits = self.of_due(self.xs), self._copies(), True
         if not alike(copies, xs):
+            fits = self.block.fits(xs)
             for place, (row, x) in enumerate(zip(self.rows(), xs, strict=True)):
                 ref, path = self.block.leaves[row]
                 monitor = ref()
                 copies[place] = torch.empty_like(x.detach()) if monitor is None else monitor.memory(path, x)
         self.xs = [None] * len(self.xs)
         copy_all(copies, xs)
+        return fits
 
     def change(self, parameters: list[Any]) -> tuple[list[Any], list[Any]] | None:
         """Takes the copies as the observations; returns them, and the parameters. None if another thread took monitors off, or the
@@ -230,7 +229,7 @@ class Table:
         self.ids, self.watched, self.stale = [*map(id, parameters)], watched, False
         self.entries = watched.among(self.ids)
         self.positions = {key: position for position, key in enumerate(self.ids)}
-        self._blocks: dict[str, list[Reads]] = {GRADIENTS: [], VALUES: [], CHANGE: []}
+        self.blocks: dict[str, list[Reads]] = {GRADIENTS: [], VALUES: [], CHANGE: []}
         self.views: dict[str, dict[View, None]] = {GRADIENTS: {}, VALUES: {}, CHANGE: {}}
         self.alone: dict[str, list[View]] = {GRADIENTS: [], VALUES: [], CHANGE: []}
         self._rows: Callable[[], ParameterRows | None] = _nothing
@@ -254,9 +253,9 @@ class Table:
                 self.alone[reading.when].append(view)
         self._all = [*blocks.values()]
         for block in self._all:
-            self._blocks[block.reading.when].append(block)
+            self.blocks[block.reading.when].append(block)
             block.all = block.positions == [*range(len(parameters))]
-        self.moments = {moment for moment in self.views if self._blocks[moment] or self.alone[moment]}
+        self.moments = {moment for moment in self.views if self.blocks[moment] or self.alone[moment]}
 
     def _join(
         self, view: View, reducer: Any, reading: Reading, xs: Sequence[Any], parameters: list[Any], blocks: dict[Any, Reads]
@@ -278,17 +277,6 @@ class Table:
             block.positions.append(position)
         return True
 
-    def read(self, moments: Sequence[str], parameters: list[Any], optimizer: Optimizer) -> dict[str, list[Found]] | None:
-        """Returns what there is to be read, by moment; None if a tensor is of another kind than before."""
-        found: dict[str, list[Found]] = {}
-        for moment in moments:
-            for block in self._blocks[moment]:
-                one = Found(block, parameters, optimizer)
-                if not one.fits:
-                    return None
-                found.setdefault(moment, []).append(one)
-        return found
-
     def settle(self, moment: str, found: list[Found], stream: object, listening: Collection[int]) -> Iterable[View]:
         """Counts the calls of monitors, and leaves out what is not due; returns the views of those that must be asked."""
         views, odd, all_there = self.views[moment], dict[View, None](), True
@@ -299,7 +287,7 @@ class Table:
         due = _due(views, stream, listening)
         if len(due) < len(self.views[moment]):
             for one in found:
-                one.only(due)
+                one.only({*due})
             for view in self.views[CHANGE].keys() - due if moment == CHANGE else ():
                 if (monitor := view.monitor()) is not None:
                     for path, _ in view.leaves:
@@ -319,15 +307,16 @@ class Table:
     def _write(self, found: list[Found], copied: Sequence[Found], changes: Sequence[Any], failed: list[Found]) -> None:
         with LOCK:
             for one in copied:
-                one.copy()
+                self.stale = not one.copy() or self.stale
             for befores, afters in changes:
                 _subtract(befores, afters)
-            if found:
+            failed += [one for one in found if not one.block.fits(one.of_due(one.xs))]  # of other kinds than before
+            if len(failed) < len(found):
                 rows = self._rows()
                 if rows is None:
                     rows = ParameterRows(self._all)
                     self._rows = weakref.ref(rows)
-                failed += rows.write(found)
+                failed += rows.write([one for one in found if one not in failed] if failed else found)
 
 
 class Tables:
@@ -410,13 +399,10 @@ class Tables:
         if table.moments.isdisjoint(moments):
             return table, {}
         step.usable = step.usable or _usable()
-        if not step.usable:
-            return table, {}
-        found = table.read(moments, parameters, keeper)
-        if found is None:
-            table.stale = True
-            table = self._find(optimizer, keeper, parameters)
-            found = table.read(moments, parameters, keeper) or {}
+        found: dict[str, list[Found]] = {}
+        for moment in moments if step.usable else ():
+            for block in table.blocks[moment]:
+                found.setdefault(moment, []).append(Found(block, parameters, keeper))
         return table, found
 
     def _find(self, optimizer: Optimizer, keeper: Optimizer, parameters: list[Any]) -> Table:
@@ -483,22 +469,20 @@ def _sort_out(found: list[Found], listening: Collection[int]) -> tuple[dict[View
     return odd, {view: None for view in there if view not in odd}
 
 
-def _due(views: Collection[View], stream: object, listening: Collection[int]) -> dict[View, None]:
+def _due(views: Collection[View], stream: object, listening: Collection[int]) -> list[View]:
     """Counts a call of the monitor of each view; returns the views of those that are due."""
-    due: dict[View, None] = {}
+    due: list[View] = []
     for view in views:
         monitor = view.monitor()
         if monitor is None or view.number not in listening:
             continue
         gate, counts = monitor.gate, monitor.counts
-        if not gate.on:
-            continue
         counts["calls"] = counts.get("calls", 0) + 1
         refusal = "" if gate.open else gate.refusal(None, stream)
         if refusal:
             counts[refusal] = counts.get(refusal, 0) + 1
         else:
-            due[view] = None
+            due.append(view)
     return due
 
 
@@ -536,4 +520,4 @@ def _contents(modules: Iterable[Any]) -> tuple[list[str], list[int]]:
 _target: Any = weakref.ref.__call__
 _owned, _values = attrgetter("_parameters"), methodcaller("values")
 _shape, _dtype, _device, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("device"), attrgetter("layout")
-_STRIDED = {torch.strided}
+_STRIDED, _ABSENT = {torch.strided}, {type(None), type(ODD)}
