@@ -96,9 +96,9 @@ class Rig:
         finally:
             for each, before in zip(hooks, kept, strict=True):
                 each.update(before)
-            step, away = self.recorder._meter._step, time.perf_counter() - started
-            if step is not None:  # the step that is being measured did not go on meanwhile
-                step.before, step.began = step.before + away, step.began + away
+            meter, away = self.recorder._meter, time.perf_counter() - started
+            if (step := meter._step) is not None:  # the step that is being measured did not go on meanwhile
+                meter._step = step._replace(before=step.before + away, began=step.began + away)
 
 
 def measured(job: str, monitors: str, budget: float | None, seconds: float) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from reducers.errors import warn_user
 __all__ = [
     "CAPTURES_IN_GRAPHS",
     "MODES_STAY",
+    "SCALED",
     "STEP_CODE",
     "NoAutocast",
     "NoInference",
@@ -191,9 +192,13 @@ negate_all: Callable[[list[Tensor]], object] = or_else("torch._foreach_neg_", _o
 at_start_of_cuda: Callable[[Callable[[], object]], object] = or_else("torch.cuda._lazy_call", lambda call: call())
 
 
+SCALED = "found_inf"
+"""The attribute that a GradScaler sets of a fused optimizer while it steps."""
+
+
 def step_was_skipped(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a GradScaler told a fused optimizer on the CPU that this step overflowed. On a device, asking would synchronise."""
-    found = vars(optimizer).get("found_inf")  # an attribute that GradScaler sets
+    found = vars(optimizer).get(SCALED)
     return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
 from recorders.recordings.shown import Rows, ShownAsTable, shown_name
@@ -117,8 +116,10 @@ def overhead(meter: Meter, *, started: bool) -> Overhead:
     note = f"not included: {', '.join(left_out)}"
     if budget is not None and cost.share(cost.least) > budget:
         note += "; no cadence keeps within the budget: steps that record nothing exceed it already"
-    by_name, device = meter.by_name(found, often), often * fmean(found.device) if found.device else None
+    works = found.by_name(often)
+    by_name = {name: works[name] for name in meter.monitors}
     error = None if cost.error is None else often * cost.error
+    device = often * found.device() or None
     return Overhead(seconds, cost.bare + seconds, by_name, found.measured, every, budget, device, note, cost.error is None, error)
 
 

@@ -42,8 +42,8 @@ from recorders.recorder.selection import (
 from recorders.recordings.recording import lookup
 from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
-from recorders.schedule.forgotten import forget
 from recorders.schedule.meter import Meter
+from recorders.schedule.notices import forget
 from reducers import Reducer
 from reducers.kernels.dispatch import troubles
 from reducers.kernels.locks import new_lock

@@ -15,7 +15,8 @@ from recorders.capture.switching import SwitchedHooks, grouped, put_back, remove
 from recorders.errors import MonitorError
 from recorders.graphs.sinks import new_sink
 from recorders.schedule.chosen_steps import Chosen, StepGroup, Steps, as_steps, shown_steps
-from recorders.schedule.steps import count_steps, stop_counting, watch_for_standing
+from recorders.schedule.notices import watch_clock
+from recorders.schedule.steps import count_steps, notice_steps, stop_counting
 from reducers.kernels.locks import new_lock
 
 if TYPE_CHECKING:
@@ -23,8 +24,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Chosen", "Clock", "Phase", "Steps", "as_steps", "shown_steps"]
 
-MANY = 64  # the most steps without a decision of the groups: hooks may have been put back for the compiler meanwhile
+MANY = 256  # the most steps without a decision of the groups: hooks may have been put back for the compiler meanwhile
 Phase: TypeAlias = Literal["module", "grad"]
+
+
+class QuietSteps:
+    """Coming steps of which only the clock needs to know; `recorders.schedule.steps` counts them without asking the clock.
+
+    Attributes:
+        until: the step that follows them.
+        left: how many of them have not ended.
+        over: whether others take their place.
+    """
+
+    __slots__ = ("left", "over", "until")
+
+    def __init__(self, step: int, left: int) -> None:
+        self.until, self.left, self.over = step + left, left, False
 
 
 class Clock:
@@ -46,17 +62,16 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._step = self._micro_batch = 0
-        self.attached = False
-        self._begun = False
+        self._micro_batch, self._begun, self._forwards_of = 0, False, 0  # the step that the forwards were counted in
+        self.attached = self.told = False  # told: whether somebody was warned that the clock stands still
         self._net: weakref.ref[nn.Module] | None = None
         self._groups: list[StepGroup] = []
         self._meter: Meter | None = None
         self._handle: Any = None
         self._counting = SwitchedHooks()
         self.any_due, self.cadence = False, 1
-        self._quiet = self._skipped = 0  # coming steps in which nothing is switched or measured; how many have ended
         self._lock = new_lock()
+        self._asked, self.quiet = 0, QuietSteps(0, 0)  # the step at which groups and meter were asked last
         self._sink = new_sink(self)
 
     @property
@@ -67,7 +82,8 @@ class Clock:
             ValueError: it is set to a negative number, or to something that is not an integer.
             MonitorError: `steps` of a monitor with `on_error="raise"` failed; the step is set all the same.
         """
-        return self._step
+        quiet = self.quiet
+        return quiet.until - quiet.left
 
     @step.setter
     def step(self, step: int) -> None:
@@ -86,11 +102,11 @@ class Clock:
         The clock counts forwards with gradients on, if an optimizer is attached or there is a budget; with a budget only in steps
         that record. Set it at the beginning of a micro-batch, if the network is called otherwise: the next forward belongs to it.
         """
-        return self._micro_batch
+        return self._micro_batch if self._forwards_of == self.step else 0
 
     @micro_batch.setter
     def micro_batch(self, micro_batch: int) -> None:
-        self._micro_batch, self._begun = micro_batch, False
+        self._micro_batch, self._begun, self._forwards_of = micro_batch, False, self.step
 
     def advance(self) -> None:
         """Ends a step. Threads may call it at the same time.
@@ -99,36 +115,40 @@ class Clock:
             MonitorError: as if `step` is set.
         """
         with self._lock:
-            if self._quiet:
-                self._quiet -= 1
-                self._skipped += 1
-                self._step += 1
-                self._micro_batch, self._begun = 0, False
+            if self.quiet.left:
+                self.quiet.left -= 1
                 return
             self._catch_up()
-            meter, quiet = self._meter, MANY
+            meter, left = self._meter, MANY
             if meter is not None:
                 self.cadence = meter.end()
             try:
-                self._set_step(self._step + 1)
+                self._set_step(self._asked + 1)
             finally:
                 if meter is not None:
-                    quiet = meter.begin(self.any_due)
+                    left = meter.begin(self.any_due)
                     self._meter = meter if meter.measuring else None
-            self._quiet = min([quiet, MANY, *[group.undue_steps(self._step, self.cadence) for group in self._groups]])
+            left = min([left, MANY, *[group.undue_steps(self._asked, self.cadence) for group in self._groups]])
+            self.quiet = QuietSteps(self._asked, left)
 
     def _catch_up(self) -> None:
-        """Counts the skipped steps. Then everybody is asked at every step, until the next quiet steps are known."""
-        if self._skipped:
+        """Counts the steps of which nobody was told. From now on everybody is asked at every step."""
+        step, since = self.step, self._asked
+        if step != since:
             for group in self._groups:
-                group.skip(self._step - self._skipped, self._skipped)
+                group.skip(since, step - since)
             if self._meter is not None:
-                self._meter.skip(self._skipped)
-        self._quiet = self._skipped = 0
+                self._meter.skip(step - since)
+        self._move(step)
+
+    def _move(self, step: int) -> None:
+        before, self.quiet, self._asked = self.quiet, QuietSteps(step, 0), step
+        before.over = True
 
     def _set_step(self, step: int) -> None:
         """Sets the step, and switches the groups for which the decision has changed."""
-        self._step, self.micro_batch = step, 0
+        self._move(step)
+        self.micro_batch = 0
         failed: MonitorError | None = None
         any_due = False
         for group in self._groups:
@@ -152,7 +172,7 @@ class Clock:
         if any_due:
             self._counting.on()
         else:
-            self._counting.off([self], self._step)
+            self._counting.off([self], self._asked)
 
     def switchable(self) -> tuple[list[Any], bool]:
         """Returns the handle of the hook that counts micro-batches, if there is one, and True, because it stays the same."""
@@ -212,7 +232,8 @@ class Clock:
     def expect(self, net: nn.Module | None) -> None:
         """Warns if `net` trains and the clock stands still, unless an optimizer advances it or no monitor depends on it."""
         if net is not None and self.expected:
-            watch_for_standing(self, net)
+            notice_steps()
+            watch_clock(self, net)
 
     def count(self, net: nn.Module) -> Any:
         """Counts the forwards of `net` as micro-batches; returns the handle of the hook, or None if `net` takes no hooks."""
@@ -239,7 +260,7 @@ class Clock:
             group = next((group for group in self._groups if group.steps == steps and group.every_step == every_step), None)
             if group is None:
                 group = StepGroup(steps, every_step)
-                group.decide(self._step, self.cadence)
+                group.decide(self._asked, self.cadence)
                 group.notified = group.due
                 self._groups.append(group)
             group.monitors.add(monitor)
@@ -273,6 +294,8 @@ class Clock:
         """Counts a forward with gradients on that has begun, in a compiled graph or outside of one."""
         if not recomputing():
             with self._lock:
+                if self._forwards_of != self.step:
+                    self.micro_batch = 0
                 self._micro_batch += self._begun
                 self._begun = True
 
@@ -280,7 +303,7 @@ class Clock:
         return f"Clock(step={self.step}, micro_batch={self.micro_batch}, phase={self.phase!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _clock_at, (self._step,)
+        return _clock_at, (self.step,)
 
 
 def _trace_forward(sink: Tensor, *_: Any) -> None:

@@ -6,11 +6,11 @@ The guard at every entrance from PyTorch (`recorders.capture.entering`) calls wh
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import torch
 
@@ -24,62 +24,21 @@ __all__ = ["Stopwatch", "now", "time_joins"]
 Key: TypeAlias = "int | str"  # the `id` of a monitor, or the name of an entrance that no monitor owns
 
 
-def now() -> float:
-    """The time in seconds."""
-    return perf_counter()
-
-
-class _Wanted(dict[int, "weakref.ref[Any]"]):
-    """Those who want to know how long something takes, held weakly. As long as anybody does, the guard calls a function for it."""
-
-    def __init__(self, what: str, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._what, self._function = what, function
-
-    def change(self, by: Any, wanted: bool) -> None:
-        """Adds somebody, or takes somebody out, who is taken out anyway if it is freed."""
-        key = id(by)
-        if wanted:
-            self[key] = weakref.ref(by, lambda _: self._drop(key))
-            setattr(entering, self._what, self._function)
-        else:
-            self._drop(key)
-
-    def _drop(self, key: int) -> None:
-        self.pop(key, None)
-        if not self:
-            setattr(entering, self._what, None)
-
-    def now(self) -> list[Any]:
-        """Those who are there."""
-        return [found for ref in list(self.values()) if (found := ref()) is not None]
-
-
-class _Call:
-    """Work that a thread does now.
-
-    Attributes:
-        keys: whose it is; several monitors share it equally.
-        owned: whether it is that of monitors. What is called within it is part of it then.
-        outer: the work within which it is done.
-        inner: the seconds of it that count elsewhere.
-    """
-
-    __slots__ = ("inner", "keys", "outer", "owned", "started")
-
-    def __init__(self, owner: Any, outer: _Call | None) -> None:
-        found = owner if isinstance(owner, list) else [owner if isinstance(owner, str) else getattr(owner, "__self__", owner)]
-        found = [find_sink(each) if isinstance(each, int) else each for each in found]
-        self.keys: list[Key] = [each if isinstance(each, str) else id(getattr(each, "monitor", each)) for each in found]
-        self.owned, self.outer, self.inner = not isinstance(owner, str), outer, 0.0
-        self.started = perf_counter()
-
-
 class _Here(threading.local):
-    call: _Call | None = None
+    """Whose work this thread does, and since when: a name of an entrance, within which monitors may work, or that of monitors."""
+
+    owner: Any = None
+    since = 0.0
 
 
 _here, _lock = _Here(), new_lock()
+_running: WeakSet[Stopwatch] = WeakSet()
+_measuring: WeakSet[Any] = WeakSet()  # the meters that want to know how long pending observations take
+
+
+def now() -> float:
+    """The time in seconds."""
+    return perf_counter()
 
 
 class Stopwatch:
@@ -87,12 +46,12 @@ class Stopwatch:
 
     Attributes:
         seconds: by the `id` of a monitor, or by the name of an entrance that no monitor owns.
-        pairs: device events, before and after the work of a thread.
+        events: device events, before and after the work of a thread.
     """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[Key, float] = defaultdict(float)
-        self.pairs: list[tuple[Any, Any]] = []
+        self.events: list[tuple[Any, Any]] = []
         self._rings: dict[GraphRing, tuple[float, list[Key]]] = {}
 
     def start(self, monitors: Iterable[Any]) -> float:
@@ -101,54 +60,85 @@ class Stopwatch:
             for ring in monitor.buffer.graph_rings:
                 ring.time(True)
                 self._rings.setdefault(ring, (ring.seconds, []))[1].append(id(monitor))
-        _running.change(self, True)
-        self._started = perf_counter()
-        return self._started
+        started = _turn_to(_here.owner)
+        _running.add(self)
+        _switch()
+        return started
 
     def stop(self) -> float:
         """Stops; returns the time. Of work that goes on in this thread, what was done until now counts."""
-        ended, later, call = perf_counter(), 0.0, _here.call
-        _running.change(self, False)
-        while call is not None:
-            lasted = ended - max(call.started, self._started)
-            self._add(call.keys, lasted - call.inner - later)
-            later, call = lasted, call.outer
+        stopped = _turn_to(_here.owner)
+        _running.discard(self)
+        _switch()
         for ring, (before, keys) in self._rings.items():
             ring.time(False)
-            self._add(keys, ring.seconds - before)
-        return ended
+            self.add(keys, ring.seconds - before)
+        return stopped
 
-    def end(self, call: _Call, ended: float, *events: Any) -> None:
-        """Adds a call that has ended, and the events before and after it."""
-        self._add(call.keys, ended - max(call.started, self._started) - call.inner)
-        if None not in events:
-            self.pairs.append(events)
-
-    def _add(self, keys: list[Key], seconds: float) -> None:
+    def add(self, keys: list[Key], seconds: float) -> None:
+        """Adds the seconds of some work, which several monitors share equally."""
         with _lock:
             for key in keys:
-                self.seconds[key] += max(0.0, seconds) / len(keys)
+                self.seconds[key] += seconds / len(keys)
+
+
+def time_joins(meter: Any, on: bool) -> None:
+    """Times the reduction of pending observations. It is seldom and long, so it counts in no step, but for all of them."""
+    (_measuring.add if on else _measuring.discard)(meter)
+    _switch()
+
+
+def _switch() -> None:
+    """Lets the guard call what times, if anybody is there for whom."""
+    entering.timing = _time if _running else None
+    entering.joining = _join if _measuring else None
+
+
+def _turn_to(owner: Any) -> float:
+    """Lets the time count for `owner` in this thread from now on; returns the time."""
+    before, since = _here.owner, _here.since
+    _here.since = time = perf_counter()
+    _here.owner = owner
+    if before is not None and _running:
+        found = [find_sink(each) if isinstance(each, int) else each for each in (before if isinstance(before, list) else [before])]
+        found = [each if isinstance(each, str) else getattr(each, "__self__", each) for each in found]
+        keys = [each if isinstance(each, str) else id(getattr(each, "monitor", each)) for each in found]
+        for stopwatch in list(_running):
+            stopwatch.add(keys, time - since)
+    return time
 
 
 def _time(owner: Any, run: Callable[..., Any], *args: Any) -> Any:
-    """Calls `run(*args)` and returns its result; adds its seconds to `owner`, without those of monitors that it calls."""
-    outer = _here.call
-    if outer is not None and outer.owned:
+    """Calls `run(*args)` and returns its result; its seconds are those of `owner`, unless it is part of a monitor's work."""
+    outer = _here.owner
+    if not _running:  # a recorder was freed while it measured
+        _switch()
+    if outer is not None and (not isinstance(outer, str) or isinstance(owner, str)):
         return run(*args)
-    event = None if outer is not None else _new_event()
-    call = _here.call = _Call(owner, outer)
+    before = _new_event() if outer is None else None
+    try:
+        _turn_to(owner)
+        return run(*args)
+    finally:
+        _turn_to(outer)
+        after = None if before is None else _new_event()
+        if after is not None:
+            for stopwatch in list(_running):
+                stopwatch.events.append((before, after))
+
+
+def _join(buffer: Any, run: Callable[..., Any], *args: Any) -> Any:
+    if not _measuring:
+        _switch()
+    outer = _here.owner
+    started = _turn_to(None)
     try:
         return run(*args)
     finally:
-        ended, _here.call = perf_counter(), outer
-        if outer is not None:
-            outer.inner += ended - call.started
-        after = None if event is None else _new_event()
-        for stopwatch in _running.now():
-            stopwatch.end(call, ended, event, after)
-
-
-_running = _Wanted("timing", _time)
+        seconds = _turn_to(outer) - started
+        buffer.flush_seconds += seconds
+        for meter in list(_measuring):
+            meter.joined += seconds
 
 
 def _new_event() -> Any:
@@ -158,24 +148,3 @@ def _new_event() -> Any:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def time_joins(meter: Any, on: bool) -> None:
-    """Times the reduction of pending observations. It is seldom and long, so it counts in no step, but for all of them."""
-    _meters.change(meter, on)
-
-
-def _join(buffer: Any, run: Callable[..., Any], *args: Any) -> Any:
-    started = perf_counter()
-    try:
-        return run(*args)
-    finally:
-        seconds = perf_counter() - started
-        buffer.flush_seconds += seconds
-        if _here.call is not None:
-            _here.call.inner += seconds
-        for meter in _meters.now():
-            meter.joined += seconds
-
-
-_meters = _Wanted("joining", _join)

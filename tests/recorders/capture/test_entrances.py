@@ -37,7 +37,7 @@ from recorders.capture.switching import hook_of
 from recorders.monitors import gradient_hooks, sites
 from recorders.monitors.graphs import GraphSink
 from recorders.ring.rows import ParameterRows
-from recorders.schedule import standing, table
+from recorders.schedule import table
 from recorders.schedule.clock import Clock
 from recorders.schedule.steps import _Steps
 from reducers import CKA, Count, Mean, Norm, Quantile, Sum
@@ -258,7 +258,7 @@ def test_what_fails_beside_the_monitors_is_told_and_the_training_goes_on(which: 
 def test_what_fails_while_it_looks_for_a_clock_that_stands_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     net = new_net()
     recorder = Recorder(ForwardMonitor(Count(), every_step=2)).modules(net, names="first")
-    monkeypatch.setattr(standing, "tell", planted)
+    monkeypatch.setattr("recorders.schedule.steps.tell", planted)
     with pytest.warns(RecordingWarning, match="planted"):
         train(net)
     recorder.deregister()

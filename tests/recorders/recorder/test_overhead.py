@@ -70,8 +70,8 @@ class Time:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured for the recorders of other tests."""
-    for name, what, function in (("_running", "timing", stopwatch._time), ("_meters", "joining", stopwatch._join)):
-        monkeypatch.setattr(stopwatch, name, stopwatch._Wanted(what, function))
+    for name, what in (("_running", "timing"), ("_measuring", "joining")):
+        monkeypatch.setattr(stopwatch, name, weakref.WeakSet())
         monkeypatch.setattr(entering, what, None)
 
 
@@ -395,7 +395,7 @@ def test_threads_are_added_up_each_with_its_own_nesting(time: Time) -> None:
 
     def meet(value: Any) -> Any:
         both.wait(30)  # both threads are within a push at once
-        seen.append(stopwatch._here.call)
+        seen.append(stopwatch._here.owner)
         return value
 
     recorder["loss"].op_ = meet
@@ -405,10 +405,9 @@ def test_threads_are_added_up_each_with_its_own_nesting(time: Time) -> None:
     for thread in threads:
         thread.join(30)
     assert len(seen) == 2
-    assert None not in seen
-    assert seen[0] is not seen[1]
+    assert seen == [recorder["loss"]] * 2
     assert time.reads - reads == 4  # neither took itself to be within the other
-    assert stopwatch._here.call is None
+    assert stopwatch._here.owner is None
     assert recorder.samples("loss") == 2
 
 
@@ -423,7 +422,7 @@ def test_an_error_in_a_timed_hook_is_the_one_of_that_hook(time: Time) -> None:
         with pytest.raises(Exception, match="on purpose"):
             recorder.push("loss", 1.0)
         recorder.step()
-    assert stopwatch._here.call is None
+    assert stopwatch._here.owner is None
     assert recorder.overhead().seconds == 1.0
 
 
@@ -668,14 +667,14 @@ def test_what_waits_and_is_reduced_once_in_a_while_is_in_the_average(time: Time)
 
 def test_no_cadence_is_two_and_fewer_steps_record_only_if_that_is_clear() -> None:
     for hundredths in range(1, 300):
-        cost = meter.Cost(bare=1.0, least=0.0, recording=hundredths / 100, error=0.0, seen=0.0, chosen=1.0)
+        cost = meter.Cost(bare=1.0, least=0.0, recording=hundredths / 100, error=0.0, chosen=1.0)
         every = cost.every_within(0.05)
         assert every != 2
         assert not cost.exceeds(0.05, every)
-    unclear = meter.Cost(bare=1.0, least=0.0, recording=0.2, error=0.1, seen=0.01, chosen=1.0)
+    unclear = meter.Cost(bare=1.0, least=0.0, recording=0.2, error=0.1, chosen=1.0)
     assert [unclear.exceeds(0.05, every) for every in (1, 3)] == [False, False]
     assert unclear._replace(error=0.01).exceeds(0.05, 3)
-    assert unclear._replace(seen=0.2).exceeds(0.05, 3)
+    assert unclear._replace(recording=0.04, error=None).exceeds(0.05, 1)  # of what is only timed, not all is seen
 
 
 def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -296,6 +297,95 @@ def test_a_closure_is_one_step_and_other_optimizers_do_not_count() -> None:
     other.step()
     assert recorder.clock.step == 1
     assert recorder[0].samples > 1
+
+
+def test_a_step_that_only_the_clock_needs_takes_two_hooks_and_no_more() -> None:
+    """In a step of a quarter of a millisecond each further object that is looked at costs: the caches hold other things."""
+    net = Net()
+    optimizer = sgd(net)
+    recorder = Recorder(out=ForwardMonitor(Count(), every_step=100)).modules(net).attach(optimizer)
+    train(net, optimizer, 3)
+    called: list[str] = []
+
+    def see(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith(("recorders", "reducers")):
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(see)
+    try:
+        for _ in range(10):
+            optimizer.step()
+    finally:
+        sys.setprofile(None)
+    assert called == ["before", "after"] * 10
+    assert recorder.clock.step == 13
+    train(net, optimizer, 88)
+    assert set(recorder.iter_samples()) == {2}
+
+
+class Calling(torch.optim.SGD):
+    """Steps only sometimes: itself, or another optimizer that it wraps."""
+
+    def __init__(self, net: nn.Module, wrapped: torch.optim.Optimizer | None = None) -> None:
+        super().__init__(net.parameters(), lr=0.1)
+        self.wrapped, self.calls, self.fails = wrapped, 0, False
+        if wrapped is not None:
+            self.param_groups = wrapped.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        if self.fails:
+            raise RuntimeError("on purpose")
+        if self.calls % 4 == 0:
+            super().step()
+        elif self.calls % 4 == 2 and self.wrapped is not None:
+            self.wrapped.step()
+            self.wrapped.step()
+
+
+@pytest.mark.parametrize("which", ["outer", "inner"])
+@pytest.mark.parametrize("wraps", [False, True])
+def test_steps_within_steps_count_once_whenever_they_come(wraps: bool, which: str) -> None:
+    net = Net()
+    wrapped = sgd(net) if wraps else None
+    optimizer = Calling(net, wrapped)
+    clock = Clock().attach(wrapped if which == "inner" and wrapped is not None else optimizer)
+    for step in range(40):
+        assert clock.step == step
+        optimizer.step()
+    optimizer.fails = True
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="on purpose"):
+            optimizer.step()
+    optimizer.fails = False
+    for step in range(40, 60):
+        assert clock.step == step
+        optimizer.step()
+
+
+def test_what_comes_between_quiet_steps_is_told_of_them() -> None:
+    net, other = Net(), Net()
+    optimizer, others = sgd(net), sgd(other)
+    clock, second = Clock().attach(optimizer), Clock()
+    train(net, optimizer, 5)
+    second.attach(optimizer)
+    train(net, optimizer, 5)
+    assert (clock.step, second.step) == (10, 5)
+    second.detach()
+    train(net, optimizer, 5)
+    train(other, others, 2)
+    monitor = ParameterMonitor(Count(), "weight", net.first)
+    train(net, optimizer, 5)
+    monitor.deregister()
+    train(net, optimizer, 5)
+    assert (clock.step, second.step, monitor.samples) == (25, 5, 5)
+    clock.step = 100
+    train(net, optimizer, 5)
+    assert clock.step == 105
+    clock.micro_batch = 3
+    assert clock.micro_batch == 3
+    optimizer.step()
+    assert (clock.step, clock.micro_batch) == (106, 0)
 
 
 def test_by_hand() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recorders import Monitor, OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
 from recorders.capture.switching import SWITCHING
-from recorders.schedule import forgotten, standing, table
+from recorders.schedule import notices, table
 from recorders.schedule.steps import _steps
 from reducers import Collect, Mean, Moments, Norm, Quantile, Summary
 
@@ -401,8 +401,7 @@ def still(kind: str, layers: int, **options: Any) -> Net:
 
 def due_calls(net: Net) -> int:
     """The calls of a step beyond those without a recorder; the least of some, because a step may free what other tests left."""
-    forgotten.warnings_due.clear()  # a step looks for recorders that other tests dropped, and for clocks that they left standing
-    standing.clocks.clear()
+    notices.notices.clear()  # a step looks for recorders that other tests dropped, and for clocks that they left standing
     due = min(python_calls(net.optimizer.step) for _ in range(4))
     net.recorder.deregister()
     return due - min(python_calls(net.optimizer.step) for _ in range(4))
