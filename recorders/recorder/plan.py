@@ -96,9 +96,8 @@ class Plan(ShownAsTable):
 def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """The plan of `monitors`, from a run of copies of the nets on the meta device: only shapes are computed."""
     note = "" if args or kwargs else "give plan() example inputs to learn the sizes of what is recorded in forward and backward"
-    twins: dict[int, Monitor] = {}
     copies: list[nn.Module] = []
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {}  # the copy of each object, by its id
     try:
         for net in nets:
             kept = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
@@ -107,31 +106,32 @@ def plan(monitors: Mapping[str, Monitor], nets: Iterable[nn.Module], args: tuple
     except Exception as error:
         memo.clear()  # it may hold modules that are half copied
         note = f"the sizes are incomplete: the net cannot be copied ({type(error).__name__}: {error})"
-    for monitor in monitors.values():
-        module = monitor.module
-        if module is None or id(module) not in memo:
-            continue
-        twin = monitor.constructor(monitor.attr)
-        twin.dry_run, twin.context = True, monitor.context
-        twin.on_error, twin.filter_, twin.gate = "warn", None, Gate(DEFAULTS)
-        twins[id(monitor)] = twin.register(memo[id(module)])
+    dry = {name: _on_copy(one, memo[id(one.module)]) for name, one in monitors.items() if id(one.module) in memo}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
-        for twin in twins.values():
-            twin.record_shapes()
+        for monitor in dry.values():
+            monitor.record_shapes()
         try:
             if args or kwargs:
                 _run(copies, _on_meta(args), _on_meta(dict(kwargs)))
         except Exception as error:
             note = f"the sizes are incomplete: the net cannot be run on shapes alone ({type(error).__name__}: {error})"
-    rows = [_plan_row(name, monitor, twins.get(id(monitor))) for name, monitor in monitors.items()]
-    for twin in twins.values():
-        twin.deregister()
-        if twin.given and not twin.states and twin.last_error is None and (args or kwargs):
+    rows = [_plan_row(name, monitor, dry.get(name)) for name, monitor in monitors.items()]
+    for monitor in dry.values():
+        monitor.deregister()
+        if monitor.given and not monitor.states and monitor.last_error is None and (args or kwargs):
             note = note or "give plan() what monitors take: with recorder.given(...): recorder.plan(...)"
     if any(has_old_graph(monitor.module) for monitor in monitors.values()):
         note = "; ".join(filter(None, (note, OLD_GRAPH)))
     return Plan(tuple(rows), note)
+
+
+def _on_copy(monitor: Monitor, module: nn.Module) -> Monitor:
+    """A monitor like this one on a copy of its module, which records the shapes of all that it sees."""
+    made = monitor.constructor(monitor.attr)
+    made.dry_run, made.context = True, monitor.context
+    made.on_error, made.filter_, made.gate = "warn", None, Gate(DEFAULTS)
+    return made.register(module)
 
 
 def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -142,16 +142,17 @@ def _run(nets: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 torch.autograd.backward([tensor.sum() for tensor in outputs])
 
 
-def _plan_row(name: str, monitor: Monitor, twin: Monitor | None) -> PlanRow:
-    seen = twin if twin is not None and twin.states else monitor
+def _plan_row(name: str, monitor: Monitor, dry: Monitor | None) -> PlanRow:
+    """The row of a monitor, of which `dry` is the one of the dry run."""
+    seen = dry if dry is not None and dry.states else monitor
     size = sum(map(_bytes, seen.states.values())) if seen.states else None
     grows = not monitor.reducer.bounded
-    module = shown_module(monitor)
-    shapes, error = ({}, None) if twin is None else (dict(twin.dry_run_shapes), twin.last_error)
+    shapes, error = ({}, None) if dry is None else (dict(dry.dry_run_shapes), dry.last_error)
     steps = shown_steps(monitor.gate.steps, monitor.gate.every_step)
     reducer = repr(monitor.reducer) + (f", given={monitor.given}" if monitor.given else "")
     growth = _growth(seen) if grows and seen.states else None
-    return PlanRow(name, type(monitor).__name__, module, reducer, shapes, size, error, steps, grows, growth)
+    kind, module = type(monitor).__name__, shown_module(monitor)
+    return PlanRow(name, kind, module, reducer, shapes, size, error, steps, grows, growth)
 
 
 def _bytes(state: State) -> int:

@@ -55,16 +55,19 @@ class Criteria:
 
     def filter(self, places: list[Place], what: str) -> list[Place]:
         """The places that satisfy every criterion; raises `SelectionError` if there are none, or a name or index does not exist."""
-        types = _types(self.types)
+        types = None if self.types is None else _all_of(self.types, "types", (type,), _CLASSES)
         if self.depth is not None and not isinstance(self.depth, int):
             raise TypeError(f"depth={self.depth!r}: give a number of levels below the net")
         if self.where is not None and not callable(self.where):
             raise TypeError(f"where={self.where!r}: give a function of name and module, such as lambda name, module: ...")
-        names = None if self.names is None else _patterns(self.names, "names")
-        excluded = () if self.exclude is None else _as_tuple(self.exclude, "exclude", f"{_NAMES}, or module classes")
+        names = None if self.names is None else _all_of(self.names, "names", (str, re.Pattern), _NAMES)
+        given = () if self.exclude is None else self.exclude
+        excluded = _all_of(given, "exclude", (str, re.Pattern, type), f"{_NAMES}, or module classes")
         not_types = tuple(item for item in excluded if isinstance(item, type))
-        not_names = _patterns([item for item in excluded if not isinstance(item, type)], "exclude")
-        indices = None if self.indices is None else _indices(self.indices)
+        not_names = [item for item in excluded if not isinstance(item, type)]
+        indices = None
+        if self.indices is not None:
+            indices = {*_all_of(self.indices, "indices", (int,), "one whole number or several, such as (0, 2)")}
         for pattern in names or ():
             if not any(_matches(pattern, name) for place in places for name in place.names):
                 known = [shown_name(name) for place in places for name in place.names]
@@ -81,7 +84,7 @@ class Criteria:
             and (indices is None or index in indices)
             and not (not_types and isinstance(place.module, not_types))
             and not any(_matches(pattern, name) for pattern in not_names for name in place.names)
-            and (self.depth is None or _depth(place.name) <= self.depth)
+            and (self.depth is None or place.name.count(".") + bool(place.name) <= self.depth)
             and (not self.leaves or _is_leaf(place.module))
             and (self.where is None or self.where(place.name, place.module))
         ]
@@ -96,17 +99,20 @@ class Criteria:
 
 def _is_leaf(module: nn.Module) -> bool:
     """Whether it contains no modules, except those that hold the parameters of a quantised layer and are never called."""
-    inside = [child for child in module.children() if not _only_holds(child)]
-    return not inside and not _only_holds(module)
+    return not any(_is_called(child) for child in module.children()) and _is_called(module)
 
 
-def _only_holds(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("PackedParams") and type(module).__module__.startswith("torch.")
+def _is_called(module: nn.Module) -> bool:
+    return not (type(module).__name__.endswith("PackedParams") and type(module).__module__.startswith("torch."))
 
 
 def select_modules(net: nn.Module, criteria: Criteria, *, recursive: bool, prefix: str = "") -> list[Place]:
     """The modules of `net` that satisfy `criteria`: of itself and all below if `recursive`, else of its direct children."""
-    return criteria.filter(_modules(_net(net), recursive, prefix), "module")
+    places: dict[int, Place] = {}
+    for name, module in _walk(_net(net), prefix, recursive):
+        if recursive or module is not net:
+            _add(places, id(module), Place(name, module))
+    return criteria.filter(list(places.values()), "module")
 
 
 def select_parameters(net: nn.Module, criteria: Criteria, *, prefix: str = "") -> list[Place]:
@@ -146,14 +152,6 @@ def _net(net: object) -> nn.Module:
     return net
 
 
-def _modules(net: nn.Module, recursive: bool, prefix: str) -> list[Place]:
-    places: dict[int, Place] = {}
-    for name, module in _walk(net, prefix, recursive):
-        if recursive or module is not net:
-            _add(places, id(module), Place(name, module))
-    return list(places.values())
-
-
 def _add(places: dict[int, Place], key: int, place: Place) -> None:
     if key not in places:
         places[key] = place
@@ -186,35 +184,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def _types(types: Any) -> tuple[type, ...] | None:
-    if types is None:
-        return None
-    found = _as_tuple(types, "types", _CLASSES)
-    if not found or not all(isinstance(item, type) for item in found):
-        raise TypeError(f"types={types!r}: give {_CLASSES}")
-    return found
-
-
-def _as_tuple(value: Any, argument: str, wanted: str) -> tuple[Any, ...]:
-    if isinstance(value, (str, re.Pattern, type)):
-        return (value,)
-    if not isinstance(value, Iterable):
+def _all_of(value: Any, argument: str, kinds: tuple[type, ...], wanted: str) -> tuple[Any, ...]:
+    """What was given for a criterion, one thing or several; raises `TypeError` if something is of none of these kinds."""
+    several = isinstance(value, Iterable) and not isinstance(value, (str, re.Pattern, type))
+    found = tuple(value) if several else (value,)
+    if not all(isinstance(item, kinds) for item in found):
         raise TypeError(f"{argument}={value!r}: give {wanted}")
-    return tuple(value)
-
-
-def _indices(indices: Any) -> set[int]:
-    found = [indices] if isinstance(indices, int) else list(indices) if isinstance(indices, Iterable) else [None]
-    if not all(isinstance(index, int) for index in found):
-        raise TypeError(f"indices={indices!r}: give one whole number or several, such as (0, 2)")
-    return set(found)
-
-
-def _patterns(names: Any, argument: str) -> tuple[str | re.Pattern[str], ...]:
-    found = _as_tuple(names, argument, _NAMES)
-    for pattern in found:
-        if not isinstance(pattern, (str, re.Pattern)):
-            raise TypeError(f"{argument} takes {_NAMES}; got {pattern!r}")
     return found
 
 
@@ -222,10 +197,6 @@ def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
     if isinstance(pattern, str):
         return is_named(name, pattern)
     return pattern.search(name) is not None
-
-
-def _depth(name: str) -> int:
-    return 0 if not name else name.count(".") + 1
 
 
 def _shown(pattern: str | re.Pattern[str]) -> str:

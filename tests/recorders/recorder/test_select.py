@@ -79,7 +79,7 @@ def test_nothing_matched_is_an_error_that_lists_what_there_is(criteria: dict[str
 def test_wrong_kinds_of_criteria_are_said() -> None:
     with pytest.raises(TypeError, match="give a module class"):
         names(types="Linear")
-    with pytest.raises(TypeError, match="takes names, globs"):
+    with pytest.raises(TypeError, match="give names, globs"):
         names(names=[nn.Linear])
     with pytest.raises(TargetError, match=r"torch.nn.Module is needed to select from; got list"):
         Recorder(ForwardMonitor(Count())).modules([nn.Linear(1, 1)])  # type: ignore[arg-type]
