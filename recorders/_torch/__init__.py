@@ -89,7 +89,9 @@ set_grad_enabled = or_else("torch._C._set_grad_enabled", torch.set_grad_enabled)
 graph_task: Callable[[], int] = or_else("torch._C._current_graph_task_id", _task_by_node)  # -1 if no backward runs in this thread
 autocast_is_on = or_else("torch._C._is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu"))
 is_batched = or_else("torch._C._functorch.is_legacy_batchedtensor", lambda _: False)
-_interpreter = or_else("torch._C._functorch.peek_interpreter_stack", lambda: None)
+_interpreter = or_else("torch._C._functorch.peek_interpreter_stack", None) or or_else(
+    "torch._C._functorch.maybe_current_level", lambda: None
+)
 _jit_trace = or_else("torch._C._get_tracing_state", lambda: torch.jit.is_tracing() or None)  # type: ignore[attr-defined,no-untyped-call]
 _count_dispatch: Callable[[], int] = or_else("torch._C._len_torch_dispatch_stack", lambda: 0)
 _count_function: Callable[[], int] = or_else("torch._C._len_torch_function_stack", lambda: 0)

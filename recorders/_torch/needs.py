@@ -44,7 +44,8 @@ NEEDS: Mapping[str, str] = {
     # What runs now.
     "torch._C._current_graph_task_id": "two backwards through one graph (retain_graph) are not told apart",
     "torch._C._current_autograd_node": "what checkpoints run again is recorded again",
-    "torch._C._functorch.peek_interpreter_stack": "what runs inside vmap and grad of torch.func is taken for plain tensors",
+    "torch._C._functorch.peek_interpreter_stack": _EXACT,
+    "torch._C._functorch.maybe_current_level": "what runs inside vmap and grad of torch.func is taken for plain tensors",
     "torch._C._functorch.is_legacy_batchedtensor": "gradients of is_grads_batched=True are taken for plain tensors",
     "torch._C._get_tracing_state": _EXACT,
     # Modules, optimizers, ranks, devices.

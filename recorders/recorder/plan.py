@@ -156,7 +156,7 @@ def _plan_row(name: str, monitor: Monitor, dry: Monitor | None) -> PlanRow:
 
 
 def _bytes(state: State) -> int:
-    """Of storages, because the slots of a window or a history are a view of a buffer with free slots."""
+    """The bytes of the storages of a state: the slots of a window or a history are a view of a buffer with free slots."""
     return sum(map(kept_bytes, state.values()))
 
 

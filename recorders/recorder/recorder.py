@@ -352,7 +352,7 @@ class Recorder(Results):
         return self
 
     def _know_alone(self, module: nn.Module) -> None:
-        """Takes a module that was not selected for the net, if there is none yet."""
+        """Takes a module that was not selected from a net as the net, if there is none yet."""
         if not self._nets:
             self._nets.append(weakref.ref(module))
         self._follow_net()
@@ -569,7 +569,7 @@ class Recorder(Results):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Makes no object garbage: for 10,000 monitors, looking for it takes as long as making them."""
+    """Keeps the garbage collector off: it finds nothing among new monitors, and for 10,000 takes as long as making them."""
     collects = gc.isenabled()
     try:
         gc.disable()

@@ -111,7 +111,7 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
         return Recording(parts, dict(self._aliases), self._clock.step)
 
     def _warned_of(self, recording: Recording, waits: bool = False) -> Recording:
-        """The recording; the first whose results leave out what is not finite is told, for states on devices only if `waits`."""
+        """The recording; warns once if results leave out what is not finite, for states on devices only if `waits`."""
         self._warned = self._warned or warned_of_left_out(recording, waits)
         return recording
 
