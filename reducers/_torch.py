@@ -10,11 +10,13 @@ Dynamo takes seconds to import. What it must know before it traces a program wai
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -24,6 +26,7 @@ __all__ = [
     "MissingInTorchError",
     "compiled_apart",
     "constant_in_graphs",
+    "cpu_library",
     "declare",
     "declared",
     "dynamo_is_imported",
@@ -95,6 +98,15 @@ def _found(name: str) -> Any:
             import_module(path)
         found = getattr(found, part)
     return found
+
+
+def cpu_library() -> ctypes.CDLL:
+    """Returns the library of PyTorch that has its functions in C++, and those of the OpenMP it runs on.
+
+    Raises:
+        OSError: there is none.
+    """
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def constant_in_graphs(function: _F) -> _F:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, repeat, starmap
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from recorders._torch.needs import NEEDS
 from recorders.errors import RecordingWarning
-from reducers._torch import MissingInTorchError, missing, or_else, reach
+from reducers._torch import MissingInTorchError, cpu_library, missing, or_else, reach
 from reducers.errors import warn_user
 
 __all__ = [
@@ -36,7 +35,6 @@ __all__ = [
     "autocast_is_on",
     "call_of_module",
     "copy_all",
-    "cpu_library",
     "graph_task",
     "graph_task_address",
     "group_timeout",
@@ -213,11 +211,6 @@ def made_by_graph(tensor: Tensor) -> bool:
         return len(reach("torch._C._FunctionBase._input_metadata").__get__(node)) > 1
     except MissingInTorchError:
         return True
-
-
-def cpu_library() -> ctypes.CDLL:
-    """The library of PyTorch that has its functions in C++; raises `OSError` if there is none."""
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def graph_task_address() -> int | None:

@@ -29,7 +29,7 @@ from recorders.cli.watch import watch
 from recorders.errors import MissingExtraError, RecorderError
 from recorders.recordings.whole import as_path
 from reducers import ReducerError
-from reducers.kernels.loop import libraries
+from reducers.kernels.loop import library
 
 __all__ = ["COMMANDS", "run"]
 
@@ -82,7 +82,7 @@ def _print_version(wanted: bool) -> None:
         except importlib.metadata.PackageNotFoundError:
             version = "from a source tree, not installed"
         print(f"torch-recorders {version} (torch {torch.__version__})")
-        print(libraries.state())
+        print(library.state())
         raise typer.Exit
 
 

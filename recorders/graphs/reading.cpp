@@ -3,6 +3,7 @@
 #include "parts.h"
 
 #include <cstring>
+#include <dlfcn.h>
 #include <mutex>
 #include <pthread.h>
 #include <stdexcept>
@@ -13,23 +14,26 @@
 // longer than all else. A call returns 0 if it succeeds. Whoever is called has to delete the arguments, and what is in a list of them.
 typedef uint64_t Argument;
 constexpr uint64_t INTERFACE = (uint64_t(2) << 56) | (uint64_t(10) << 48);  // the release of PyTorch that these are of
-extern "C" {
-int32_t torch_list_size(void* list, size_t* size);
-int32_t torch_list_get_item(void* list, size_t index, Argument* item);
-int32_t torch_delete_list(void* list);
-int32_t torch_string_c_str(void* string, const char** characters);
-int32_t torch_string_length(void* string, size_t* length);
-int32_t torch_delete_string(void* string);
-int32_t aoti_torch_get_data_ptr(void* tensor, void** data);
-int32_t aoti_torch_get_dtype(void* tensor, int32_t* dtype);
-int32_t aoti_torch_get_dim(void* tensor, int64_t* axes);
-int32_t aoti_torch_get_sizes(void* tensor, int64_t** sizes);
-int32_t aoti_torch_get_strides(void* tensor, int64_t** strides);
-int32_t aoti_torch_delete_tensor_object(void* tensor);
-int32_t torch_get_num_threads(uint32_t* threads);
-int32_t torch_call_dispatcher(const char* name, const char* overload, Argument* arguments, uint64_t interface);
-const char* torch_exception_get_what_without_backtrace();
-}
+#define OF_PYTORCH(function) \
+  function(int32_t, torch_list_size, (void* list, size_t* size)) \
+  function(int32_t, torch_list_get_item, (void* list, size_t index, Argument* item)) \
+  function(int32_t, torch_delete_list, (void* list)) \
+  function(int32_t, torch_string_c_str, (void* string, const char** characters)) \
+  function(int32_t, torch_string_length, (void* string, size_t* length)) \
+  function(int32_t, torch_delete_string, (void* string)) \
+  function(int32_t, aoti_torch_get_data_ptr, (void* tensor, void** data)) \
+  function(int32_t, aoti_torch_get_dtype, (void* tensor, int32_t* dtype)) \
+  function(int32_t, aoti_torch_get_dim, (void* tensor, int64_t* axes)) \
+  function(int32_t, aoti_torch_get_sizes, (void* tensor, int64_t** sizes)) \
+  function(int32_t, aoti_torch_get_strides, (void* tensor, int64_t** strides)) \
+  function(int32_t, aoti_torch_delete_tensor_object, (void* tensor)) \
+  function(int32_t, torch_get_num_threads, (uint32_t* threads)) \
+  function(int32_t, torch_call_dispatcher, (const char* name, const char* overload, Argument* arguments, uint64_t interface)) \
+  function(const char*, torch_exception_get_what_without_backtrace, ())
+
+// They are found when the library is loaded: it is built without PyTorch, and serves all releases that have them.
+#define DECLARED(result, name, arguments) static result(*name) arguments;
+OF_PYTORCH(DECLARED)
 
 typedef int (*Loop)(const Task*, int64_t number, int64_t threads);
 
@@ -119,14 +123,14 @@ static bool read(const Reader& reader, const Layout& layout, const void* const* 
 }
 
 // Lets the reader know this layout by a number, in place of the one that had the number before.
-extern "C" void reducers_set_layout(Reader* reader, int64_t number, const Layout* layout) {
+extern "C" EXPORT void reducers_set_layout(Reader* reader, int64_t number, const Layout* layout) {
   const std::lock_guard<std::mutex> lock(mutex);
   reader->layout[number] = layout;
   reader->layouts = std::max(reader->layouts, number + 1);
 }
 
 // Reads tensors of a layout into the next row, and counts it. Returns whether there was room, and memory for the loops.
-extern "C" int reducers_add(Table* table, int64_t layout, const void* const* tensors) {
+extern "C" EXPORT int reducers_add(Table* table, int64_t layout, const void* const* tensors) {
   const std::lock_guard<std::mutex> lock(mutex);
   const Reader& reader = *table->reader;
   if (table->count >= table->capacity || !read(reader, *reader.layout[layout], tensors, table->rows + table->count * reader.bytes)) return 0;
@@ -153,13 +157,13 @@ static Key key_of(int64_t number, const char* text) {
 }
 
 // When this returns, no thread adds to a table that is not ready.
-extern "C" void reducers_set_ready(Table* table, int64_t ready) {
+extern "C" EXPORT void reducers_set_ready(Table* table, int64_t ready) {
   const std::lock_guard<std::mutex> lock(mutex);
   table->ready = ready;
 }
 
 // No row is added to a table that is sealed, not even by another thread.
-extern "C" void reducers_seal(Table* table) {
+extern "C" EXPORT void reducers_seal(Table* table) {
   const std::lock_guard<std::mutex> lock(mutex);
   table->ready = 0;
   table->capacity = std::min(table->count, table->capacity);
@@ -168,15 +172,15 @@ extern "C" void reducers_seal(Table* table) {
 static thread_local bool filled;  // whether the call of the operator in this thread added the last row of a table
 
 // For the slow operator: its observation is in a table then, whatever other threads have done since.
-extern "C" int reducers_filled() { return filled; }
+extern "C" EXPORT int reducers_filled() { return filled; }
 
 // From now on the operator finds this table by the number of the first sink, and what the text begins with.
-extern "C" void reducers_add_table(Table* table) {
+extern "C" EXPORT void reducers_add_table(Table* table) {
   const std::lock_guard<std::mutex> lock(mutex);
   tables()[key_of(table->numbers[0], table->key)] = table;
 }
 
-extern "C" void reducers_remove_table(Table* table) {
+extern "C" EXPORT void reducers_remove_table(Table* table) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = tables().find(key_of(table->numbers[0], table->key));
   if (found != tables().end() && found->second == table) tables().erase(found);
@@ -276,7 +280,7 @@ static const char* slow_operator;
 static thread_local void* error;  // a class whose instance is to be raised in this thread
 
 // Called by the slow operator, which must not raise anything: nothing that is raised below C++ stays what it is.
-extern "C" void reducers_raise_after(void* type) { error = type; }
+extern "C" EXPORT void reducers_raise_after(void* type) { error = type; }
 
 static void raise_error() {
   const int state = python->ensure_lock();
@@ -287,7 +291,7 @@ static void raise_error() {
 }
 
 // The operator: (Tensor[] sinks, Tensor[] tensors, str text) -> (). What it does not do, the slow one does, in Python.
-extern "C" void reducers_operator(Argument* arguments, uint64_t, uint64_t) {
+extern "C" EXPORT void reducers_operator(Argument* arguments, uint64_t, uint64_t) {
   if (!add_row(arguments)) {
     const bool failed = torch_call_dispatcher(slow_operator, "", arguments, INTERFACE);
     filled = false;
@@ -300,15 +304,22 @@ extern "C" void reducers_operator(Argument* arguments, uint64_t, uint64_t) {
   torch_delete_string(reinterpret_cast<void*>(arguments[2]));
 }
 
-extern "C" void reducers_set_slow(const char* slow, int (*backward)(), const Python* functions) {
+extern "C" EXPORT void reducers_set_slow(const char* slow, int (*backward)(), const Python* functions) {
   slow_operator = slow;
   backward_under_way = backward;
   python = functions;
 }
 
-// Called once, before anything is read.
-extern "C" void reducers_set_pace(Pace* shared) {
+// What identifies the sources that this was built from.
+extern "C" EXPORT const char* reducers_sources() { return SOURCES; }
+
+// Called once, before anything is read, with a handle of PyTorch's library. Returns whether that has all functions.
+extern "C" EXPORT int reducers_set_pytorch(void* library, Pace* shared) {
+#define FOUND(result, name, arguments) \
+  if (!(name = reinterpret_cast<decltype(name)>(dlsym(library, #name)))) return 0;
+  OF_PYTORCH(FOUND)
   pace = shared;
   // A fork waits until no thread holds it: in the child there is none that would let go of it.
   pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+  return 1;
 }

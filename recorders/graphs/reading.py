@@ -5,21 +5,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recorders._torch import NoInference, cpu_library
+from recorders._torch import NoInference
 from recorders.ring.ring import LeafStatistic
 from reducers import Reducer, Statistic
+from reducers._torch import cpu_library
 from reducers.combinators.rows import statistics_of
 from reducers.core.patterns import arrange, moves_nothing
 from reducers.kernels.locks import new_lock
-from reducers.kernels.loop.building import ELEMENTS
+from reducers.kernels.loop.build import GRAPHS, LOOPS, READING
 from reducers.kernels.loop.layout import MOST_AXES, Task
-from reducers.kernels.loop.libraries import library as library_of
+from reducers.kernels.loop.library import ELEMENTS, in_order, opened
 from reducers.kernels.loop.slots import LoopSlots, slots_for
 from reducers.kernels.loop.sweeping import is_built
 from reducers.kernels.loop.threads import pace
@@ -34,13 +34,13 @@ _INTERFACE = (2 << 56) | (10 << 48)  # the release of PyTorch whose stable inter
 
 @cache
 def reading_library() -> Any:
-    """Returns the library of the functions in `reading.cpp`; None if it cannot be compiled."""
-    library = library_of(Path(__file__).parent / "reading.cpp", [], ["libtorch_cpu.so"])
-    if library is None:
+    """Returns the library of the functions in `reading.cpp`; None if there is none, or PyTorch lacks a function that it needs."""
+    library, _ = opened(READING, LOOPS, GRAPHS)
+    if library is None or not in_order():
         return None
     address, number = ctypes.c_void_p, ctypes.c_int64
     kinds: dict[str, tuple[Any, list[Any]]] = {
-        "reducers_set_pace": (None, [address]),
+        "reducers_set_pytorch": (ctypes.c_int, [address, address]),
         "reducers_set_slow": (None, [address, address, address]),
         "reducers_raise_after": (None, [ctypes.py_object]),
         "reducers_set_layout": (None, [address, number, address]),
@@ -54,8 +54,11 @@ def reading_library() -> Any:
     for name, (result, arguments) in kinds.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    library.reducers_set_pace(ctypes.byref(pace))
-    return library
+    try:
+        found = library.reducers_set_pytorch(cpu_library()._handle, ctypes.byref(pace))
+    except OSError:
+        return None
+    return library if found else None
 
 
 def is_read(reducer: Reducer, x: Tensor) -> bool:
@@ -193,7 +196,7 @@ class RowReader:
 
 def _number_of(dtype: torch.dtype) -> int | None:
     """Returns the number that PyTorch's C interface gives a dtype; None if it gives none."""
-    function = getattr(reading_library(), f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}", None)
+    function = getattr(cpu_library(), f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}", None)
     return None if function is None else int(function())
 
 
@@ -204,7 +207,7 @@ def _metadata(x: Tensor, dtype: int) -> _Metadata:
 
 @cache
 def add_to_operator(name: str, slow: str, backward_under_way: int | None) -> bool:
-    """Lets an operator add rows in C++, on the CPU; returns False if that cannot be, because there is no compiler.
+    """Lets an operator add rows in C++, on the CPU; returns False if that cannot be, because the library was not built.
 
     There is one such operator in a process.
 

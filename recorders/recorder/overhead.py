@@ -35,7 +35,7 @@ class Overhead(ShownAsTable):
             what recording slows down elsewhere, is not included. `docs/speed.md` shows how much that is.
         error: the standard error of `seconds`, if steps were compared.
         loops: where the loops that reduce CPU tensors are compiled and kept, or why they are not.
-        troubles: what makes recording slower than it could be: no compiler, a folder that cannot be written, a kernel that failed.
+        troubles: what makes recording slower than it could be: no loops in C++, a kernel that failed.
 
     >>> cost = Overhead(0.002, 0.1, {"out/0": 0.0015, "out/2": 0.0005}, steps=72, every_step=1)
     >>> cost.share

@@ -47,7 +47,7 @@ from recorders.schedule.notices import forget
 from reducers import Reducer
 from reducers.kernels.dispatch import troubles
 from reducers.kernels.locks import new_lock
-from reducers.kernels.loop import libraries
+from reducers.kernels.loop import library
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -100,6 +100,7 @@ class Recorder(Results):
         budget: float | None = None,
         **monitors: Prototype,
     ) -> None:
+        library.library()  # if there are no loops, that is said now, not in the middle of a training
         clock, meter = Clock(), Meter(check_budget(budget))
         if (monitor is None) == (not monitors):
             raise TypeError("give one monitor, Recorder(ForwardMonitor(Mean())), or several by name, Recorder(out=..., grad=...)")
@@ -564,7 +565,7 @@ class Recorder(Results):
         found = overhead(self._meter, started=self._clock.step > 0 or self._clock.attached)
         if self._meter.ask():
             self._clock.measure(self._meter)
-        return replace(found, loops=libraries.state(), troubles=troubles())
+        return replace(found, loops=library.state(), troubles=troubles())
 
 
 @contextmanager

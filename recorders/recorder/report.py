@@ -22,7 +22,7 @@ from recorders.schedule.clock import shown_steps
 from reducers._torch import missing
 from reducers.errors import warn_user
 from reducers.kernels.dispatch import troubles
-from reducers.kernels.loop import libraries
+from reducers.kernels.loop import library
 
 __all__ = ["Report", "ReportRow", "report", "shown_module", "unexpected", "warned_of_left_out"]
 
@@ -62,7 +62,7 @@ class Report(ShownAsTable):
     Attributes:
         rows: one for each subrecorder.
         loops: where the loops that reduce CPU tensors are compiled and kept, or why they are not.
-        troubles: what makes recording slower than it could be: no compiler, a folder that cannot be written, a kernel that failed;
+        troubles: what makes recording slower than it could be: no loops in C++, a kernel that failed;
             and what is off because this torch has no longer a private API that it needs.
     """
 
@@ -134,7 +134,7 @@ def report(monitors: Mapping[str, Monitor], gone: Collection[str] = ()) -> Repor
                 _nonfinite(monitor),
             )
         )
-    return Report(tuple(rows), libraries.state(), (*troubles(), *missing()))
+    return Report(tuple(rows), library.state(), (*troubles(), *missing()))
 
 
 def _nonfinite(monitor: Monitor) -> dict[str, LeftOut]:

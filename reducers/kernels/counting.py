@@ -11,7 +11,7 @@ from torch import Tensor
 from reducers.kernels.dispatch import Kernel
 from reducers.kernels.failing import Kernels, found, tried
 from reducers.kernels.loop.binned import looped_bits, looped_edges
-from reducers.kernels.loop.building import ELEMENTS
+from reducers.kernels.loop.library import ELEMENTS
 from reducers.state import State
 
 __all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]

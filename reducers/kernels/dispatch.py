@@ -12,7 +12,7 @@ from torch import Tensor
 from reducers.kernels.cpu import sweep
 from reducers.kernels.failing import Kernels, failures, found, has_failed, tried
 from reducers.kernels.inductor import fused_moments
-from reducers.kernels.loop import libraries, rows
+from reducers.kernels.loop import library, rows
 from reducers.kernels.loop.sweeping import looped
 from reducers.kernels.loop.weighting import looped_weights
 from reducers.kernels.masked import masked_sweep
@@ -105,8 +105,8 @@ WEIGHTED: Kernels[Kernel] = Kernels({"cuda": _triton_weighted}, "computes weight
 
 
 def troubles() -> tuple[str, ...]:
-    """Return what makes reductions slower than they could be: loops that cannot be compiled or kept, and kernels that failed."""
-    return (*(() if libraries.in_order() else (libraries.state(),)), *failures())
+    """Return what makes reductions slower than they could be: no loops in C++, and kernels that failed."""
+    return (*(() if library.in_order() else (library.state(),)), *failures())
 
 
 def loop_sweep(
@@ -122,7 +122,7 @@ def loop_sweep(
     The arguments are those of `device_sweep`.
 
     Returns:
-        None if the loop does not take the tensor, the state does not fit, or there is no compiler; and inside graphs.
+        None if the loop does not take the tensor, the state does not fit, or there are no loops; and inside graphs.
     """
     if not columns or x.device.type != "cpu" or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None

@@ -117,7 +117,7 @@ class Moments(Statistic):
     Each batch is centred on its own mean, and batches are merged about their means in float64: Chan, Golub and LeVeque 1983 for
     the second power, Pebay 2008, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
     statistical moments", for the third and fourth. For any merge order, relative errors are below `1e-12 + 10 eps |mean| / std`,
-    eps = 2.2e-16 (absolute errors, for shapes below 1). If there is no C++ compiler, CPU observations of more than 8,192
+    eps = 2.2e-16 (absolute errors, for shapes below 1). Without the loops in C++, CPU observations of more than 8,192
     elements in float32 or narrower are summed in float32 about their centre, or about 0 if that is near: then the relative error
     of the variance is below 1e-6, and the error of the mean below 1e-6 standard deviations, for any mean.
     `Moments().premap(torch.Tensor.double)` uses float64 throughout. Integers are taken as float64, which rounds those beyond 2**53.

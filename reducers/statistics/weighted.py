@@ -117,8 +117,8 @@ class WeightedMean(_Weighted):
 
     `update(state, x, weights)`: weights are real numbers from 0 up. Their axes are the leading axes of `x`, and they broadcast
     over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. All is summed in float64.
-    Without a C++ compiler, or if more than 8 kept or 8 reduced axes are left when neighbours are merged, CPU observations of 8,192
-    elements or more, with weights also in float32 or narrower, are summed in float32 with an error below 1e-6 of the sum of
+    Without the loops in C++, or if more than 8 kept or 8 reduced axes are left when neighbours are merged, CPU observations of
+    8,192 elements or more, with weights also in float32 or narrower, are summed in float32 with an error below 1e-6 of the sum of
     magnitudes.
 
     Args:
@@ -165,9 +165,9 @@ class WeightedMoments(_Weighted):
 
     `update(state, x, weights)`: weights are real numbers from 0 up. Their axes are the leading axes of `x`, and they broadcast
     over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. All is summed in float64.
-    Without a C++ compiler, or if more than 8 kept or 8 reduced axes are left when neighbours are merged, CPU observations of 8,192
-    elements or more, with weights also in float32 or narrower, are summed in float32 about their centre: then the relative error of
-    the sum of squared deviations is below 1e-6, and the error of the mean below 1e-6 standard deviations, for any mean.
+    Without the loops in C++, or if more than 8 kept or 8 reduced axes are left when neighbours are merged, CPU observations of
+    8,192 elements or more, with weights also in float32 or narrower, are summed in float32 about their centre: then the relative
+    error of the sum of squared deviations is below 1e-6, and the error of the mean below 1e-6 standard deviations, for any mean.
 
     Args:
         pattern: see `Statistic`.

@@ -4,10 +4,15 @@
 // lanes. If there are enough blocks, a thread counts a block into the result; if not, several count shares of it, each into a
 // table of its own, of half as many bytes, which is added to the result in the end.
 
+#include <mutex>
+#include <string>
+
 #include "lanes.h"
 #include "parts.h"
 
 #define ALWAYS __attribute__((always_inline))  // whole vectors are a loop of their own then, without a look at their sizes
+
+namespace {
 
 enum Result { COUNTS, LOW, HIGH, NONFINITE };
 
@@ -245,6 +250,7 @@ static void join_extremes(const Task& task, int64_t first, int64_t size, const S
 template <class B, class T> struct Counter {
   const Binning& all;
   const Blocks& blocks;
+  std::mutex& results_mutex;  // held while results are added to
   uint32_t* const own;
   int64_t block, first, size;  // block: -1 at first
   int64_t held;                // elements of a position that the table holds, at most
@@ -266,8 +272,8 @@ template <class B, class T> struct Counter {
     if (block < 0) return;
     const int64_t number = size * all.bins.number;
     int64_t* counts = results();
-#pragma omp critical
     {
+      const std::lock_guard<std::mutex> lock(results_mutex);
       for (int64_t bin = 0; own && bin < number; ++bin) counts[bin] += own[bin];
       for (int lane = 0; own && B::COMMON && lane < LANES; ++lane) counts[all.bins.middle] += own[number + lane];
       if (B::EXTREMES) join_extremes(all.task, first, size, seen, others);
@@ -284,23 +290,35 @@ template <class B, class T> struct Counter {
 template <class B, class T> static int run_bins(const Binning& all, int64_t most_threads) {
   const Blocks blocks(all.task, most_threads);
   const int64_t items = blocks.number * blocks.shares;
-  const int threads = int(std::min({most_threads, items, (blocks.elements + PART - 1) / PART}));
-  int failed = 0;
+  const int64_t threads = std::min({most_threads, items, (blocks.elements + PART - 1) / PART});
+  std::atomic<int> failed(0);
+  std::mutex mutex;  // of this call alone: a process that is forked in the meantime has none that is held
   Turns turns(items, threads);
-#pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : failed)
-  {
+  in_parallel(threads, [&](int thread) {
     const bool apart = blocks.shares > 1 || (blocks.number == 1 && blocks.elements > WORTHWHILE * all.bins.number);
     uint32_t* own = apart ? new (std::nothrow) uint32_t[blocks.wide * all.bins.number + LANES]() : nullptr;
     const bool ready = own || !apart;
     failed += !ready;
-    Counter<B, T> counter{all, blocks, own, -1, 0, 0, 0, Seen(), {}};
-    turns.take([&](int64_t item) {
+    Counter<B, T> counter{all, blocks, mutex, own, -1, 0, 0, 0, Seen(), {}};
+    turns.take(thread, [&](int64_t item) {
       if (ready) counter.count(item);
     });
     counter.end();
     delete[] own;
-  }
+  });
   return failed;
 }
 
-extern "C" int reducers_sweep(const Binning* all, int64_t, int64_t threads) { return run_bins<BINS, ELEMENTS>(*all, threads); }
+template <class B> static int sweep(const Binning* all, int64_t, int64_t threads) { return run_bins<B, ELEMENTS>(*all, threads); }
+
+typedef int (*Loop)(const Binning*, int64_t, int64_t threads);
+
+}  // namespace
+
+// The loop that counts elements of one dtype in bins, by the name of the way to find them; null if there is none.
+extern "C" EXPORT Loop EXPORTED(reducers_binned, ELEMENTS)(const char* way) {
+  const std::string name(way);
+  return name == "Bits" ? sweep<Bits> : name == "Even" ? sweep<Even> : name == "Edges" ? sweep<Edges> : nullptr;
+}
+
+extern "C" EXPORT int64_t EXPORTED(reducers_binning_size, ELEMENTS)() { return sizeof(Binning); }

@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from reducers.kernels.loop.building import ELEMENTS, build_binned
 from reducers.kernels.loop.layout import Task, task_of
+from reducers.kernels.loop.library import ELEMENTS, binned_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
 
@@ -51,7 +51,7 @@ def looped_bits(x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[in
 
     Returns:
         `counts` int64 [*kept axes, bins], as `reducers.kernels.triton.binned.binned_by_bits` returns them; `min` and `max` in the
-        dtype of `x`; `nonfinite` int64, how many are left out. None if there is no compiler, the first exponent is below -126, or
+        dtype of `x`; `nonfinite` int64, how many are left out. None if there are no loops, the first exponent is below -126, or
         the dtype or the strides of `x` are not supported.
     """
     first, end = exponents
@@ -89,7 +89,7 @@ def _counted(x: Tensor, axes: tuple[int, ...], way: str, bins: _Bins, state: Sta
     if elements is None or x.device.type != "cpu" or type(x) not in _PLAIN or bins.number > _MOST_BINS:
         return None
     task = _task(tuple(x.shape), x.stride(), axes)
-    function = None if task is None else build_binned(way, elements)
+    function = None if task is None else binned_for(way, elements)
     if task is None or function is None:
         return None
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]

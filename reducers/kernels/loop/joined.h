@@ -4,14 +4,17 @@
 
 #include "sums.h"
 
+namespace {
+
+
 // Sums of powers of the distances from the mean, and how far it is from the centre.
-struct Central {
+template <int WHAT> struct Central {
   double shift, second, third = 0, fourth = 0;
 
-  explicit Central(const Partial& part) {
+  explicit Central(const Partial<WHAT>& part) {
     shift = part.count > 0 ? part.first / part.count : 0;
     second = part.second - part.first * shift;
-    if (!HIGHER) return;
+    if (!HIGHER<WHAT>) return;
     third = *part.third - shift * (3 * part.second - 2 * shift * part.first);
     fourth = *part.fourth - shift * (4 * *part.third - shift * (6 * part.second - 3 * shift * part.first));
   }
@@ -56,3 +59,5 @@ struct Before {
     }
   }
 };
+
+}  // namespace

@@ -10,6 +10,9 @@
 #include <immintrin.h>
 #endif
 
+namespace {
+
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)
@@ -138,3 +141,5 @@ static inline Ints truncated(const Floats& x) {
   return __builtin_convertvector(x, Ints);
 #endif
 }
+
+}  // namespace

@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <new>
 
-#include "turns.h"
+#include "threads.h"
+
+namespace {
+
 
 constexpr int MOST_AXES = 8;
 constexpr int64_t PART = 1 << 15;   // elements of a part, about
@@ -121,16 +124,15 @@ template <class Kernel> static bool run(const Task& task, int64_t most_threads) 
     Kernel::write(task, found, 0);
     return true;
   }
-  const int threads = int(std::min<int64_t>(most_threads, (cut.parts + cut.together - 1) / cut.together));
+  const int64_t threads = std::min(most_threads, (cut.parts + cut.together - 1) / cut.together);
   const bool joined = cut.shares > 1;
   Partial* table = joined ? new (std::nothrow) Partial[cut.parts * cut.width] : nullptr;
-  int without_memory = joined && !table;
+  std::atomic<bool> without_memory(joined && !table);
   Turns turns(cut.parts, threads, cut.together);
-#pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : without_memory)
-  {
+  in_parallel(threads, [&](int thread) {
     Partial* own = joined ? nullptr : new (std::nothrow) Partial[cut.width];
-    if (!joined && !own) ++without_memory;
-    turns.take([&](int64_t index) {
+    if (!joined && !own) without_memory = true;
+    turns.take(thread, [&](int64_t index) {
       Partial* found = joined ? table + index * cut.width : own;
       if ((joined && !table) || !found) return;
       task.columns ? Kernel::columns(task, cut, index, found) : Kernel::rows(task, cut, index, found);
@@ -138,7 +140,7 @@ template <class Kernel> static bool run(const Task& task, int64_t most_threads) 
       for (int64_t position = 0; !joined && position < number; ++position) Kernel::write(task, found[position], first + position);
     });
     delete[] own;
-  }
+  });
   for (int64_t index = 0; joined && !without_memory && index < cut.parts; index += cut.shares) {
     int64_t number, first = cut.begin(task, index, number);
     for (int64_t position = 0; position < number; ++position) {
@@ -155,8 +157,10 @@ template <class Kernel> static bool run(const Task& task, int64_t most_threads) 
 // Runs a task in several threads, or each of several small tasks in one. Returns how many lacked memory.
 template <class Kernel> static int run_all(const Task* tasks, int64_t number, int64_t threads) {
   if (number == 1) return !run<Kernel>(*tasks, threads);
-  int failed = 0;
-#pragma omp parallel for num_threads(int(threads)) if (threads > 1) schedule(dynamic) reduction(+ : failed)
-  for (int64_t index = 0; index < number; ++index) failed += !run<Kernel>(tasks[index], 1);
+  std::atomic<int> failed(0);
+  Turns turns(number, threads);
+  in_parallel(threads, [&](int thread) { turns.take(thread, [&](int64_t index) { failed += !run<Kernel>(tasks[index], 1); }); });
   return failed;
 }
+
+}  // namespace

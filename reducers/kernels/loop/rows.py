@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.axes import fills_memory
-from reducers.kernels.loop.building import ELEMENTS, build_rows
 from reducers.kernels.loop.layout import Task
+from reducers.kernels.loop.library import ELEMENTS, rows_for
 from reducers.kernels.loop.sweeping import LoopCall, call_for, needed_of, task_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
@@ -88,7 +88,7 @@ def _swept(dtype: torch.dtype, tables: RowTables, columns: Mapping[str, str], th
     for place, value in zip(call.places if old else (), old, strict=True):
         task.before[place] = value.data_ptr()
     function, told = (
-        build_rows(needed, ELEMENTS[dtype]),
+        rows_for(needed, ELEMENTS[dtype]),
         _Rows(task, ctypes.addressof(tables.addresses), ctypes.addressof(tables.sizes)),
     )
     size = sum(tables.lengths) * dtype.itemsize

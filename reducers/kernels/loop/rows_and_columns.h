@@ -4,24 +4,27 @@
 
 #include "sums.h"
 
+namespace {
+
+
 // The sums of as many neighbouring columns as there are lanes. Of elements that a mask excludes the centre is in the place.
 template <int WHAT> struct Lanes {
-  Sums sums;
+  Sums<WHAT> sums;
   Doubles centre[2];
   Floats fill;
   Ints count;  // of elements that a mask selects
 
-  void begin(const Partial* parts) {
-    sums = no_sums();
+  void begin(const Partial<WHAT>* parts) {
+    sums = no_sums<WHAT>();
     count = Ints{};
     for (int lane = 0; lane < LANES; ++lane) {
       centre[lane / HALF][lane % HALF] = parts[lane].centre;
       fill[lane] = float(parts[lane].centre);
     }
   }
-  void end(Partial* parts, int64_t rows, bool masked, float threshold) const {
+  void end(Partial<WHAT>* parts, int64_t rows, bool masked, float threshold) const {
     for (int lane = 0; lane < LANES; ++lane) {
-      Partial& part = parts[lane];
+      Partial<WHAT>& part = parts[lane];
       const int half = lane / HALF, place = lane % HALF;
       if (masked && count[lane] == 0) continue;
       const double others = masked ? double(rows - count[lane]) : 0, size = std::fabs(fill[lane]);
@@ -43,12 +46,12 @@ template <int WHAT> struct Lanes {
   }
 };
 
-template <int WHAT, class T> static void read_rows(const Task& task, const Cut& cut, int64_t index, Partial* found) {
+template <int WHAT, class T> static void read_rows(const Task& task, const Cut& cut, int64_t index, Partial<WHAT>* found) {
   const int64_t run_part = index % cut.run_parts, row_part = index / cut.run_parts % cut.row_parts;
   const int64_t owner = index / (cut.run_parts * cut.row_parts);
   const int64_t start = run_part * cut.run_a_part, size = std::min(cut.run_a_part, task.length - start);
   const int64_t stop = std::min(cut.rows, (row_part + 1) * cut.rows_a_part);
-  Partial part = EMPTY;
+  Partial<WHAT> part;
   bool centred = !task.mask && (task.about_zero || !(WHAT & SUMS));
   for (int64_t row = row_part * cut.rows_a_part; row < stop; ++row) {
     int64_t offset = start, mask_offset = start * task.mask_stride;
@@ -60,13 +63,13 @@ template <int WHAT, class T> static void read_rows(const Task& task, const Cut& 
       if (!*mask) continue;
       mask = nullptr;
     }
-    if (!centred) centred = find_centre<T>(part, x, mask, size);
+    if (!centred) centred = find_centre<WHAT, T>(part, x, mask, size);
     add_run<WHAT, T>(part, x, mask, size, float(task.threshold), centred);
   }
   *found = part;
 }
 
-template <int WHAT, class T> static void read_columns(const Task& task, const Cut& cut, int64_t index, Partial* parts) {
+template <int WHAT, class T> static void read_columns(const Task& task, const Cut& cut, int64_t index, Partial<WHAT>* parts) {
   const int64_t row_part = index % cut.row_parts, run_part = index / cut.row_parts % cut.run_parts;
   const int64_t owner = index / (cut.row_parts * cut.run_parts);
   const int64_t start = run_part * cut.run_a_part, size = std::min(cut.run_a_part, task.length - start);
@@ -77,7 +80,7 @@ template <int WHAT, class T> static void read_columns(const Task& task, const Cu
   const auto* base = static_cast<const typename T::Type*>(task.x) + offset;
   const uint8_t* mask_base = task.mask ? static_cast<const uint8_t*>(task.mask) + mask_offset : nullptr;
 
-  for (int64_t column = 0; column < size; ++column) parts[column] = EMPTY;
+  for (int64_t column = 0; column < size; ++column) parts[column] = {};
   if (task.mask || ((WHAT & SUMS) && !task.about_zero)) {
     int32_t without[WIDTH];  // the columns without a centre
     int64_t missing = size;
@@ -110,7 +113,7 @@ template <int WHAT, class T> static void read_columns(const Task& task, const Cu
     const int64_t mask_ahead = rows > 1 ? mask_at[rows - 1] + mask_at[1] - 2 * mask_at[0] : 0;
     for (int64_t group = 0; group < groups; ++group) {
       Lanes<WHAT>& mine = lanes[group];
-      Sums sums = mine.sums;
+      Sums<WHAT> sums = mine.sums;
       Ints count = mine.count;
       const Floats fill = mine.fill;
       const Doubles centre[2] = {mine.centre[0], mine.centre[1]};
@@ -136,7 +139,7 @@ template <int WHAT, class T> static void read_columns(const Task& task, const Cu
           add_one<WHAT>(parts[column], T::value(base[at[row] + column]), threshold);
   }
   for (int64_t group = 0; group < groups; ++group) {
-    Partial* mine = parts + group * LANES;
+    Partial<WHAT>* mine = parts + group * LANES;
     if (finite<WHAT>(lanes[group].sums)) {
       lanes[group].end(mine, stop - first, mask_base, threshold);
       continue;
@@ -151,3 +154,5 @@ template <int WHAT, class T> static void read_columns(const Task& task, const Cu
   }
   delete[] lanes;
 }
+
+}  // namespace

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.loop.building import ELEMENTS, build_join
 from reducers.kernels.loop.layout import LEAST_RUN, Task
-from reducers.kernels.loop.sweeping import LoopCall, call_for, needed_of, task_for
+from reducers.kernels.loop.library import join
+from reducers.kernels.loop.sweeping import LoopCall, call_for, task_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
 
@@ -33,10 +33,10 @@ class LoopSlots:
     """
 
     def __init__(
-        self, like: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float, call: LoopCall, join: Any
+        self, like: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float, call: LoopCall, join_rows: Any
     ) -> None:
         self.like, self.axes, self.columns = like, axes, dict(columns)
-        self._call, self._join, self.function = call, join, call.function
+        self._call, self._join, self.function = call, join_rows, call.function
         self._positions = math.prod(call.kept)
         self.form = call.kept, like.dtype
         self.size = 8 * len(columns) * self._positions
@@ -85,7 +85,7 @@ class LoopSlots:
 def slots_for(
     x: Tensor, axes: Sequence[int], columns: Mapping[str, str], threshold: float, least: int = LEAST_RUN
 ) -> LoopSlots | None:
-    """Return how observations like `x` are written and joined; None if the loop does not take them, or there is no compiler.
+    """Return how observations like `x` are written and joined; None if the loop does not take them, or there is none.
 
     Args:
         columns: the keys of the state, and which statistic each of them is, as for `looped`.
@@ -106,9 +106,8 @@ def _slots_for(
     least: int,
 ) -> LoopSlots | None:
     names = tuple(name for _, name in columns)
-    call, needed = call_for(shape, strides, dtype, axes, names, None, least), needed_of(names)
-    join = None if call is None or needed is None else build_join(needed, ELEMENTS[dtype])
-    if call is None or not call.joins or join is None:
+    call = call_for(shape, strides, dtype, axes, names, None, least)
+    if call is None or not call.joins:
         return None
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return LoopSlots(like, axes, dict(columns), threshold, call, join)
+    return LoopSlots(like, axes, dict(columns), threshold, call, join())

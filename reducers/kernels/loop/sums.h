@@ -1,4 +1,4 @@
-// What is added up of the elements of a part: in double about a centre, in several lanes at once. `STATISTICS` says what is needed.
+// What is added up of the elements of a part: in double about a centre, in several lanes at once. `WHAT` says what is needed.
 //
 // Blocks of elements go through a loop that looks at none of them. If its sum shows that one was not finite, the block is read
 // again by the loop that selects.
@@ -10,22 +10,24 @@
 #include "lanes.h"
 #include "parts.h"
 
+namespace {
+
+
 enum What { SUM_OF = 1, SQUARES_OF = 2, EXTREMES = 4, ZEROS = 8, MAGNITUDES = 16, ACTIVE = 32, POWERS = 64, SUMS = SUM_OF | SQUARES_OF };
 
-constexpr bool HIGHER = STATISTICS & POWERS;  // the third and the fourth power, beside both sums: without them there is no memory for them
+template <int WHAT> constexpr int HIGHER = (WHAT & POWERS) != 0;
 
 enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, M3, M4, NONFINITE, RESULTS };
 
-struct Partial {
-  double count, nan, inf, zeros, centre, first, second, low, high, total;
-  double third[HIGHER], fourth[HIGHER];
+// Without the third and the fourth power, which are added up beside both sums, there is no memory for them.
+template <int WHAT> struct Partial {
+  double count = 0, nan = 0, inf = 0, zeros = 0, centre = 0, first = 0, second = 0, low = INFINITE, high = -INFINITE, total = 0;
+  double third[HIGHER<WHAT>] = {}, fourth[HIGHER<WHAT>] = {};
 };
 
-const Partial EMPTY = {0, 0, 0, 0, 0, 0, 0, INFINITE, -INFINITE, 0};
-
 // What is added up, lane by lane.
-struct Sums {
-  Doubles first[2], second[2], third[2 * HIGHER], fourth[2 * HIGHER];
+template <int WHAT> struct Sums {
+  Doubles first[2], second[2], third[2 * HIGHER<WHAT>], fourth[2 * HIGHER<WHAT>];
   Floats low, high, zeros, probe, total;
 };
 
@@ -38,9 +40,9 @@ static inline Floats magnitude(const Floats& x) {
   return found;
 }
 
-template <int WHAT> static inline void add_powers(Sums& sums, int half, const Doubles& distance) {
+template <int WHAT, bool SUM = (WHAT & SUM_OF) != 0> static inline void add_powers(Sums<WHAT>& sums, int half, const Doubles& distance) {
   const Doubles square = distance * distance;
-  if (WHAT & SUM_OF) sums.first[half] += distance;
+  if (SUM) sums.first[half] += distance;
   if (WHAT & SQUARES_OF) sums.second[half] += square;
   if (WHAT & POWERS) {
     sums.third[half] += square * distance;
@@ -49,7 +51,7 @@ template <int WHAT> static inline void add_powers(Sums& sums, int half, const Do
 }
 
 // Adds elements without a look at them. `zeros`, `probe` and `total` hold counts, which a block keeps exact, or NaN.
-template <int WHAT> static inline void add(Sums& sums, const Floats& x, const Doubles* centre, float threshold) {
+template <int WHAT> static inline void add(Sums<WHAT>& sums, const Floats& x, const Doubles* centre, float threshold) {
   if (WHAT & SUMS) {
     Doubles wide[2];
     halves(x, wide);
@@ -74,7 +76,7 @@ template <int WHAT> static inline void add(Sums& sums, const Floats& x, const Do
   }
 }
 
-template <int WHAT> static inline bool finite(const Sums& sums) {
+template <int WHAT> static inline bool finite(const Sums<WHAT>& sums) {
   if (WHAT & (SUMS | MAGNITUDES)) {
     const Doubles* added = WHAT & (SUM_OF | MAGNITUDES) ? sums.first : sums.second;
     const Doubles both = (added[0] - added[0]) + (added[1] - added[1]);
@@ -88,7 +90,7 @@ template <int WHAT> static inline bool finite(const Sums& sums) {
 }
 
 // Adds one element to a partial, if it is finite.
-template <int WHAT> static inline void add_one(Partial& part, float x, float threshold) {
+template <int WHAT> static inline void add_one(Partial<WHAT>& part, float x, float threshold) {
   if (!(std::fabs(x) < INFINITE)) {
     (x != x ? part.nan : part.inf) += 1;
     return;
@@ -112,31 +114,32 @@ template <int WHAT> static inline void add_one(Partial& part, float x, float thr
   if (WHAT & MAGNITUDES) part.total += std::fabs(double(x));
 }
 
-template <int WHAT> static void gather(Partial& part, const Sums& sums, int64_t count) {
+// Adds up the lanes of what is `ASKED`.
+template <int WHAT, int ASKED = WHAT> static void gather(Partial<WHAT>& part, const Sums<WHAT>& sums, int64_t count) {
   part.count += double(count);
   for (int lane = 0; lane < HALF; ++lane) {
-    if (WHAT & SUMS) {
+    if (ASKED & SUMS) {
       part.first += sums.first[0][lane] + sums.first[1][lane];
       part.second += sums.second[0][lane] + sums.second[1][lane];
     }
-    if (WHAT & POWERS) {
+    if (ASKED & POWERS) {
       *part.third += sums.third[0][lane] + sums.third[1][lane];
       *part.fourth += sums.fourth[0][lane] + sums.fourth[1][lane];
     }
-    if (WHAT & MAGNITUDES) part.total += sums.first[0][lane] + sums.first[1][lane];
+    if (ASKED & MAGNITUDES) part.total += sums.first[0][lane] + sums.first[1][lane];
   }
   for (int lane = 0; lane < LANES; ++lane) {
-    if (WHAT & EXTREMES) {
+    if (ASKED & EXTREMES) {
       part.low = std::min(part.low, double(sums.low[lane]));
       part.high = std::max(part.high, double(sums.high[lane]));
     }
-    if (WHAT & ZEROS) part.zeros += sums.zeros[lane];
-    if (WHAT & ACTIVE) part.total += sums.total[lane];
+    if (ASKED & ZEROS) part.zeros += sums.zeros[lane];
+    if (ASKED & ACTIVE) part.total += sums.total[lane];
   }
 }
 
-static Sums no_sums() {
-  Sums sums = {};
+template <int WHAT> static Sums<WHAT> no_sums() {
+  Sums<WHAT> sums = {};
   sums.low = all_floats(INFINITE);
   sums.high = all_floats(-INFINITE);
   return sums;
@@ -144,8 +147,8 @@ static Sums no_sums() {
 
 // Adds elements that are selected, several at a time, if they are finite.
 template <int WHAT, class T>
-static void select(Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold) {
-  Sums sums = no_sums();
+static void select(Partial<WHAT>& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold) {
+  Sums<WHAT> sums = no_sums<WHAT>();
   Ints count = {}, chosen_count = {}, zeros = {}, active = {};
   const Floats none = {};
   const Doubles centre = all_doubles(part.centre);
@@ -169,7 +172,7 @@ static void select(Partial& part, const typename T::Type* x, const uint8_t* mask
       halves(good ? (WHAT & SUMS ? value : size) : (WHAT & SUMS ? all_floats(float(part.centre)) : none), wide);
       for (int half = 0; half < 2; ++half) {
         if (WHAT & SUMS)
-          add_powers<WHAT | SUM_OF>(sums, half, wide[half] - centre);
+          add_powers<WHAT, true>(sums, half, wide[half] - centre);
         else
           sums.first[half] += wide[half];
       }
@@ -182,7 +185,7 @@ static void select(Partial& part, const typename T::Type* x, const uint8_t* mask
     part.zeros += zeros[lane];
     part.total += active[lane];
   }
-  gather<WHAT & ~(ZEROS | ACTIVE)>(part, sums, finite);
+  gather<WHAT, WHAT & ~(ZEROS | ACTIVE)>(part, sums, finite);
   for (int64_t at = 0; finite < selected && at < start; ++at) {
     const float value = T::value(x[at]);
     if ((!mask || mask[at]) && !(std::fabs(value) < INFINITE)) (value != value ? part.nan : part.inf) += 1;
@@ -194,10 +197,10 @@ static void select(Partial& part, const typename T::Type* x, const uint8_t* mask
 // Adds a block of elements that are selected; returns false, and adds nothing, if one is not finite. The centre, which is one of
 // those that are selected, is in the place of the others: so it changes neither the extremes nor the deviations.
 template <int WHAT, class T>
-static bool add_masked(Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold) {
+static bool add_masked(Partial<WHAT>& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold) {
   const float fill = float(part.centre);
   const Doubles centre[2] = {all_doubles(part.centre), all_doubles(part.centre)};
-  Sums sums = no_sums();
+  Sums<WHAT> sums = no_sums<WHAT>();
   Ints chosen_count = {};
   int64_t at = 0, count = 0;
   for (; at + LANES <= length; at += LANES) {
@@ -221,7 +224,7 @@ static bool add_masked(Partial& part, const typename T::Type* x, const uint8_t* 
 // Adds a run of neighbours in memory, all of which are reduced. `filled` is whether the centre is an element that is selected.
 template <int WHAT, class T>
 static void add_run(
-    Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold, bool filled) {
+    Partial<WHAT>& part, const typename T::Type* x, const uint8_t* mask, int64_t length, float threshold, bool filled) {
   const Doubles centre[2] = {all_doubles(part.centre), all_doubles(part.centre)};
   for (int64_t start = 0; start < length; start += BLOCK) {
     const int64_t size = std::min(BLOCK, length - start), whole = size - size % LANES;
@@ -230,7 +233,7 @@ static void add_run(
         select<WHAT, T>(part, x + start, mask + start, size, threshold);
       continue;
     }
-    Sums sums = no_sums();
+    Sums<WHAT> sums = no_sums<WHAT>();
     for (int64_t at = start; at < start + whole; at += LANES) {
       __builtin_prefetch(reinterpret_cast<const char*>(x + at) + AHEAD);
       add<WHAT>(sums, load<T>(x + at), centre, threshold);
@@ -245,8 +248,8 @@ static void add_run(
 }
 
 // Returns the first element that is finite and selected: no centre is further from the mean than sqrt(count) deviations then.
-template <class T>
-static bool find_centre(Partial& part, const typename T::Type* x, const uint8_t* mask, int64_t length) {
+template <int WHAT, class T>
+static bool find_centre(Partial<WHAT>& part, const typename T::Type* x, const uint8_t* mask, int64_t length) {
   for (int64_t at = 0; at < length; ++at) {
     const float value = T::value(x[at]);
     if ((!mask || mask[at]) && std::fabs(value) < INFINITE) {
@@ -256,3 +259,5 @@ static bool find_centre(Partial& part, const typename T::Type* x, const uint8_t*
   }
   return false;
 }
+
+}  // namespace

@@ -3,8 +3,10 @@
 #include "joined.h"
 #include "rows_and_columns.h"
 
+namespace {
+
 template <int W, class T> struct Statistics {
-  typedef ::Partial Partial;
+  typedef ::Partial<W> Partial;
   static void rows(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_rows<W, T>(task, cut, index, found); }
   static void columns(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_columns<W, T>(task, cut, index, found); }
   // Joins b to a, which is earlier.
@@ -14,16 +16,16 @@ template <int W, class T> struct Statistics {
       if (a.centre == b.centre) {
         a.first += b.first;
         a.second += b.second;
-        if (HIGHER) {
+        if (HIGHER<W>) {
           *a.third += *b.third;
           *a.fourth += *b.fourth;
         }
       } else {  // about the mean of b, then about the centre of a
-        const Central about(b);
+        const Central<W> about(b);
         const double distance = (b.centre - a.centre) + about.shift, square = distance * distance;
         a.first += b.count * distance;
         a.second += about.second + b.count * square;
-        if (HIGHER) {
+        if (HIGHER<W>) {
           *a.third += about.third + distance * (3 * about.second + b.count * square);
           *a.fourth += about.fourth + distance * (4 * about.third + distance * (6 * about.second + b.count * square));
         }
@@ -38,7 +40,7 @@ template <int W, class T> struct Statistics {
     a.total += b.total;
   }
   static void write(const Task& task, const Partial& part, int64_t position) {
-    const Central about(part);
+    const Central<W> about(part);
     const double centre = part.centre;
     double found[RESULTS] = {
         part.count,
@@ -63,40 +65,6 @@ template <int W, class T> struct Statistics {
   }
 };
 
-extern "C" int reducers_sweep(const Task* tasks, int64_t number, int64_t threads) {
-  return run_all<Statistics<STATISTICS, ELEMENTS>>(tasks, number, threads);
-}
-
-// Joins the rows of a table [rows, number, positions], in order, to what was observed before; if nothing was, to the first row.
-// `columns` says which result each of the numbers is.
-extern "C" int reducers_join(const Task* task, const double* table, int64_t rows, const int64_t* columns, int64_t number, int64_t positions) {
-  for (int64_t position = 0; position < positions; ++position) {
-    Before old(*task, position);
-    int64_t counts[RESULTS] = {};
-    for (int64_t column = 0; column < number; ++column) {
-      const int result = int(columns[column]);
-      old.asked[result] = task->kinds[result] != 1;
-      if (!old.asked[result] && old.any) counts[result] = static_cast<const int64_t*>(task->before[result])[position];
-    }
-    for (int64_t row = 0; row < rows; ++row) {
-      double found[RESULTS] = {};
-      for (int64_t column = 0; column < number; ++column) found[columns[column]] = table[(row * number + column) * positions + position];
-      if (old.any) join_results(found, old.numbers, old.asked);
-      for (int64_t column = 0; column < number; ++column) {
-        const int result = int(columns[column]);
-        if (!old.asked[result]) counts[result] += int64_t(found[result]);
-        old.numbers[result] = old.asked[result] ? found[result] : double(counts[result]);
-      }
-      old.any = true;
-    }
-    for (int64_t column = 0; column < number; ++column) {
-      const int result = int(columns[column]);
-      write_one(*task, result, position, old.numbers[result], counts[result]);
-    }
-  }
-  return 0;
-}
-
 struct Rows {
   Task like;                   // the task of the first row, but for the tensor and its length
   const void* const* addresses;  // null if a row has no tensor, or no elements: it stays as it is
@@ -104,7 +72,7 @@ struct Rows {
 };
 
 // Reads tensors that fill memory, and joins each to its row of what was observed before. Returns how many lacked memory.
-extern "C" int reducers_rows(const Rows* told, int64_t rows, int64_t threads) {
+template <int W, class T> static int read_rows_of(const Rows* told, int64_t rows, int64_t threads) {
   const auto read = [told](int64_t row, int64_t most_threads) {
     Task task = told->like;
     bool joined = false;
@@ -119,16 +87,47 @@ extern "C" int reducers_rows(const Rows* told, int64_t rows, int64_t threads) {
     task.x = told->addresses[row];
     task.length = told->lengths[row];
     if (!task.x || !task.length) {
-      if (!joined) Statistics<STATISTICS, ELEMENTS>::write(task, EMPTY, 0);
+      if (!joined) Statistics<W, T>::write(task, Partial<W>(), 0);
       return false;
     }
-    return !run<Statistics<STATISTICS, ELEMENTS>>(task, most_threads);
+    return !run<Statistics<W, T>>(task, most_threads);
   };
-  int failed = 0;
+  std::atomic<int> failed(0);
   for (int64_t row = 0; row < rows; ++row)
     if (told->lengths[row] > PART) failed += read(row, threads);
-#pragma omp parallel for num_threads(int(threads)) if (threads > 1) schedule(dynamic, 16) reduction(+ : failed)
-  for (int64_t row = 0; row < rows; ++row)
-    if (told->lengths[row] <= PART) failed += read(row, 1);
+  Turns turns(rows, threads, 16);
+  in_parallel(threads, [&](int thread) {
+    turns.take(thread, [&](int64_t row) {
+      if (told->lengths[row] <= PART) failed += read(row, 1);
+    });
+  });
   return failed;
 }
+
+typedef int (*Loop)(const Task*, int64_t number, int64_t threads);
+typedef int (*RowsLoop)(const Rows*, int64_t rows, int64_t threads);
+
+// What is compiled. The first family that adds up all that is asked for is taken.
+template <int... W> struct Families {};
+typedef Families<
+    0, SUM_OF, SQUARES_OF, EXTREMES, MAGNITUDES, ACTIVE, SUMS, SUMS | POWERS, SUMS | EXTREMES | ZEROS,
+    SUMS | EXTREMES | ZEROS | ACTIVE | POWERS, MAGNITUDES | EXTREMES | ZEROS>
+    Compiled;
+
+template <int... W> static Loop loop_for(Families<W...>, int asked) {
+  Loop found = nullptr;
+  ((found || (asked & ~W) ? void() : void(found = run_all<Statistics<W, ELEMENTS>>)), ...);
+  return found;
+}
+
+template <int... W> static RowsLoop rows_loop_for(Families<W...>, int asked) {
+  RowsLoop found = nullptr;
+  ((found || (asked & ~W) ? void() : void(found = read_rows_of<W, ELEMENTS>)), ...);
+  return found;
+}
+
+}  // namespace
+
+// The loops that add up what is asked for, of elements of one dtype; null if there is none.
+extern "C" EXPORT Loop EXPORTED(reducers_sweep, ELEMENTS)(int64_t asked) { return loop_for(Compiled(), int(asked)); }
+extern "C" EXPORT RowsLoop EXPORTED(reducers_rows, ELEMENTS)(int64_t asked) { return rows_loop_for(Compiled(), int(asked)); }

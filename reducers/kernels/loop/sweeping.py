@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
-from reducers.kernels.loop.building import ELEMENTS, build
 from reducers.kernels.loop.layout import LEAST_RUN, RESULTS, Task, task_of
+from reducers.kernels.loop.library import ELEMENTS, sweep_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
@@ -165,7 +165,7 @@ def call_for(
     if mask_strides is not None and needed is not None and needed & _SQUARES:
         needed |= _SUM  # the centre is not 0 then
     task = None if elements is None or needed is None else task_of(shape, strides, axes, mask_strides, least)
-    function = None if task is None or elements is None or needed is None else build(needed, elements)
+    function = None if task is None or elements is None or needed is None else sweep_for(needed, elements)
     if task is None or function is None:
         return None
     task.about_zero = not {"mean", "m2", "m3", "m4"} & set(names)
@@ -188,7 +188,7 @@ def _results_of(names: tuple[str, ...], dtype: torch.dtype) -> tuple[Any, ...]:
 def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
     """Return whether the loop computes these columns of tensors of a dtype, and there is a compiler for it."""
     elements, needed = ELEMENTS.get(dtype), needed_of(names)
-    return elements is not None and needed is not None and build(needed, elements) is not None
+    return elements is not None and needed is not None and sweep_for(needed, elements) is not None
 
 
 @lru_cache(maxsize=256)

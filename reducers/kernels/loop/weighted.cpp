@@ -4,9 +4,12 @@
 // read again without those. If the centre proves far from the mean, beside the deviations, the part is read again about its mean.
 
 #include <cmath>
+#include <string>
 
 #include "lanes.h"
 #include "parts.h"
+
+namespace {
 
 constexpr double FAR = 1e-6;  // share of the squares about the centre that is left about the mean: below, digits were lost
 
@@ -307,6 +310,17 @@ template <class T, class W> struct Weighted {
   }
 };
 
-extern "C" int reducers_sweep(const Task* tasks, int64_t number, int64_t threads) {
-  return run_all<Weighted<ELEMENTS, WEIGHTS>>(tasks, number, threads);
+typedef int (*Loop)(const Task*, int64_t number, int64_t threads);
+
+}  // namespace
+
+// The loop for elements of one dtype with weights of another, by the name of that; null if there is none.
+extern "C" EXPORT Loop EXPORTED(reducers_weighted, ELEMENTS)(const char* weights) {
+  const std::string name(weights);
+  if (name == "Float32") return run_all<Weighted<ELEMENTS, Float32>>;
+  if (name == "BFloat16") return run_all<Weighted<ELEMENTS, BFloat16>>;
+  if (name == "Float16") return run_all<Weighted<ELEMENTS, Float16>>;
+  if (name == "Float64") return run_all<Weighted<ELEMENTS, Float64>>;
+  if (name == "Byte") return run_all<Weighted<ELEMENTS, Byte>>;
+  return nullptr;
 }

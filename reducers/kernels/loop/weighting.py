@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
-from reducers.kernels.loop.building import ELEMENTS, WEIGHTS, build_weighted
 from reducers.kernels.loop.layout import LEAST_RUN, Task, task_of
+from reducers.kernels.loop.library import ELEMENTS, WEIGHTS, weighted_for
 from reducers.kernels.loop.threads import in_threads
 from reducers.state import State
 
@@ -35,7 +35,7 @@ def looped_weights(
         state: what was observed before, with the same keys, shapes and dtypes; or nothing.
 
     Returns:
-        `nonfinite` int64, all else float64, in the shape of the kept axes. None if there is no compiler, or the dtype or the
+        `nonfinite` int64, all else float64, in the shape of the kept axes. None if there are no loops, or the dtype or the
         strides of a tensor are not supported.
     """
     x, weights = x.resolve_neg(), weights.resolve_neg()
@@ -44,7 +44,7 @@ def looped_weights(
     task = _task(tuple(x.shape), x.stride(), weights.stride(), axes)
     elements, kind = ELEMENTS.get(x.dtype), WEIGHTS.get(weights.dtype)
     big = x.numel() >= BIG  # smaller ones are reduced in float64 without the loop
-    function = None if elements is None or kind is None or (task is None and not big) else build_weighted(elements, kind)
+    function = None if elements is None or kind is None or (task is None and not big) else weighted_for(elements, kind)
     if function is None:
         return None
     if task is None:

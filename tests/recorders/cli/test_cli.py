@@ -78,8 +78,7 @@ def test_a_bare_machine_without_home_terminal_or_unicode(tmp_path: Path) -> None
         "demo", "--epochs", "1", cwd=tmp_path, HOME="/proc/none", MPLCONFIGDIR=str(tmp_path / "file"), PYTHONIOENCODING="ascii"
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if not line.startswith("compiling the loops in C++")]
-    assert ["compiled again in every process" in line for line in told] in ([], [True])  # said once, and nothing else
+    assert done.stderr == ""
     assert done.stdout.isascii()
     assert "recording: recorders-demo/recording" in done.stdout.splitlines()
     assert sorted(path.name for path in (tmp_path / "recorders-demo").iterdir()) == ["overview.png", "recording"]

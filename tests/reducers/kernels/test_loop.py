@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
 from reducers.kernels import dispatch
-from reducers.kernels.loop import building, sweeping
+from reducers.kernels.loop import library, sweeping
 from reducers.kernels.loop.layout import task_of
 from reducers.kernels.loop.sweeping import looped
 
-pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
 FAMILIES = [
     ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf"),
@@ -309,60 +308,6 @@ def test_a_monitor_in_a_graph_reads_big_tensors_by_the_loop() -> None:
         assert monitor.samples == wanted[name].samples > 0
         for key, value in monitor.compute().items():
             torch.testing.assert_close(value, wanted[name].compute()[key], rtol=1e-5, atol=1e-6)
-
-
-PROGRAM = """
-import warnings, torch
-warnings.simplefilter("error")
-from reducers import Summary
-from reducers.kernels.loop import building
-x = torch.arange(10000.0)
-state = Summary().update({}, x)
-assert state["count"] == 10000 and state["mean"] == 4999.5
-print(building.build(15, "Float32") is not None)
-"""
-
-
-def ran(said: str = "", **environment: str) -> str:
-    """What the program prints; what is `said`, once, is on its standard error."""
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
-    told = [line for line in done.stderr.splitlines() if "compiling the loops" not in line]
-    assert len(told) == (said != ""), told
-    assert said in "".join(told)
-    return done.stdout.strip()
-
-
-@pytest.mark.slow
-def test_a_compiler_that_fails_is_named_once(tmp_path: Path) -> None:
-    failing = tmp_path / "c++"
-    failing.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
-    failing.chmod(0o755)
-    assert ran(f"{failing} failed: broken", CXX=str(failing), XDG_CACHE_HOME=str(tmp_path)) == "False"
-    assert [*(tmp_path / "torch_recorders").iterdir()] == []
-
-
-@pytest.mark.slow
-def test_a_library_is_compiled_once_and_kept(tmp_path: Path) -> None:
-    assert ran(XDG_CACHE_HOME=str(tmp_path)) == "True"
-    (library,) = (tmp_path / "torch_recorders").iterdir()
-    made = library.stat().st_mtime_ns
-    assert ran(XDG_CACHE_HOME=str(tmp_path)) == "True"
-    assert [path.stat().st_mtime_ns for path in (tmp_path / "torch_recorders").iterdir()] == [made]
-
-
-@pytest.mark.slow
-def test_no_library_is_loaded_from_a_folder_in_which_others_may_write(tmp_path: Path) -> None:
-    (tmp_path / "torch_recorders").mkdir()
-    (tmp_path / "torch_recorders").chmod(0o777)
-    assert ran("others may write to it", XDG_CACHE_HOME=str(tmp_path)) == "True"
-    assert [*(tmp_path / "torch_recorders").iterdir()] == []
-
-
-@pytest.mark.slow
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert ran("compiled again in every process", XDG_CACHE_HOME=str(tmp_path / "file")) == "True"
 
 
 HELD = """

@@ -30,10 +30,10 @@ from reducers import (
 )
 from reducers.combinators.rows import RowSweep, swept_dtypes
 from reducers.kernels import failing
-from reducers.kernels.loop import building, rows, sweeping
+from reducers.kernels.loop import library, rows, sweeping
 from reducers.kernels.loop.layout import LEAST_RUN
 
-pytestmark = pytest.mark.skipif(building.build(1, "Float32") is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
 STATISTICS: list[Statistic] = [
     *(Count(), Sum(), Mean(), Min(), Max(), Extremes(), Summary(), Moments(), Moments(order=4), Sparsity(eps=0.5)),
@@ -170,6 +170,6 @@ def test_no_memory_for_the_loop_is_an_error_that_says_so(monkeypatch: pytest.Mon
 
 def test_without_a_compiler_there_are_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeping.call_for.cache_clear()
-    monkeypatch.setattr(sweeping, "build", lambda *_: None)
+    monkeypatch.setattr(sweeping, "sweep_for", lambda *_: None)
     assert swept_dtypes(Norm(), drawn("normal", 20)) is None
     sweeping.call_for.cache_clear()

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from reducers import Activity, Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Summary
 from reducers.core.statistic import Statistic
-from reducers.kernels.loop.building import build
+from reducers.kernels.loop.library import sweep_for
 from reducers.kernels.rows import row_moments, row_squares, row_sum
 
 pytestmark = pytest.mark.usefixtures("with_and_without_a_compiler")
@@ -145,7 +145,7 @@ def test_counts_of_patterns_are_those_of_buckets(
 def test_the_loop_takes_kept_axes_in_one_region_of_its_own(
     reducer: Callable[[str], Statistic], pattern: str, with_and_without_a_compiler: str
 ) -> None:
-    if with_and_without_a_compiler == "plain calls" or build(1, "Float32") is None:
+    if with_and_without_a_compiler == "plain calls" or sweep_for(1, "Float32") is None:
         pytest.skip("of the loop")
     x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0))
     for observed in (x, x.bfloat16(), torch.where(x > 3, torch.nan, x)):
@@ -156,7 +156,7 @@ def test_the_loop_takes_kept_axes_in_one_region_of_its_own(
     "reducer", [Quantile(), Histogram(bins=64, low=-4.0, high=4.0), Histogram(edges=(-1.0, 0.0, 1.0))], ids=repr
 )
 def test_the_loop_counts_bins_in_one_region_of_its_own(reducer: Statistic, with_and_without_a_compiler: str) -> None:
-    if with_and_without_a_compiler == "plain calls" or build(1, "Float32") is None:
+    if with_and_without_a_compiler == "plain calls" or sweep_for(1, "Float32") is None:
         pytest.skip("of the loop")
     x = torch.randn(64, 128, 768, generator=torch.Generator().manual_seed(0))
     for observed in (x, x.bfloat16(), torch.where(x > 3, torch.nan, x)):

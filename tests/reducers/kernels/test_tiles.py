@@ -20,7 +20,6 @@ from recorders.graphs.sinks import KEY
 from recorders.graphs.trace import MOST_TENSORS
 from reducers.errors import ArgumentError
 from reducers.kernels.loop.layout import MOST_AXES
-from reducers.kernels.loop.libraries import FOLDER
 from reducers.kernels.triton import layout
 from reducers.kernels.triton.layout import JOINED, MOST_PARTS, TilePlan, cut_many, join_tile, plan
 
@@ -200,7 +199,7 @@ def test_what_has_too_many_parts_is_not_joined() -> None:
 
 def test_the_source_of_the_loop_has_the_limits_that_python_has() -> None:
     """They are arrays there, and lengths of them here."""
-    source = "".join(path.read_text() for path in (FOLDER / "parts.h", ROOT / "recorders/graphs/reading.cpp"))
+    source = "".join(path.read_text() for path in (ROOT / "reducers/kernels/loop/parts.h", ROOT / "recorders/graphs/reading.cpp"))
     for told in (f"MOST_AXES = {MOST_AXES};", f"layout[{MOST_LAYOUTS}];", f"key[{KEY}];"):
         assert told in source, told
     (most,) = re.findall(r"MOST_TENSORS = (\d+);", source)
