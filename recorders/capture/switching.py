@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -25,10 +25,9 @@ from recorders.capture.entering import guarded
 from recorders.capture.hooks import Hook
 from reducers.kernels.locks import new_lock
 
-__all__ = ["SWITCHING", "SwitchedHooks", "forget", "grouped", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
+__all__ = ["SWITCHING", "SwitchedHooks", "forget", "hook_of", "hooks_in", "put_back", "remove", "take_out"]
 
 Hooks: TypeAlias = "OrderedDict[int, Any]"
-Group: TypeAlias = "tuple[Callable[[], Hooks | None], tuple[int, ...]]"  # a weak reference to the dictionary, and ids of hooks
 
 SWITCHING = new_lock()
 """Is held while hooks are taken out, put back or removed: clocks of several threads do so, and users. Whoever holds it waits for no
@@ -36,17 +35,6 @@ other lock."""
 
 _OUT = "hooks taken out"  # the attribute of a dictionary that holds the hooks taken out of it
 PATIENCE = 8  # how often hooks are put back because something is compiled; after that they stay in
-
-
-def grouped(handles: Iterable[Any]) -> list[Group]:
-    """Groups the hooks of these handles by dictionary. Hooks that a graph contains are left out, because they must stay in."""
-    found: dict[int, tuple[Any, list[int]]] = {}
-    for handle in handles:
-        dictionary = hooks_ref(handle)
-        hooks = dictionary()
-        if isinstance(hooks, OrderedDict) and not getattr(hook_of(handle), "traced", False):
-            found.setdefault(id(hooks), (dictionary, []))[1].append(handle.id)
-    return [(hooks, tuple(ids)) for hooks, ids in found.values()]
 
 
 def hook_of(handle: Any) -> Any:
@@ -75,37 +63,33 @@ def hooks_in(module: nn.Module) -> list[Hook]:
     return found
 
 
-def take_out(groups: Iterable[Group]) -> None:
-    """Takes hooks out of their dictionaries. Flags of a hook, which PyTorch keeps by id in other dictionaries, stay there."""
-    for dictionary, ids in groups:
-        hooks = dictionary()
-        if hooks is None:
-            continue
-        with SWITCHING:
-            out = vars(hooks).setdefault(_OUT, {})
-            order = list(hooks) if _ordered(hooks) else []
-            for key in ids:
-                if key in hooks:
-                    out[key] = hooks[key], order
-                    del hooks[key]
+def take_out(handles: Iterable[Any]) -> None:
+    """Takes the hooks of these handles out, but for those that a graph contains, which must stay in.
+
+    Flags of a hook, which PyTorch keeps by id in other dictionaries, stay there.
+    """
+    for handle in handles:
+        hooks = hooks_ref(handle)()
+        if isinstance(hooks, OrderedDict):
+            with SWITCHING:
+                if handle.id in hooks and not getattr(hooks[handle.id], "traced", False):
+                    order = list(hooks) if _ordered(hooks) else []
+                    vars(hooks).setdefault(_OUT, {})[handle.id] = hooks[handle.id], order
+                    del hooks[handle.id]
 
 
-def put_back(groups: Iterable[Group]) -> None:
+def put_back(handles: Iterable[Any]) -> None:
     """Puts back those of the hooks that are out. If a call is interrupted, the next call puts back the rest."""
-    for dictionary, ids in groups:
-        hooks = dictionary()
-        out = None if hooks is None else vars(hooks).get(_OUT)
-        if hooks is None or not out:
-            continue
-        with SWITCHING:
-            restores_order = bool(hooks) and _ordered(hooks)
-            for key in ids:
-                if key in out:
-                    hook, order = out[key]
-                    hooks[key] = hook
-                    if restores_order:
-                        _restore_order(hooks, key, order)
-                    del out[key]
+    for handle in handles:
+        hooks = hooks_ref(handle)()
+        if out := getattr(hooks, "__dict__", {}).get(_OUT):
+            with SWITCHING:
+                if handle.id in out:
+                    hook, order = out[handle.id]
+                    hooks[handle.id] = hook
+                    if order and len(hooks) > 1:
+                        _restore_order(hooks, handle.id, order)
+                    del out[handle.id]
 
 
 def forget(hooks: Hooks, key: int) -> None:
@@ -141,17 +125,16 @@ class SwitchedHooks:
     """
 
     def __init__(self) -> None:
-        self._groups: list[Group] = []
-        self._out: list[Group] = []
-        self.again = 0
-        self._wait = 1  # steps until the monitors are asked again
+        self._handles: list[Any] = []
+        self._out: list[Any] = []
         self._restored = 0  # how often hooks were put back for the compiler
+        self.change()
         with SWITCHING:
             _all.add(self)
 
     def change(self) -> None:
         """Notes that the monitors or their hooks have changed."""
-        self.again, self._wait = 0, 1
+        self.again, self._wait = 0, 1  # _wait: steps until the monitors are asked again
 
     def off(self, monitors: Iterable[Any], step: int) -> None:
         """Takes the hooks out that `switchable()` of each monitor returns, all but those of monitors that were never called.
@@ -162,9 +145,9 @@ class SwitchedHooks:
             found = [monitor.switchable() for monitor in monitors]
             self._wait *= 2
             self.again = sys.maxsize if all(final for _, final in found) else step + self._wait
-            self._groups = grouped(handle for handles, _ in found for handle in handles) if self._restored < PATIENCE else []
-        if self._groups and before_compiling(_put_all_back):
-            self._out = self._groups
+            self._handles = [handle for handles, _ in found for handle in handles] if self._restored < PATIENCE else []
+        if self._handles and before_compiling(_put_all_back):
+            self._out = self._handles
             take_out(self._out)
 
     def on(self) -> None:
@@ -178,7 +161,7 @@ class SwitchedHooks:
             self.on()
             self.change()
             self._restored += 1
-            self._groups = []
+            self._handles = []
 
 
 _all: WeakSet[SwitchedHooks] = WeakSet()

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import recomputing, tracing
-from recorders.capture.switching import SwitchedHooks, grouped, put_back, remove
+from recorders.capture.switching import SwitchedHooks, put_back, remove
 from recorders.errors import MonitorError
 from recorders.graphs.sinks import new_sink
 from recorders.schedule.chosen_steps import Chosen, StepGroup, Steps, as_steps, shown_steps
@@ -281,7 +281,7 @@ class Clock:
         """Puts the hooks of `monitor` back, before hooks are removed or added."""
         with self._lock:
             self._catch_up()
-            put_back(grouped(monitor.all_handles()))
+            put_back(monitor.all_handles())
             for group in self._groups:
                 if monitor in group.monitors:
                     group.hooks.change()
