@@ -30,9 +30,12 @@ from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, Forward
 from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor, global_gradient
 from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.pairs import PairMonitor
-from recorders.monitors.parameter_gradients import ParameterGradientMonitor
-from recorders.monitors.parameter_updates import ParameterUpdateMonitor
-from recorders.monitors.parameters import OptimizerStateMonitor, ParameterMonitor
+from recorders.monitors.parameters import (
+    OptimizerStateMonitor,
+    ParameterGradientMonitor,
+    ParameterMonitor,
+    ParameterUpdateMonitor,
+)
 from recorders.recorder.attached import Attached, attached, detach_all
 from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder

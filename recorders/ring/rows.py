@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recorders.ring.ring import Pending
@@ -22,19 +24,40 @@ Stacked = tuple[State, list[int]]
 
 
 class RowBlock:
-    """Leaves whose rows are in the same tensors: of one reducer, and of parameters of one dtype on one device.
+    """Leaves whose rows are in the same tensors: of one reducer, and of parameters of one dtype on one device, read in one way.
 
     Attributes:
         number: of the block among those of its `ParameterRows`.
+        reading: what is read for it; see `recorders.schedule.table`.
         leaves: for each row a weak reference to a monitor, and the path of one of its parameters.
-        kernel: whether a kernel writes the joined rows; otherwise the observations are lifted, and the lifts joined.
+        views, positions: for each row the view of the monitor, and the position of the parameter, in the table of the optimizer.
     """
 
-    def __init__(self, number: int, reducer: Reducer, like: Tensor) -> None:
-        self.number, self.reducer, self.dtype, self.device = number, reducer, like.dtype, like.device
-        self.leaves: list[tuple[Any, str]] = []
-        self.kernel, self._sweep = swept_dtypes(reducer, like) is not None, RowSweep()
+    def __init__(self, number: int, reading: Any, reducer: Reducer, like: Tensor) -> None:
+        self.number, self.reading, self.reducer, self.dtype, self.device = number, reading, reducer, like.dtype, like.device
+        self.leaves, self.views, self.positions = list[tuple[Any, str]](), list[Any](), list[int]()
+        self._types: set[type] = {Tensor}  # as gradients and states are that are not there yet
+        self._kernel, self._sweep = (
+            swept_dtypes(reducer, like) is not None,
+            RowSweep(),
+        )  # whether it joins; if not, lifts are joined
         self._checked = False  # whether the reducer was found to lift each row of a matrix like a tensor by itself
+
+    def add(self, view: Any, path: str, position: int, like: Tensor) -> None:
+        """Adds a row."""
+        self.leaves.append((view.monitor, path))
+        self.views.append(view)
+        self.positions.append(position)
+        self._types.add(type(like))
+
+    def fits(self, xs: Sequence[Any]) -> bool:
+        """Whether all of these are tensors like those for which the block was made."""
+        return (
+            self._types.issuperset(map(type, xs))
+            and {*map(_dtype, xs)} == {self.dtype}
+            and {*map(_device, xs)} == {self.device}
+            and {*map(_layout, xs)} == {torch.strided}
+        )
 
     def joined(self, rows: Stacked, xs: Sequence[Any], due: list[int] | None) -> Stacked:
         """Returns the rows, joined with the observations of those that are due; None if all are."""
@@ -59,11 +82,11 @@ class RowBlock:
 
     def _update(self, state: State, xs: Sequence[Any], sweep: RowSweep) -> State:
         """Returns the rows joined with these observations; of None a row stays as it is. If there is no state, none is None."""
-        if self.kernel:
+        if self._kernel:
             swept = sweep.update(self.reducer, state, xs)
             if swept is not None:
                 return swept
-            self.kernel = False  # it has failed; there was a warning
+            self._kernel = False  # it has failed; there was a warning
         rows = [row for row, x in enumerate(xs) if x is not None]
         lifts = lift_stacked(self.reducer, [xs[row] for row in rows])
         if not self._checked:
@@ -187,3 +210,6 @@ def _written(state: State, size: int, indices: list[int], rows: State) -> State:
         key: (state[key] if state else value.new_zeros((size, *value.shape[1:]))).index_copy(0, targets, value)
         for key, value in rows.items()
     }
+
+
+_dtype, _device, _layout = attrgetter("dtype"), attrgetter("device"), attrgetter("layout")

@@ -251,19 +251,15 @@ class _Steps:
         """Begins a step; returns what a monitor raised because the user asks for it."""
         if self.quiet is not None:
             self._end_quiet(optimizer, frame)
-        steps, failed = _under_way.steps, None
         if type(optimizer) not in self._seen:
             self._seen.add(type(optimizer))
             compile_always(type(optimizer).step)
-        if not steps and not self.listeners:  # only clocks are attached; no further call: every step of every optimizer would pay
-            steps.append(Step(optimizer=weakref.ref(optimizer), frame=id(frame)))
-        else:
-            step = _under_way.begin(optimizer, frame)
-            if self.listeners and not step_was_skipped(optimizer):
-                step.closure = _has_closure(args, kwargs)
-                moments = (CHANGE,) if step.closure else (CHANGE, GRADIENTS)
-                failed = failure_of(HERE, self.tables.observe, step, optimizer, optimizer, moments)
-        return failed
+        step = _under_way.begin(optimizer, frame)
+        if not self.listeners or step_was_skipped(optimizer):
+            return None
+        step.closure = _has_closure(args, kwargs)
+        moments = (CHANGE,) if step.closure else (CHANGE, GRADIENTS)
+        return failure_of(HERE, self.tables.observe, step, optimizer, optimizer, moments)
 
     def _end_quiet(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Takes up a quiet step within which another one begins now, if there is one."""

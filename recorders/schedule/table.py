@@ -120,37 +120,6 @@ class View:
         return None if module is None or monitor is None else failure_of(monitor._fail, getattr(monitor, method), module, *args)
 
 
-class Reads(RowBlock):
-    """A block of rows, and what is read for it.
-
-    Attributes:
-        views: the view of each row.
-        positions: that of the parameter of each row.
-        all: whether they are all of the optimizer, in its order.
-        types: of the tensors.
-    """
-
-    def __init__(self, number: int, reading: Reading, reducer: Any, like: Tensor) -> None:
-        super().__init__(number, reducer, like)
-        self.reading, self.views = reading, list[View]()
-        self.positions: list[int] = []
-        self.all = False
-        self.types: set[type] = {Tensor}  # as gradients and states are that are not there yet
-
-    def of(self, parameters: list[Any]) -> list[Any]:
-        """Returns the parameters of the rows."""
-        return parameters if self.all else [parameters[position] for position in self.positions]
-
-    def fits(self, xs: Sequence[Any]) -> bool:
-        """Whether all of these are tensors like those for which the block was made."""
-        return (
-            self.types.issuperset(map(type, xs))
-            and {*map(_dtype, xs)} == {self.dtype}
-            and {*map(_device, xs)} == {self.device}
-            and {*map(_layout, xs)} == _STRIDED
-        )
-
-
 class Found:
     """What is read for a block in a step.
 
@@ -159,8 +128,8 @@ class Found:
         due: the rows that have one; None if all have.
     """
 
-    def __init__(self, block: Reads, parameters: list[Any], optimizer: Optimizer) -> None:
-        self.block, self.xs = block, block.reading.read(block.of(parameters), optimizer)
+    def __init__(self, block: RowBlock, parameters: list[Any], optimizer: Optimizer) -> None:
+        self.block, self.xs = block, block.reading.read([parameters[position] for position in block.positions], optimizer)
         self.due: list[int] | None = None
         if not _ABSENT.isdisjoint(map(type, self.xs)):
             self.due = [row for row, x in enumerate(self.xs) if x is not None and x is not ODD]
@@ -196,7 +165,7 @@ class Found:
         """Takes the copies as the observations; returns them, and the parameters. None if another thread took monitors off, or the
         step changed the shape of a parameter.
         """
-        now, copies = self.of_due(self.block.of(parameters)), self._copies()
+        now, copies = self.of_due([parameters[position] for position in self.block.positions]), self._copies()
         if not alike(copies, now):
             return None
         self.xs = copies if self.due is None else [None] * len(self.xs)
@@ -229,7 +198,7 @@ class Table:
         self.ids, self.watched, self.stale = [*map(id, parameters)], watched, False
         self.entries = watched.among(self.ids)
         self.positions = {key: position for position, key in enumerate(self.ids)}
-        self.blocks: dict[str, list[Reads]] = {GRADIENTS: [], VALUES: [], CHANGE: []}
+        self.blocks: dict[str, list[RowBlock]] = {GRADIENTS: [], VALUES: [], CHANGE: []}
         self.views: dict[str, dict[View, None]] = {GRADIENTS: {}, VALUES: {}, CHANGE: {}}
         self.alone: dict[str, list[View]] = {GRADIENTS: [], VALUES: [], CHANGE: []}
         self._rows: Callable[[], ParameterRows | None] = _nothing
@@ -237,7 +206,7 @@ class Table:
         for number, _, path, key in self.entries:
             view = views.get(number) or views.setdefault(number, View(number, *registered[number]))
             view.leaves.append((path, self.positions[key]))
-        blocks: dict[Any, Reads] = {}
+        blocks: dict[Any, RowBlock] = {}
         read: dict[Reading, Sequence[Any]] = {}
         for view in views.values():
             monitor = view.monitor()
@@ -254,11 +223,10 @@ class Table:
         self._all = [*blocks.values()]
         for block in self._all:
             self.blocks[block.reading.when].append(block)
-            block.all = block.positions == [*range(len(parameters))]
         self.moments = {moment for moment in self.views if self.blocks[moment] or self.alone[moment]}
 
     def _join(
-        self, view: View, reducer: Any, reading: Reading, xs: Sequence[Any], parameters: list[Any], blocks: dict[Any, Reads]
+        self, view: View, reducer: Any, reading: Reading, xs: Sequence[Any], parameters: list[Any], blocks: dict[Any, RowBlock]
     ) -> bool:
         """Gives the leaves of a monitor rows, if they can be reduced together with others; returns whether they can."""
         likes = [parameters[at] if xs[at] is None or xs[at] is ODD else xs[at] for _, at in view.leaves]
@@ -270,11 +238,8 @@ class Table:
                 hash(key)
             except TypeError:  # the reducer holds something that has no hash
                 key = (reading, id(reducer), like.dtype, like.device)
-            block = blocks.get(key) or blocks.setdefault(key, Reads(len(blocks), reading, reducer, like))
-            block.leaves.append((view.monitor, path))
-            block.views.append(view)
-            block.types.add(type(like))
-            block.positions.append(position)
+            block = blocks.get(key) or blocks.setdefault(key, RowBlock(len(blocks), reading, reducer, like))
+            block.add(view, path, position, like)
         return True
 
     def settle(self, moment: str, found: list[Found], stream: object, listening: Collection[int]) -> Iterable[View]:
@@ -519,5 +484,5 @@ def _contents(modules: Iterable[Any]) -> tuple[list[str], list[int]]:
 
 _target: Any = weakref.ref.__call__
 _owned, _values = attrgetter("_parameters"), methodcaller("values")
-_shape, _dtype, _device, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("device"), attrgetter("layout")
-_STRIDED, _ABSENT = {torch.strided}, {type(None), type(ODD)}
+_shape, _dtype, _device = attrgetter("shape"), attrgetter("dtype"), attrgetter("device")
+_ABSENT = {type(None), type(ODD)}

@@ -9,8 +9,7 @@ from torch import nn
 
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.gradients import BackwardMonitor
-from recorders.monitors.parameter_gradients import ParameterGradientMonitor
-from recorders.monitors.parameter_updates import ParameterUpdateMonitor
+from recorders.monitors.parameters import ParameterGradientMonitor, ParameterUpdateMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.watch.lenses.attention import entropies, probabilities
 from recorders.watch.lenses.distribution import Outliers

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
-from recorders.monitors.parameter_gradients import ParameterGradientMonitor
+from recorders.monitors.parameters import ParameterGradientMonitor
 from recorders.watch.across import Across
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.kinds import Classes, OfKind, classes

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from recorders.monitors.base import Monitor
 from recorders.monitors.gradients import BackwardMonitor
-from recorders.monitors.parameter_gradients import ParameterGradientMonitor
-from recorders.monitors.parameter_updates import ParameterUpdateMonitor
+from recorders.monitors.parameters import ParameterGradientMonitor, ParameterUpdateMonitor
 from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.lenses.kinds import any_module, not_activation
 from recorders.watch.lenses.lens import Lens, checked

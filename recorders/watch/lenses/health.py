@@ -12,7 +12,7 @@ from recorders.capture.operands import plain
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.gradients import BackwardMonitor
-from recorders.monitors.parameter_updates import ParameterUpdateMonitor
+from recorders.monitors.parameters import ParameterUpdateMonitor
 from recorders.watch.across import Across
 from recorders.watch.charts import Aggregation, Chart
 from recorders.watch.fault import UPDATE_RANGE

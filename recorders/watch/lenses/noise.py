@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recorders.errors import LensError
 from recorders.monitors.base import Monitor
-from recorders.monitors.parameter_gradients import ParameterGradientMonitor
+from recorders.monitors.parameters import ParameterGradientMonitor
 from recorders.watch.charts import Chart
 from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.spread import Names, names_of
