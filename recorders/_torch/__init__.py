@@ -43,7 +43,7 @@ __all__ = [
     "hooks_ref",
     "inside_transform",
     "is_batched",
-    "is_being_written_down",
+    "is_being_traced",
     "is_distributed",
     "is_fake",
     "is_plain_moment",
@@ -232,8 +232,8 @@ def inside_transform() -> bool:
     return _interpreter() is not None
 
 
-def is_being_written_down() -> bool:
-    """Whether a program is being written down by `torch.jit.trace` or `make_fx`."""
+def is_being_traced() -> bool:
+    """Whether `torch.jit.trace` or `make_fx` traces a program in this thread."""
     return _jit_trace() is not None or _proxy_is_on()
 
 

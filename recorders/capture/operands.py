@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders._torch import graph_task, inside_transform, is_batched, is_being_written_down, is_fake
+from recorders._torch import graph_task, inside_transform, is_batched, is_being_traced, is_fake
 from recorders.errors import OperandError
 from reducers._torch import constant_in_graphs
 
@@ -209,7 +209,7 @@ def tracing() -> bool:
     """
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting() or _transforming()
-    return is_being_written_down()
+    return is_being_traced()
 
 
 @constant_in_graphs

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recorders._torch import NoAutocast, at_end_of_backward, graph_task, is_being_written_down, outside_modes
+from recorders._torch import NoAutocast, at_end_of_backward, graph_task, is_being_traced, outside_modes
 from recorders._torch.compiler import run_of_node
 from recorders.capture.entering import guarded
 from recorders.capture.layouts import CHANGES, as_text
@@ -155,7 +155,7 @@ def _found() -> Waiting | None:
     if run is not None:
         return _forwards.setdefault(run, {})
     task = graph_task()
-    if task == -1 or not is_being_written_down():
+    if task == -1 or not is_being_traced():
         return None
     if task not in _backwards:
         _backwards.clear()  # of a backward whose trace failed

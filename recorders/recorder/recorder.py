@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -139,6 +140,10 @@ class Recorder(Results):
         self._begin()
         for name, monitor in self.items():
             self._take_in(name, monitor)
+
+    def __copy__(self) -> Self:
+        """A copy with monitors of its own, as by `deepcopy`: monitors belong to one recorder."""
+        return copy.deepcopy(self)
 
     def modules(
         self,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recorders._torch import copy_all, graph_task, inside_transform, is_being_written_down, negate_all, subtract_all
+from recorders._torch import copy_all, graph_task, inside_transform, is_being_traced, negate_all, subtract_all
 from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
@@ -413,7 +413,7 @@ def _usable() -> bool:
 
     Replays of a CUDA graph would copy and read the addresses of now.
     """
-    if torch.compiler.is_compiling() or is_being_written_down() or inside_transform():
+    if torch.compiler.is_compiling() or is_being_traced() or inside_transform():
         return False
     return not (CAPTURES and CAPTURES[0]())
 

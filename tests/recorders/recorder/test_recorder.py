@@ -26,7 +26,7 @@ from recorders import (
     TargetError,
     load,
 )
-from reducers import Collect, Count, Fold, Last, Max, Mean, Product, Sum
+from reducers import Collect, Count, Fold, Last, Max, Mean, Product, Sum, TopK
 
 
 def net() -> nn.Sequential:
@@ -238,7 +238,7 @@ def test_a_recorder_pickles_and_copies_with_its_data_and_without_its_hooks() -> 
     model = net()
     recorder = Recorder(out=ForwardMonitor(Sum()), loss=CallMonitor(Mean())).modules(model, types=nn.Linear)
     model(torch.ones(1, 3))
-    doubles = [pickle.loads(pickle.dumps(recorder)), copy.deepcopy(recorder)]
+    doubles = [pickle.loads(pickle.dumps(recorder)), copy.deepcopy(recorder), copy.copy(recorder)]
     total = recorder.compute()["out/0"]
     model(torch.ones(1, 3))
     assert recorder.samples("out/0") == 2
@@ -248,6 +248,17 @@ def test_a_recorder_pickles_and_copies_with_its_data_and_without_its_hooks() -> 
         assert double.samples("out/0") == 1
         double.modules(net(), types=nn.ReLU)
         assert "out/1" in double
+
+
+def test_a_copy_takes_nothing_from_the_recorder_that_it_is_of() -> None:
+    layer = nn.Identity()
+    recorder = Recorder(ForwardMonitor(TopK(k=1), given="ids")).modules(layer)
+    copied = copy.copy(recorder)
+    with recorder.given(ids=[1, 2]):
+        layer(torch.ones(2, 1))
+    assert (recorder.samples(0), copied.samples(0)) == (1, 0)
+    with copied.modules(nn.Identity(), prefix="other"):
+        assert (len(recorder), len(copied)) == (1, 2)
 
 
 def test_a_recorder_keeps_no_model_alive_and_no_model_needs_the_cycle_collector() -> None:
