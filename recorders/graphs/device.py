@@ -7,8 +7,7 @@ of their own; and a CUDA graph, which copies its inputs before a replay, copies 
 the monitor records in this step, so that one graph serves all steps.
 
 A forward that a checkpoint around the graph runs again must not count twice. Only Python can tell, so graphs that are traced within
-such a checkpoint call it, and end CUDA graphs there. The kernels are those of `reducers/kernels/triton/accumulating.py`, and so is
-the form of the memory.
+such a checkpoint call it, and end CUDA graphs there. The kernels, and the memory, are of `reducers/kernels/triton/accumulating.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from torch import Tensor
 from recorders._torch import NoInference, may_run_again, no_modes
 from recorders._torch.compiler import make_effectful
 from recorders.capture.entering import guarded, timed
+from recorders.graphs.sinks import find_spec
 from reducers import State, Statistic
+from reducers._torch import constant_in_graphs
 from reducers.core.inputs import observation
 from reducers.core.patterns import arrange
 from reducers.errors import warn_user
@@ -200,12 +201,14 @@ def handle_name(kind: str, index: int | None) -> str:
     return f"handle_{kind}_{index}"
 
 
-def hand_out(spec: Any, kind: str, index: int | None) -> bool:
+@constant_in_graphs
+def hand_out(key: str, kind: str, index: int | None) -> bool:
     """Called while a graph is traced: whether it gets handles. If so, all sinks get theirs now.
 
     Blocks share a graph only if all of them have handles when the compiler checks its guards.
     """
-    if not can_accumulate(spec, kind) or (may_run_again() and not spec.records_recomputed):
+    spec = find_spec(key)
+    if spec is None or not can_accumulate(spec, kind) or (may_run_again() and not spec.records_recomputed):
         return False
     device = torch.device(kind) if index is None else torch.device(kind, index)
     for holder in list(_holders):

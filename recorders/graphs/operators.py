@@ -129,25 +129,23 @@ def _layout(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
         return "('float',)"
     kind = type(value)
     name = f"{kind.__module__}:{kind.__qualname__}"
-    if is_dataclass(value):
-        items = [(field.name, getattr(value, field.name, None)) for field in fields(value)]
-        return _named("dataclass", name, items, tensors, numbers)
-    if isinstance(value, Mapping):
-        return _named("dict", name, list(value.items()), tensors, numbers)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _named("namedtuple", name, [(field, getattr(value, field)) for field in value._fields], tensors, numbers)
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         parts = "".join([_layout(item, tensors, numbers) + ", " for item in value])
         return f"('{'tuple' if isinstance(value, tuple) else 'list'}', [{parts}])"
-    return f"('other', {name!r})"
-
-
-def _named(kind: str, name: str, items: list[tuple[Any, Any]], tensors: list[Tensor], numbers: list[int]) -> str:
+    form = "named"
+    if is_dataclass(value):
+        items: Any = [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+    elif isinstance(value, Mapping):
+        form, items = "dict", list(value.items())
+    elif isinstance(value, tuple):
+        items = [(field, getattr(value, field)) for field in value._fields]  # type: ignore[attr-defined]
+    else:
+        return f"('other', {name!r})"
     parts = ""
     for key, item in items:
         shown = repr(key) if isinstance(key, (str, int)) else repr(str(key))
         parts += f"({shown}, {_layout(item, tensors, numbers)}), "
-    return f"({kind!r}, {name!r}, [{parts}])"
+    return f"({form!r}, {name!r}, [{parts}])"
 
 
 def decoded(layout: str, tensors: list[Tensor], numbers: list[int]) -> Any:
@@ -178,7 +176,7 @@ def _build(tree: Any, tensors: Iterator[Tensor], numbers: Iterator[int]) -> Any:
     named = {key: _build(item, tensors, numbers) for key, item in rest[1]}
     cls = _class(rest[0])
     try:
-        return named if kind == "dict" and cls in (dict, None) else _instance(kind, cls, named)
+        return named if kind == "dict" and cls in (dict, None) else _instance(cls, named)
     except Exception:  # its class does not allow a new instance like this; callables only need the fields
         return SimpleNamespace(**{str(key): value for key, value in named.items()})
 
@@ -191,11 +189,11 @@ def _class(name: str) -> Any:
     return found
 
 
-def _instance(kind: str, cls: Any, named: dict[Any, Any]) -> Any:
-    if kind == "namedtuple" or (kind == "dataclass" and issubclass(cls, Mapping)):  # such as the outputs of `transformers`
+def _instance(cls: Any, named: dict[Any, Any]) -> Any:
+    if issubclass(cls, tuple):
         return cls(**named)
-    if kind == "dict":
-        return cls(named)
+    if issubclass(cls, Mapping):  # such as the outputs of `transformers`, which are dataclasses
+        return cls(**named) if hasattr(cls, "__dataclass_fields__") else cls(named)
     instance = object.__new__(cls)
     for name, value in named.items():
         object.__setattr__(instance, name, value)

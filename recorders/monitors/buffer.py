@@ -192,11 +192,9 @@ class Buffer:
 
     def wait_in(self, shared: GraphRing, index: int) -> None:
         """Lets observations wait in this part of an empty ring from now on."""
-        row = Share(shared, index)
         with self.lock:
             self.changes.note()
-            stored = self.flush()
-            self.stored = stored.moved(row.paths, row)
+            self.stored = self.flush().moved(Share(shared, index))
 
     def add_empty(self, path: str) -> None:
         """Adds one observation without elements."""

@@ -20,10 +20,9 @@ from recorders.errors import OperandError
 from recorders.graphs.device import Accumulators, Observed, add_holder, can_accumulate, hand_out, handle_name
 from recorders.graphs.reading import RowReader, has_filled, parts_of
 from recorders.graphs.ring import GraphRing, Share
-from recorders.graphs.sinks import GraphBatch, find_sink, find_spec, new_sink
+from recorders.graphs.sinks import GraphBatch, find_sink, new_sink
 from recorders.graphs.trace import emit_call, emit_leaves
 from recorders.monitors.record import Observer, note_places, report_failures, store, with_given, work
-from reducers._torch import constant_in_graphs
 from reducers.kernels.locks import new_lock
 
 __all__ = ["GraphSink", "handle_in_graph", "in_due_step", "is_due_in_graph", "trace", "wanted_in_graph"]
@@ -165,16 +164,10 @@ def handle_in_graph(spec: Observer, sink: Tensor, tensors: list[Tensor]) -> Tens
     """
     if tensors and all(tensor.device == tensors[0].device for tensor in tensors):
         kind, index = tensors[0].device.type, tensors[0].device.index
-        if _handed_out(spec.spec_key, kind, index):
+        if hand_out(spec.spec_key, kind, index):
             handle: Tensor = getattr(sink, handle_name(kind, index))
             return handle
     return None
-
-
-@constant_in_graphs
-def _handed_out(key: str, kind: str, index: int | None) -> bool:
-    spec = find_spec(key)
-    return spec is not None and hand_out(spec, kind, index)
 
 
 def trace(spec: Observer, sink: Tensor, operands: tuple[Any, ...], path: str = "") -> None:

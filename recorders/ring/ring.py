@@ -167,16 +167,12 @@ LOOKS = 64  # shapes and strides that are remembered: what reads them takes as m
 
 
 class Copies:
-    """Writes copies of observations with equal shapes, dtypes and devices.
-
-    Args:
-        size: the bytes of a row.
-    """
+    """Writes copies of observations with equal shapes, dtypes and devices."""
 
     room = COPIES
 
-    def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor], size: int) -> None:
-        self.paths, self.size = paths, size
+    def __init__(self, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> None:
+        self.paths, self.size = paths, sum(x.nbytes for x in tensors)
         self._kinds = [(x.shape, x.dtype, x.device) for x in tensors]
 
     def new_memory(self, rows: int) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
@@ -241,6 +237,7 @@ class PartialStates:
         self.paths, self.size = paths, sum(kind.size for kind in kinds)
         self.room = PARTIAL_ON.get(tensors[0].device.type, PARTIAL)
         self._reducer, self._kinds = reducer, kinds
+        self._parts = [LeafStatistic(path, "", reducer, kind) for path, kind in zip(paths, kinds, strict=True)]
         self._devices = [x.device for x in tensors]
         self._known: dict[Any, Sequence[Slots]] = {}  # what writes observations of a look
 
@@ -266,8 +263,7 @@ class PartialStates:
         return True
 
     def join(self, memory: list[Tensor], reducer: Reducer, states: Mapping[str, State], start: int, stop: int) -> dict[str, State]:
-        parts = [LeafStatistic(path, "", self._reducer, kind) for path, kind in zip(self.paths, self._kinds, strict=True)]
-        return join_parts(parts, memory, states, start, stop)
+        return join_parts(self._parts, memory, states, start, stop)
 
     def shown(self, memory: list[Tensor], row: int) -> Any:
         """Returns tensors without numbers, which have the shapes and dtypes of the first observation of the class."""
@@ -276,10 +272,8 @@ class PartialStates:
 
 def copies_of(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Copies | None:
     """Returns how observations like this one are copied; None if they are too big, or have no elements."""
-    size = 0
-    for x in tensors:
-        size += x.nbytes
-    return Copies(paths, tensors, size) if 0 < size <= SMALL else None
+    copies = Copies(paths, tensors)
+    return copies if 0 < copies.size <= SMALL else None
 
 
 def partial_states_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PartialStates | None:

@@ -194,7 +194,7 @@ class ParameterRows:
         for monitor, block, index, path in absent:  # this is a change, so the next step looks again, and finds them
             held = monitor.buffer.flush()
             base = {key: value.to(block.device) for key, value in held.states.get(path, {}).items()}
-            monitor.buffer.stored = held.moved((path,), LeafRow(path, self, block.number, index, base))
+            monitor.buffer.stored = held.moved(LeafRow(path, self, block.number, index, base))
         self._in_place = in_place
 
 

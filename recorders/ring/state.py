@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -59,10 +59,10 @@ class MonitorState(NamedTuple):
         total = {**self.counts, **{path: self.counts.get(path, 0) + count for path, count in counts.items()}}
         return self._replace(states={**self.states, **states}, counts=total)
 
-    def moved(self, paths: Collection[str], pending: Pending | None) -> MonitorState:
-        """Returns this with `pending`, of which the states include nothing, as all that observations of these leaves wait in."""
-        kept = {key: other for key, other in self.pending.items() if not any(path in paths for path in other.paths)}
-        return self.waiting_in(kept if pending is None else {**kept, pending.key: pending})
+    def moved(self, pending: Pending) -> MonitorState:
+        """Returns this with `pending`, of which the states include nothing, as all that observations of its leaves wait in."""
+        kept = {key: other for key, other in self.pending.items() if not any(path in pending.paths for path in other.paths)}
+        return self.waiting_in({**kept, pending.key: pending})
 
     def waiting_in(self, pending: Mapping[Any, Pending]) -> MonitorState:
         """Returns this with `pending` in place of what observations wait in; the states include nothing of what is new."""
