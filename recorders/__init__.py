@@ -26,9 +26,8 @@ from recorders.errors import (
 from recorders.monitors.attributes import DifferenceMonitor, StateMonitor
 from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
-from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
+from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor, ModuleMonitor
 from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor, global_gradient
-from recorders.monitors.modules import ModuleMonitor
 from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameters import (
     OptimizerStateMonitor,

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import FrameType, MappingProxyType
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,11 +28,12 @@ from recorders._torch.compiler import keep_in_traced_call, restore_in_traced_cal
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import pack
 
-__all__ = ["Call", "forward_frame", "keep", "keep_traced", "kept", "restore_traced"]
+__all__ = ["Call", "keep_for_end", "keep_traced", "restore_traced", "take_kept"]
 
 _HOOK = Hook.__call__.__code__
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """What a monitor sees at one of its sites: the part of a call of a module that is known there.
 
@@ -48,24 +50,16 @@ class Call:
         operands: what the kind made of all this; None before that.
     """
 
-    __slots__ = ("args", "before", "gradient", "kwargs", "module", "operands", "output", "site", "tensor", "values")
-
-    def __init__(
-        self,
-        site: str,
-        module: nn.Module | None,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] = MappingProxyType({}),
-        output: Any = None,
-        *,
-        before: Any = None,
-        gradient: Tensor | None = None,
-        tensor: Tensor | None = None,
-        values: tuple[Any, ...] = (),
-    ) -> None:
-        self.site, self.module, self.args, self.kwargs, self.output = site, module, args, kwargs, output
-        self.before, self.gradient, self.tensor, self.values = before, gradient, tensor, values
-        self.operands: tuple[Any, ...] | None = None
+    site: str
+    module: nn.Module | None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    output: Any = None
+    before: Any = None
+    gradient: Tensor | None = None
+    tensor: Tensor | None = None
+    values: tuple[Any, ...] = ()
+    operands: tuple[Any, ...] | None = None
 
     @property
     def inputs(self) -> Any:
@@ -91,30 +85,23 @@ class Call:
         return self.seen if self.operands is None else self.operands
 
 
-def keep(frame: FrameType, name: str, value: Any) -> None:
-    """Keeps `value` under `name` until the call of `frame` ends, or until another value is kept under this name.
-
-    >>> import sys
-    >>> def call():
-    ...     keep(sys._getframe(), "of this call", 1)
-    ...     return kept(sys._getframe(), "of this call")
-    >>> call()
-    1
-    """
-    frame.f_locals[name] = value
+def keep_for_end(monitor: Any, value: Any) -> None:
+    """Keeps a value of a monitor in the call of the module for which a `Hook`, which is among the callers, runs."""
+    _frame_of_call().f_locals[f"kept for monitor {id(monitor)}"] = value
 
 
-def kept(frame: FrameType, name: str) -> Any:
-    """Returns the value kept under `name`, or None."""
-    return frame.f_locals.get(name)
+def take_kept(monitor: Any) -> Any:
+    """Returns what was kept in this call, and keeps it no longer; None if nothing was."""
+    values, name = _frame_of_call().f_locals, f"kept for monitor {id(monitor)}"
+    found = values.get(name)
+    if found is not None:
+        values[name] = None
+    return found
 
 
-def forward_frame() -> FrameType:
-    """Returns the frame of the call of the module for which a `Hook` runs; the `Hook` must be among the callers.
-
-    The frame is the same before the forward, after it, and after an exception.
-    """
-    frame = sys._getframe(1)
+def _frame_of_call() -> FrameType:
+    """The frame is the same before the forward, after it, and after an exception."""
+    frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code is not _HOOK:  # a timed step adds frames
         frame = frame.f_back
     return call_of_module(frame.f_back or frame)

@@ -12,6 +12,7 @@ from recorders.capture.hooks import Hook
 from recorders.capture.layouts import PlacementInfo
 from recorders.errors import TargetError
 from recorders.monitors import channels
+from recorders.monitors.attachment import name_of_hook, renew_spec
 from recorders.monitors.constructor import MonitorConstructor, checked_recipe, rebuild, recipe
 from recorders.monitors.gradient_hooks import Watch, receive_gradient
 from recorders.monitors.graphs import GraphSink, is_due_in_graph
@@ -19,7 +20,6 @@ from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import Observer, report_failures
 from recorders.monitors.sites import GRADIENTS, SITES, check_sites, trace_hook
 from recorders.monitors.snapshots import copied, merged, snapshot
-from recorders.monitors.trace_specs import name_of_hook, renew_spec
 from recorders.recordings.past import Past
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording

@@ -7,35 +7,126 @@ the tensor is a leaf of autograd: then the monitor breaks the graph once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recorders._torch import graph_task, made_by_graph, outside_modes
-from recorders.capture.calls import Call, forward_frame, kept
-from recorders.capture.calls import keep as keep_in_call
+from recorders._torch import compiler, graph_task, made_by_graph, outside_modes
+from recorders.capture.calls import Call, keep_for_end, take_kept
 from recorders.capture.context import capturing
-from recorders.capture.entering import guarded
+from recorders.capture.entering import Fail, guarded
 from recorders.capture.given import Block, block_of, keep, under
 from recorders.capture.layouts import PlacementInfo
 from recorders.capture.operands import TRACED, leaves, pack, symbolic, tracing
 from recorders.graphs.sinks import find_sink, find_spec
 from recorders.graphs.trace import emit_call, emit_failure, emit_keep, emit_leaves
 from recorders.monitors.graphs import handle_in_graph, in_due_step, is_due_in_graph, wanted_in_graph
-from recorders.monitors.origins import first_sight, origin_of
-from recorders.monitors.record import Observer
-from recorders.monitors.sightings import Living, Sighting, Use, tell_of_gradients
 from reducers._torch import constant_in_graphs, in_graphs, when_dynamo_is_imported
 
 __all__ = ["NO_TENSOR", "Watch", "attach_to_inputs", "attach_to_outputs", "receive_gradient", "trace_watch"]
 
 NO_TENSOR = "there is no tensor in it"
 INSIDE = "all uses are inside its compiled graph, its hook is not"
+
+_numbers = itertools.count()
+
+
+class Use:
+    """A call of a module that used a tensor.
+
+    Attributes:
+        training: whether it counts as training.
+        block: what was given then.
+        tensor: a clone of the tensor, if anybody needs it.
+        backward: the number of the last backward in which a gradient came to what the call returned.
+        number: of later calls it is higher.
+    """
+
+    __slots__ = ("__weakref__", "backward", "block", "number", "tensor", "training")
+
+    def __init__(self, training: bool, block: Block | None, tensor: Tensor | None) -> None:
+        self.training, self.block, self.tensor = training, block, tensor
+        self.backward: int | None = None
+        self.number = next(_numbers)
+
+    def after(self, earlier: Use | None) -> Use:
+        """Returns this call, which is given what both were given if that is the same."""
+        if earlier is not None and self.block and earlier.block:
+            self.block = earlier.block.followed_by(self.block)
+        return self
+
+
+class Sighting:
+    """A tensor with a hook for its gradient.
+
+    A leaf of autograd outlives the graph of a call, and keeps its hook. A gradient that comes to it later, from another graph, is
+    no observation of the module. So the graph tells, and holds, the calls of a leaf: see `tell_of_gradients`.
+
+    Attributes:
+        version: that of the tensor.
+        handle: that of the hook.
+        last: the last call that used the tensor, with what the earlier ones were given; of a leaf only until the next gradient, and
+            only if the graph cannot tell the call.
+        calls: the calls of a leaf that graphs tell.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.handle: Any = None
+        self.last: Use | None = None
+        self.calls: WeakSet[Use] = WeakSet()
+
+    def use(self, call: Use) -> None:
+        """Notes a call of which no graph tells."""
+        self.last = call.after(self.last)
+
+    def take_leaf(self) -> Use | None:
+        """Returns the last of the calls from which a gradient comes to a leaf now; None if it comes from elsewhere."""
+        found = [call for call in _living(self.calls) if call.backward == graph_task()]
+        found += [self.last] if self.last is not None else []
+        self.last, last = None, None
+        for call in sorted(found, key=lambda call: call.number):
+            last = call.after(last)
+        return last
+
+    def forget(self) -> None:
+        """Drops the clones that calls of a leaf hold."""
+        self.last = None
+        for call in _living(self.calls):
+            call.tensor = None
+
+
+def _living(known: WeakSet[Any]) -> list[Any]:
+    """What is in a set that other threads may add to meanwhile: one call of C copies its references."""
+    references: set[Any] = known.data.copy()  # type: ignore[attr-defined]
+    return [found for reference in references if (found := reference()) is not None]
+
+
+def tell_of_gradients(outputs: Iterable[Tensor], calls: Sequence[tuple[Sighting, Use]], fail: Fail) -> None:
+    """Lets the graph of what a module returned tell its calls of leaves when a gradient comes to it, and hold them.
+
+    If it returned nothing with a gradient, nobody tells: then the next gradient of the leaf counts as one of the call.
+    """
+
+    def come() -> None:
+        for _, call in calls:
+            call.backward = graph_task()
+
+    telling = [x for x in outputs if x.requires_grad and not x.is_leaf]
+    for output in telling:
+        _hook(output, lambda _: guarded(fail, come))
+    for sighting, call in calls:
+        if telling:
+            sighting.calls.add(call)
+        else:
+            sighting.use(call)
 
 
 class Watch:
@@ -49,15 +140,15 @@ class Watch:
 
     def __init__(self) -> None:
         self.watched: Any = WeakIdKeyDictionary()
-        self.sightings: Living[Sighting] = Living()  # those of tensors that only graphs hold, too
+        self.sightings: WeakSet[Sighting] = WeakSet()  # those of tensors that only graphs hold, too
         self.seen = self.partial = self.ends = False
 
     def end(self) -> None:
         """Removes the hooks from all tensors."""
-        for sighting in self.sightings.all():
+        for sighting in _living(self.sightings):
             sighting.handle.remove()
             sighting.forget()
-        self.watched, self.sightings = WeakIdKeyDictionary(), Living()
+        self.watched, self.sightings = WeakIdKeyDictionary(), WeakSet()
 
     def forget(self) -> None:
         """Leaves out the gradients to come of leaves of autograd, of which no graph tells."""
@@ -86,7 +177,9 @@ def attach_to_inputs(monitor: Any, module: nn.Module) -> list[Any]:
 
 
 def _after(monitor: Any, module: nn.Module, *args: Any) -> None:
-    watch_to_its_end(monitor, module, args[-1])
+    """Notes the uses at once: the call has ended, or its graph is broken for it."""
+    for sighting, use in watch(monitor, module, args[-1]):
+        sighting.use(use)
 
 
 def _before(monitor: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -97,27 +190,21 @@ def _before(monitor: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mapp
     if not monitor.watch.ends:
         monitor.hooks.handles.append(module.register_forward_hook(monitor._hook(partial(_end, monitor))))
         monitor.watch.ends = True
-    keep_in_call(forward_frame(), _key(monitor), uses)
+    keep_for_end(monitor, uses)
 
 
 def _end(monitor: Any, module: nn.Module, *args: Any) -> None:
-    frame = forward_frame()
-    uses = kept(frame, _key(monitor))
+    uses = take_kept(monitor)
     if uses:
-        keep_in_call(frame, _key(monitor), None)
         tell_of_gradients([tensor for _, tensor in leaves(args[-1])], uses, monitor._fail)
-
-
-def _key(monitor: Any) -> str:
-    return f"leaves of monitor {id(monitor)}"
 
 
 def watch(monitor: Any, module: nn.Module, value: Any) -> list[tuple[Sighting, Use]]:
     """Puts hooks on the tensors in `value`; returns the uses of leaves of autograd, of which nobody has taken note."""
     if not monitor.gate.on:
         return []
-    if tracing() or not monitor.gate.active:
-        monitor._skip(TRACED if tracing() else "not in its steps")
+    if reason := TRACED if tracing() else "" if monitor.gate.active else "not in its steps":
+        monitor._skip(reason)
         return []
     if capturing():
         monitor._skip("called by a monitor")
@@ -126,32 +213,30 @@ def watch(monitor: Any, module: nn.Module, value: Any) -> list[tuple[Sighting, U
     if not is_grad_enabled():
         monitor._skip("no gradient will come (no_grad)")
         return []
-    found = list(leaves(value))
-    used: list[tuple[Sighting, Use]] = []
+    found, used = list(leaves(value)), list[tuple[Sighting, Use]]()
     for path, tensor in found:
-        if tensor.requires_grad:
-            used += watch_leaf(monitor, module, path, tensor)
-        else:
+        if not tensor.requires_grad:
             monitor._skip("no gradient will come (frozen or not floating point)")
+            continue
+        sighting, use = watch_tensor(monitor, module, path, tensor)
+        if tensor.is_leaf:
+            used.append((sighting, use))
+        else:
+            sighting.use(use)
     if not found:
         monitor._skip("traced (torch.fx)" if symbolic(value) else NO_TENSOR)
     return used
 
 
-def watch_to_its_end(monitor: Any, module: nn.Module, value: Any) -> None:
-    """Does so when the call has ended, or in a graph that is broken for it."""
-    for sighting, use in watch(monitor, module, value):
-        sighting.use(use)
-
-
-def watch_leaf(monitor: Any, module: nn.Module, path: str, tensor: Tensor) -> list[tuple[Sighting, Use]]:
-    """Puts a hook on a tensor, unless it has one; returns the use, if the tensor is a leaf of autograd."""
+def watch_tensor(monitor: Any, module: nn.Module, path: str, tensor: Tensor) -> tuple[Sighting, Use]:
+    """Puts a hook on a tensor, unless it has one; returns its sighting, and the use of it."""
     version = 0 if tensor.is_leaf else tensor._version  # a leaf keeps its hooks when an optimizer changes it in place
     sighting: Sighting | None = monitor.watch.watched.get(tensor)
     if sighting is None and graph_task() != -1:
         sighting = _recomputed(monitor.watch, tensor)
-    training, known = monitor._training(module), sighting is not None and sighting.version == version
-    before = sighting.last if known and sighting is not None else None
+    if sighting is not None and sighting.version != version:
+        sighting = None
+    training, before = monitor._training(module), None if sighting is None else sighting.last
     kept: Tensor | None = None
     if before is not None and before.tensor is not None and not tensor.is_leaf:
         kept = before.tensor  # of the same version, so of the same values
@@ -159,15 +244,12 @@ def watch_leaf(monitor: Any, module: nn.Module, path: str, tensor: Tensor) -> li
         # A clone, because operations in place after this module would change the output before the gradient arrives.
         kept = tensor.detach().clone()
     use = Use(training, keep(monitor) if monitor.given else None, kept)
-    if sighting is None or not known:
+    if sighting is None:
         sighting = monitor.watch.watched[tensor] = _hooked(monitor, tensor, version, path)
-    if tensor.is_leaf:
-        return [(sighting, use)]
-    sighting.use(use)
-    return []
+    return sighting, use
 
 
-def _needs_tensor(monitor: Observer) -> bool:
+def _needs_tensor(monitor: Any) -> bool:
     """Whether callables or the kind itself may look at the tensor, beside its gradient."""
     return monitor.has_callables or not monitor.as_seen
 
@@ -215,7 +297,7 @@ def _see(
         under(block, monitor._see, call, path, info)
 
 
-def _hook(tensor: Tensor, function: Callable[[Tensor], None]) -> Any:
+def _hook(tensor: Tensor, function: Callable[[Tensor], Any]) -> Any:
     """Registers a function on the gradient of a tensor; returns the handle."""
     return tensor.register_hook(function)  # type: ignore[no-untyped-call]
 
@@ -245,13 +327,10 @@ def trace_watch(spec: Any, sink: Tensor, module: nn.Module, value: Any) -> None:
 
 
 def watch_uncompiled(sink: Tensor, module: nn.Module, value: Any) -> None:
-    """Watches the leaves of `value` in plain Python, from within a graph; does nothing if the monitor is gone.
-
-    It is another function once Dynamo is imported.
-    """
+    """Watches the leaves of `value` in plain Python, from within a graph. It is another function once Dynamo is imported."""
     monitor = _monitor_of(sink)
     if monitor is not None:
-        watch_to_its_end(monitor, module, value)
+        _after(monitor, module, value)
 
 
 def _disable() -> None:
@@ -316,3 +395,47 @@ def hook_in_graph(tensor: Tensor, sink: Tensor, key: str, path: str, handle: Ten
             emit_leaves(sink, key, [path], [gradient], path, handle)
 
     _hook(tensor, arrive)
+
+
+_sighted: Any = WeakIdKeyDictionary()  # by traced tensor: by sink the version that has a hook
+
+
+def first_sight(tensor: Tensor, sink: Tensor) -> bool:
+    """Whether this sink has no hook yet on this version of a traced tensor. The record is freed with the traced tensors."""
+    versions = _sighted.setdefault(tensor, WeakIdKeyDictionary())
+    if versions.get(sink) == tensor._version:
+        return False
+    versions[sink] = tensor._version
+    return True
+
+
+_origin = ["unknown"]  # the last answer of Dynamo, which works for one thread at a time
+
+
+def _ask_origin(context: Any) -> None:
+    tensor, sink = context.get_local("tensor"), context.get_local("sink")
+    node: Any = tensor.as_proxy().node
+    _origin[0] = "unknown"
+    with compiler.told_if_missing():
+        if node.op != "placeholder" and compiler.is_node_in_reach(context, node):
+            _origin[0] = "made here"
+        else:
+            given = "given within" if compiler.is_nested(context) else "given"
+            _origin[0] = given if first_sight(tensor.as_fake(), sink.as_fake()) else "hooked"
+
+
+@constant_in_graphs
+def _answered_origin() -> str:
+    return _origin[0]
+
+
+def origin_of(tensor: Tensor, sink: Tensor) -> str:
+    """Called while a graph is traced: where a tensor comes from.
+
+    Returns:
+        "made here"; "given" if it is an input of the graph, "given within" if that is seen within a checkpoint; "hooked" if it has
+        a hook; "unknown" if this torch does not tell.
+    """
+    compiler.comptime(_ask_origin)
+    origin: str = _answered_origin()
+    return origin

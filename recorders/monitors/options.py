@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from recorders.errors import TargetError
-from recorders.monitors.failures import OnError
 from recorders.schedule.clock import Phase, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DEFAULTS", "MonitorOptions", "as_names", "check_options", "spell_out"]
+OnError: TypeAlias = Literal["raise", "warn", "disable"]
+
+__all__ = ["DEFAULTS", "MonitorOptions", "OnError", "as_names", "check_options", "spell_out"]
 
 
 class MonitorOptions(TypedDict, total=False):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders._torch import compiler
-from recorders.capture.calls import Call, forward_frame, keep, keep_traced, kept, restore_traced
+from recorders.capture.calls import Call, keep_for_end, keep_traced, restore_traced, take_kept
 from recorders.capture.context import as_monitor
 from recorders.capture.hooks import Hook
 from recorders.capture.operands import mapped, pack, tracing
@@ -89,7 +89,7 @@ def _keep(monitor: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Mappin
         except Exception as error:  # a property may raise anything
             monitor._fail(error, module, ())
             return
-    keep(forward_frame(), _key(monitor), (copies,))
+    keep_for_end(monitor, (copies,))
 
 
 def _copy(monitor: Any, call: Call) -> Any:
@@ -97,11 +97,9 @@ def _copy(monitor: Any, call: Call) -> Any:
 
 
 def _compare(monitor: Any, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-    frame = forward_frame()
-    found = kept(frame, _key(monitor))
+    found = take_kept(monitor)
     if found is None:  # the call is not recorded, or the monitor was put on during the call, or reading failed
         return
-    keep(frame, _key(monitor), None)
     (before,) = found
     gate = monitor.gate
     if not (gate.on and gate.active) or (gate.condition is not None and not monitor._due(module, monitor._training(module))):
@@ -110,10 +108,6 @@ def _compare(monitor: Any, module: nn.Module, args: tuple[Any, ...], *rest: Any)
         monitor._skip("its mode changed during the call")
         return
     monitor._see(Call("around_forward", module, args, rest[0] if len(rest) == 2 else {}, rest[-1], before=before[0]))
-
-
-def _key(monitor: Any) -> str:
-    return f"before of monitor {id(monitor)}"
 
 
 def _attach_to_both(monitor: Any, module: nn.Module) -> list[Any]:

@@ -19,10 +19,10 @@ from recorders.capture.given import BatchContext
 from recorders.capture.renewal import together
 from recorders.capture.switching import hook_of
 from recorders.errors import SelectionError
+from recorders.monitors.attachment import leave_clock
 from recorders.monitors.base import Monitor
 from recorders.monitors.options import MonitorOptions
 from recorders.monitors.pairs import PairMonitor
-from recorders.monitors.trace_specs import leave_clock
 from recorders.recorder.attached import warn_of_equals
 from recorders.recorder.overhead import Overhead, check_budget, overhead, shown_cadence
 from recorders.recorder.placing import Prototype, ToPlace, as_prototype, chosen, recipes, to_place

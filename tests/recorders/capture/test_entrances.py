@@ -159,16 +159,16 @@ KINDS: dict[str, tuple[Callable[[Net], Monitor], list[str]]] = {
     "input of a callable": (lambda net: ForwardInputMonitor(Mean(), op_=lambda x: x), ["_before", "_passes", "_see"]),
     "gradient": (
         lambda net: BackwardMonitor(Mean()),
-        ["gradient_hooks.watch", "gradient_hooks.watch_leaf", "gradient_hooks.arrived", "_due", "_see", "_waits"],
+        ["gradient_hooks.watch", "gradient_hooks.watch_tensor", "gradient_hooks.arrived", "_due", "_see", "_waits"],
     ),
     "gradient of an input": (
         lambda net: BackwardInputMonitor(Mean()),
-        ["gradient_hooks.watch", "gradient_hooks.arrived", "gradient_hooks.keep_in_call"],
+        ["gradient_hooks.watch", "gradient_hooks.arrived", "gradient_hooks.keep_for_end"],
     ),
     "attribute": (lambda net: StateMonitor(Mean(), "weight"), ["_after", "_passes", "_see", "_read", "operands"]),
     "difference": (
         lambda net: DifferenceMonitor(Mean(), "weight"),
-        ["_passes", "_see", "watched", "operands", "sites.keep", "sites.kept"],
+        ["_passes", "_see", "watched", "operands", "sites.keep_for_end", "sites.take_kept"],
     ),
     "pair": (lambda net: PairMonitor(CKA(), net.second), ["_arrive"]),
     "value at a call": (lambda net: ParameterMonitor(Norm(), when="call"), ["_after", "_passes", "_see", "_parts"]),

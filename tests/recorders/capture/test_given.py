@@ -342,7 +342,7 @@ def test_what_was_given_lives_as_long_as_the_graph_that_needs_it(fresh_compiler:
 def test_a_compiled_net_gives_the_same_in_one_graph(checkpointed: bool, fresh_compiler: None) -> None:
     net = mlp()
     kinds = {"top": ForwardMonitor(TopK("b c -> c", k=4), given="ids"), "mean": ForwardMonitor(SUM, given="mask", op_=lambda y: y)}
-    eager, compiled = (Recorder(**kinds, **gradients()._subrecorders.prototypes).modules(net[2]) for _ in range(2))
+    eager, compiled = (Recorder(**kinds, **gradients()._prototypes).modules(net[2]) for _ in range(2))
     plain: Callable[[Tensor], Tensor] = (lambda x: checkpoint(net, x, use_reentrant=False)) if checkpointed else net
     for recorder in (eager, compiled):
         for other in (eager, compiled):
