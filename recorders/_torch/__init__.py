@@ -38,7 +38,6 @@ __all__ = [
     "graph_task",
     "graph_task_address",
     "group_timeout",
-    "has_dispatch_modes",
     "hooks_on_forwards",
     "hooks_ref",
     "inside_transform",
@@ -220,11 +219,6 @@ def graph_task_address() -> int | None:
         return ctypes.cast(library._ZN5torch8autograd25get_current_graph_task_idEv, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
-
-
-def has_dispatch_modes() -> bool:
-    """Whether any dispatch mode is on in this thread."""
-    return bool(_count_dispatch())
 
 
 def inside_transform() -> bool:
