@@ -72,10 +72,10 @@ class Buffer:
         waits = self.batchable and len(tensors) == len(paths) > 0
         for x in tensors:
             waits = waits and type(x) is Tensor and x.layout is torch.strided
-        keys = (_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)) if waits else ()
         with self.lock:
             before = self._stored
-            for key in keys if before.pending else ():
+            keys = (_key_of_copies(paths, tensors), _key_of_partial(paths, tensors)) if waits and before.pending else ()
+            for key in keys:
                 ring = before.pending.get(key)
                 full = ring.add(tensors) if isinstance(ring, Ring) else None
                 if full:
@@ -85,22 +85,29 @@ class Buffer:
             stored = self.flush()
             states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
             stored = stored.after(states)
-            self.stored = self._with_ring(stored, before, paths, tensors, keys) if keys or stored.pending else stored
+            codecs = self._codecs(stored, paths, tensors) if waits else []
+            self.stored = self._with_ring(stored, before, paths, codecs, keys) if codecs or stored.pending else stored
 
     def _with_ring(
-        self, stored: MonitorState, before: MonitorState, paths: tuple[str, ...], tensors: list[Tensor], keys: Collection[Any]
+        self,
+        stored: MonitorState,
+        before: MonitorState,
+        paths: tuple[str, ...],
+        codecs: Sequence[tuple[Any, Copies | PartialStates]],
+        keys: Collection[Any],
     ) -> MonitorState:
         """Returns `stored`, which includes all that waits, with an empty ring for observations like this one, if there is room.
 
         Args:
             before: what was stored before the flush.
-            keys: of the rings that there may be for it, which did not take it, and are dropped; nothing if it may not wait.
+            codecs: how it may be written, the best first, each with the key of its ring.
+            keys: of the rings that there may be for it, which did not take it, and are dropped.
         """
         kept = {key: one for key, one in stored.pending.items() if key not in keys and self._stays(one, paths)}
         others = {key: one for key, one in kept.items() if isinstance(one, Ring)}
         if len(others) >= MOST_RINGS:  # those in which nothing has waited since the last flush make room
             others = {key: one for key, one in others.items() if before.number_in(key)}
-        for key, codec in self._codecs(stored, paths, tensors, *keys) if keys and len(others) < MOST_RINGS else ():
+        for key, codec in codecs if len(others) < MOST_RINGS else ():
             ring = Ring(key, codec, len(others) + 1)
             if ring.capacity > 1:  # all share the memory of the monitor from now on; none holds anything
                 renewed = {other: one.renewed(len(others) + 1) for other, one in others.items()}
@@ -109,21 +116,23 @@ class Buffer:
         return stored.waiting_in(kept)
 
     def _codecs(
-        self, stored: MonitorState, paths: tuple[str, ...], tensors: list[Tensor], copied: Any, partial: Any
+        self, stored: MonitorState, paths: tuple[str, ...], tensors: list[Tensor]
     ) -> list[tuple[Any, Copies | PartialStates]]:
         """Returns what may be written of observations like this one, the best first, each with the key of its ring.
 
         Copies take the least time, but a ring for each shape. So after a few shapes all others wait as partial states in one ring.
         """
         found: list[tuple[Any, Copies | PartialStates]] = []
-        copies, rings = copies_of(paths, tensors), stored.rings().values()
+        copies = copies_of(paths, tensors)
         if copies is not None:
-            found.append((copied, copies))
+            found.append((_key_of_copies(paths, tensors), copies))
+            rings = stored.rings().values()
             if sum(ring.paths == paths for ring in rings) < SHAPES and copies.room.capacity(copies.size, len(rings) + 1) > 1:
                 return found
         states = partial_states_of(self.engine, paths, tensors)
         if states is not None:
-            found.insert(len(found) if partial in stored.pending else 0, (partial, states))
+            key = _key_of_partial(paths, tensors)
+            found.insert(len(found) if key in stored.pending else 0, (key, states))
         return found
 
     def _stays(self, waiting: Pending, paths: Collection[str]) -> bool:
@@ -139,10 +148,9 @@ class Buffer:
 
     @stored.setter
     def stored(self, stored: MonitorState) -> None:
-        left = [
-            each for each in self._stored.pending.values() if isinstance(each, Share) and stored.pending.get(each.key) is not each
-        ]
-        self._graph_calls += sum(each.count for each in left)
+        for each in self._stored.pending.values():
+            if isinstance(each, Share) and stored.pending.get(each.key) is not each:
+                self._graph_calls += each.count
         self._stored = stored
         self.changes.note()
 

@@ -272,8 +272,10 @@ class PartialStates:
 
 def copies_of(paths: tuple[str, ...], tensors: Sequence[Tensor]) -> Copies | None:
     """Returns how observations like this one are copied; None if they are too big, or have no elements."""
-    copies = Copies(paths, tensors)
-    return copies if 0 < copies.size <= SMALL else None
+    size = 0
+    for x in tensors:
+        size += x.nbytes
+    return Copies(paths, tensors) if 0 < size <= SMALL else None
 
 
 def partial_states_of(reducer: Reducer, paths: tuple[str, ...], tensors: Sequence[Tensor]) -> PartialStates | None:

@@ -57,7 +57,7 @@ class MonitorState(NamedTuple):
     def joined(self, states: Mapping[str, State], counts: Mapping[str, int]) -> MonitorState:
         """Returns this with new states of these leaves, into which so many observations more were merged."""
         total = {**self.counts, **{path: self.counts.get(path, 0) + count for path, count in counts.items()}}
-        return self._replace(states={**self.states, **states}, counts=total)
+        return MonitorState({**self.states, **states}, total, self.pending, self.reduced, self.merged)
 
     def moved(self, pending: Pending) -> MonitorState:
         """Returns this with `pending`, of which the states include nothing, as all that observations of its leaves wait in."""
