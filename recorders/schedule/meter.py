@@ -23,7 +23,7 @@ from reducers.errors import warn_user
 __all__ = ["FIRST", "ROUND", "WINDOW", "MeasuredSteps", "Meter"]
 
 FIRST = 8  # the measured steps that record before the first choice of a cadence
-WINDOW = 64  # those in a later window; up to four times as many if steps differ much
+WINDOW = 64  # those in a window, but for the second, which has a quarter of it; up to four times as many if steps differ much
 ROUND = 31 * WINDOW  # the fewest steps from the beginning of one window to that of the next, if there is a budget
 SPAN = 8 * WINDOW  # the most steps in a window at a low cadence, at which measured steps are far apart
 FEWEST = 5  # the fewest pairs of steps that are compared
@@ -283,7 +283,7 @@ class Meter:
         total = sum(elements.values())
         if records and total:
             work = {name: each + rest * mine[name] / total for name, each in work.items()}
-        return Timed(seconds, work, 0.0 if total > (0 if records else sum(mine.values())) else rest)
+        return Timed(seconds, work, 0.0 if records and any(mine.values()) else rest)
 
     def _end_window(self, window: MeasuredSteps) -> None:
         """Begins another window, unless more steps may tell more."""
@@ -306,7 +306,7 @@ class Meter:
             self.every_step = max(every, cost.every_within(budget))
         elif before is not None:
             self.every_step = min(every, cost.every_within(budget * SLACK))
-        self._size = max(FIRST, min(WINDOW, SPAN // self.every_step))
+        self._size = 2 * FIRST if before is None else max(FIRST, min(WINDOW, SPAN // self.every_step))
         self._rest = 0 if before is None else max(0, ROUND - self._size * self.every_step)
         give_up = self.give_up()
         least = 0.0 if before is None else min(one.share(one.least) for one in (cost, before.cost()))

@@ -271,6 +271,8 @@ class _Steps:
                 _under_way.steps += [Step(optimizer=quiet.optimizer, frame=call) for call in calls if call not in known]
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not (self.active or notices) or is_dynamo_compiling():
+            return
         quiet = self.quiet
         if quiet is not None and quiet.begun and quiet.optimizer() is optimizer and not (self.listeners or notices):
             steps = quiet.steps
@@ -278,8 +280,6 @@ class _Steps:
                 quiet.begun = False
                 steps.left -= 1
                 return
-        if not (self.active or notices) or is_dynamo_compiling():
-            return
         failed = guarded(HERE, self._end, optimizer, sys._getframe(1), args, kwargs) if self.active else None
         if notices:
             failed = failure_of(HERE, tell, optimizer) or failed
