@@ -305,8 +305,8 @@ class Tables:
     def remove(self, number: int) -> None:
         """Removes a monitor. `SWITCHING` must be held."""
         self._watched = None
+        forget(self.listening, number)  # first: of what is interrupted in between, nobody may be notified
         self.registered.pop(number, None)
-        forget(self.listening, number)
 
     def observe(self, step: Any, optimizer: Optimizer, keeper: Optimizer, moments: Sequence[str]) -> None:
         """Records what is read at these moments of a step, and copies the parameters whose change is read after it.

@@ -23,6 +23,7 @@ from recorders import (
     ParameterUpdateMonitor,
     Recorder,
 )
+from recorders.schedule import steps
 from recorders.schedule.steps import IN_ONE_GRAPH, _steps, _under_way
 from reducers import Mean, Norm
 
@@ -168,6 +169,7 @@ def test_fused_by_inductor_the_parameters_are_the_same_to_the_bit() -> None:
 
 @pytest.mark.slow
 def test_a_recorder_that_comes_and_goes_between_compiled_steps_records_meanwhile() -> None:
+    steps.notice_steps()  # the hooks stay for good: the first recorder of a process has each compiled step compiled once more
     bare = Training("plain", "step").run(6)
     training = Training("plain", "step").run(2)
     recorder = recorder_of(training.net, True)
