@@ -271,7 +271,7 @@ class _Steps:
                 _under_way.steps += [Step(optimizer=quiet.optimizer, frame=call) for call in calls if call not in known]
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not (self.active or notices) or is_dynamo_compiling():
+        if is_dynamo_compiling() or not (self.active or notices):  # in this order: the compiler guards what is read before it
             return
         quiet = self.quiet
         if quiet is not None and quiet.begun and quiet.optimizer() is optimizer and not (self.listeners or notices):

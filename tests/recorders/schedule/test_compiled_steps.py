@@ -24,6 +24,7 @@ from recorders import (
     Recorder,
 )
 from recorders.schedule import steps
+from recorders.schedule.notices import notices
 from recorders.schedule.steps import IN_ONE_GRAPH, _steps, _under_way
 from reducers import Mean, Norm
 
@@ -165,6 +166,19 @@ def test_fused_by_inductor_the_parameters_are_the_same_to_the_bit() -> None:
     assert training.counter.frame_count == bare.counter.frame_count
     assert all(map(torch.equal, training.parameters, bare.parameters))
     assert set(recorder.iter_samples()) == {3}
+
+
+def test_a_clock_that_waits_for_steps_of_another_net_compiles_no_step_again() -> None:
+    steps.notice_steps()
+    training = Training("plain", "step").run(3)
+    compiled, other = training.counter.frame_count, network()
+    recorder = Recorder(ForwardMonitor(Mean(), every_step=2)).modules(other, types=nn.Linear)
+    assert notices
+    training.run(3)
+    assert training.counter.frame_count == compiled
+    recorder.deregister()
+    training.run(1)
+    assert training.counter.frame_count == compiled
 
 
 @pytest.mark.slow
