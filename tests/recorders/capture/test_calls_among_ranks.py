@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from profiled import our_calls_of
 from torch import Tensor, nn
 from world import Place, World, returned
 
-import recorders
-import reducers
 from recorders import BackwardMonitor, ForwardMonitor, Recorder, register_layouts
 from recorders._torch import CAPTURES_IN_GRAPHS
 from reducers import Moments, Summary
@@ -28,25 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not library.in_order(), reason="no C++ compiler"),
 ]
 
-OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
 LAYERS, WARM, STEPS = 12, 4, 5
-
-
-def python_calls(run: Callable[[], Any]) -> int:
-    """How many functions of ours are called, in this thread, in which the backward runs, too."""
-    found = 0
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal found
-        found += event == "call" and frame.f_code.co_filename.startswith(OURS)
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return found
 
 
 class Net(nn.Module):  # within DDP the compiler looks into no class of PyTorch, such as Sequential
@@ -83,7 +60,7 @@ def steady(place: Place | None, wrapped: bool, backend: str) -> tuple[int, list[
 
         for _ in range(WARM):
             step()
-        calls = python_calls(lambda: [step() for _ in range(STEPS)])
+        calls = our_calls_of(lambda: [step() for _ in range(STEPS)])  # the backward runs in this thread, too
     return calls, list(recorder.iter_samples())
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from profiled import calls_of, profiled
 from torch import nn
 
 from recorders import ForwardInputMonitor, ForwardMonitor, Monitor
@@ -20,21 +20,9 @@ from reducers.kernels.loop import library
 
 def calls(function: Callable[[], Any]) -> int:
     """How many functions are called, those written in C included, once everything is warm."""
-    count = 0
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
     function()
     function()
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
+    return calls_of(function)
 
 
 @pytest.mark.parametrize("kind", [ForwardMonitor, ForwardInputMonitor])
@@ -75,12 +63,8 @@ def test_an_observation_that_waits_enters_four_files_by_at_most_eleven_calls() -
 
     for _ in range(3):
         layer(x)
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
+    with profiled(profile):
         layer(x)
-    finally:
-        sys.setprofile(before)
     assert monitor.samples == 4
     assert 0 < len(set(entered)) <= 4
     assert len(entered) <= 11

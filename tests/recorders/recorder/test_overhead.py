@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import ROOT
+from profiled import profiled
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -162,14 +162,8 @@ def calls_of_measuring(run: Callable[[], None]) -> tuple[int, list[str]]:
         ):
             found.append(argument.__name__)
 
-    gc.collect()
-    gc.disable()  # what is freed tells so
-    sys.setprofile(see)
-    try:
+    with profiled(see):
         run()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
     return calls, found
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import laws
@@ -14,10 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiled import our_calls_of
 from torch import Tensor, nn
 
-import recorders
-import reducers
 from recorders import ForwardMonitor, Monitor, OperandError, Recorder
 from recorders.monitors.buffer import MOST_RINGS, Buffer
 from recorders.recordings.placement import Placement
@@ -25,25 +21,12 @@ from recorders.ring.ring import COPIES, LOOKS, SMALL, Copies, PartialStates, Rin
 from reducers import EMA, Collect, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
 from reducers.kernels.loop import library
 
-OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
 needs_loop = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
 
-def calls_of(act: Callable[[], Any], times: int = 1) -> float:
+def our_calls(act: Callable[[], Any], times: int = 1) -> float:
     """How many functions of the library it takes, on average."""
-    found = 0
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal found
-        found += event == "call" and frame.f_code.co_filename.startswith(OURS)
-
-    sys.setprofile(count)
-    try:
-        for _ in range(times):
-            act()
-    finally:
-        sys.setprofile(None)
-    return found / times
+    return our_calls_of(lambda: [act() for _ in range(times)]) / times
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -85,8 +68,8 @@ def test_shapes_that_alternate_wait_as_one_does() -> None:
 
     for _ in range(6):
         act()
-    assert calls_of(act) <= 2 * 11
-    assert calls_of(act, 100) <= 2 * 20  # with what joins them
+    assert our_calls(act) <= 2 * 11
+    assert our_calls(act, 100) <= 2 * 20  # with what joins them
     assert monitor.samples == 2 * 107
     laws.close(monitor.state, updated(Summary(), xs * 107), rtol=1e-12)
 
@@ -101,7 +84,7 @@ def test_so_do_those_of_a_reducer_without_a_kernel(without_loops: None) -> None:
 
     for _ in range(4):
         act()
-    assert calls_of(act) <= 3 * 11
+    assert our_calls(act) <= 3 * 11
     assert monitor.samples == 3 * 5
     laws.same_bits(monitor.state, updated(Quantile(), xs * 5))  # counts, which no order changes
 
@@ -118,10 +101,10 @@ def test_batches_of_any_length_wait_in_one_ring(pattern: str) -> None:
     for _ in range(9):
         layer(next(lengths))
     assert len([ring for ring in rings(monitor) if isinstance(ring.codec, PartialStates)]) == 1
-    assert calls_of(lambda: [layer(x) for x in lengths]) <= 75 * 140  # each is new, so how it is read has to be found
-    assert calls_of(lambda: [layer(x) for x in xs]) <= 48 * len(xs)  # more than are remembered
+    assert our_calls(lambda: [layer(x) for x in lengths]) <= 75 * 140  # each is new, so how it is read has to be found
+    assert our_calls(lambda: [layer(x) for x in xs]) <= 48 * len(xs)  # more than are remembered
     few = xs[-LOOKS // 2 :]
-    assert calls_of(lambda: [layer(x) for x in few]) <= 22 * len(few)
+    assert our_calls(lambda: [layer(x) for x in few]) <= 22 * len(few)
     assert monitor.samples == 2 + 2 * len(xs) + len(few)
     laws.close(monitor.state, updated(reducer, [drawn(0, 2, 5, 16), drawn(1, 2, 6, 16), *xs, *xs, *few]), rtol=1e-11)
 
@@ -134,7 +117,7 @@ def test_autocast_and_inference_mode_take_the_lane_of_all_others(mode: Callable[
     with mode():
         for x in xs[:10]:
             layer(x)
-        assert calls_of(lambda: [layer(x) for x in xs[10:12]]) <= 2 * 11
+        assert our_calls(lambda: [layer(x) for x in xs[10:12]]) <= 2 * 11
         for x in xs[12:]:
             layer(x)
     for x in xs:
@@ -180,7 +163,7 @@ def test_shapes_that_come_no_more_make_room_for_others(without_loops: None) -> N
         for _ in range(3):
             layer(drawn(size, size))
     last = drawn(0, 3 * MOST_RINGS - 1)
-    assert calls_of(lambda: layer(last)) <= 11
+    assert our_calls(lambda: layer(last)) <= 11
     assert monitor.samples == 3 * (3 * MOST_RINGS - 1) + 1
 
 

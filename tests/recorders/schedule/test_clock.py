@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from names import name_of
+from profiled import profiled
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -313,12 +313,9 @@ def test_a_step_that_only_the_clock_needs_takes_two_hooks_and_no_more() -> None:
         if event == "call" and frame.f_globals.get("__name__", "").startswith(("recorders", "reducers")):
             called.append(frame.f_code.co_name)
 
-    sys.setprofile(see)
-    try:
+    with profiled(see):
         for _ in range(10):
             optimizer.step()
-    finally:
-        sys.setprofile(None)
     assert called == ["before", "after"] * 10
     assert recorder.clock.step == 13
     train(net, optimizer, 88)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiled import profiled
 from torch import Tensor, nn
 
 from recorders import Monitor, OptimizerStateMonitor, ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor, Recorder
@@ -368,12 +368,8 @@ def python_calls(run: Callable[[], Any]) -> int:
         elif event == "return" and inside:
             inside -= 1
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
+    with profiled(profile):
         run()
-    finally:
-        sys.setprofile(before)
     return count
 
 
