@@ -13,13 +13,11 @@ from typing import Any
 import recorders
 import reducers
 
-Profile = Callable[[FrameType, str, Any], object]
-
 OURS = tuple(str(Path(package.__file__).parent) for package in (recorders, reducers))
 
 
 @contextmanager
-def profiled(see: Profile) -> Iterator[None]:
+def profiled(see: Callable[[FrameType, str, Any], object]) -> Iterator[None]:
     """Calls `see` at each call and return within the block, in this thread.
 
     No garbage is collected meanwhile: that calls functions, too (of weak references, and of hypothesis, which times it),
@@ -39,24 +37,20 @@ def profiled(see: Profile) -> Iterator[None]:
 
 def calls_of(run: Callable[[], object]) -> int:
     """How many functions `run` calls, those written in C included."""
-    found = 0
-
-    def see(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal found
-        found += event in ("call", "c_call")
-
-    with profiled(see):
-        run()
-    return found
+    return _counted(run, lambda _, event: event in ("call", "c_call"))
 
 
 def our_calls_of(run: Callable[[], object]) -> int:
     """How many functions of the library `run` calls."""
+    return _counted(run, lambda frame, event: event == "call" and frame.f_code.co_filename.startswith(OURS))
+
+
+def _counted(run: Callable[[], object], counts: Callable[[FrameType, str], bool]) -> int:
     found = 0
 
     def see(frame: FrameType, event: str, _: Any) -> None:
         nonlocal found
-        found += event == "call" and frame.f_code.co_filename.startswith(OURS)
+        found += counts(frame, event)
 
     with profiled(see):
         run()

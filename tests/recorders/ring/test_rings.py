@@ -24,11 +24,6 @@ from reducers.kernels.loop import library
 needs_loop = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
 
-def our_calls(act: Callable[[], Any], times: int = 1) -> float:
-    """How many functions of the library it takes, on average."""
-    return our_calls_of(lambda: [act() for _ in range(times)]) / times
-
-
 def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) + 1
 
@@ -68,8 +63,8 @@ def test_shapes_that_alternate_wait_as_one_does() -> None:
 
     for _ in range(6):
         act()
-    assert our_calls(act) <= 2 * 11
-    assert our_calls(act, 100) <= 2 * 20  # with what joins them
+    assert our_calls_of(act) <= 2 * 11
+    assert our_calls_of(lambda: [act() for _ in range(100)]) <= 100 * 2 * 20  # with what joins them
     assert monitor.samples == 2 * 107
     laws.close(monitor.state, updated(Summary(), xs * 107), rtol=1e-12)
 
@@ -84,7 +79,7 @@ def test_so_do_those_of_a_reducer_without_a_kernel(without_loops: None) -> None:
 
     for _ in range(4):
         act()
-    assert our_calls(act) <= 3 * 11
+    assert our_calls_of(act) <= 3 * 11
     assert monitor.samples == 3 * 5
     laws.same_bits(monitor.state, updated(Quantile(), xs * 5))  # counts, which no order changes
 
@@ -101,10 +96,10 @@ def test_batches_of_any_length_wait_in_one_ring(pattern: str) -> None:
     for _ in range(9):
         layer(next(lengths))
     assert len([ring for ring in rings(monitor) if isinstance(ring.codec, PartialStates)]) == 1
-    assert our_calls(lambda: [layer(x) for x in lengths]) <= 75 * 140  # each is new, so how it is read has to be found
-    assert our_calls(lambda: [layer(x) for x in xs]) <= 48 * len(xs)  # more than are remembered
+    assert our_calls_of(lambda: [layer(x) for x in lengths]) <= 75 * 140  # each is new, so how it is read has to be found
+    assert our_calls_of(lambda: [layer(x) for x in xs]) <= 48 * len(xs)  # more than are remembered
     few = xs[-LOOKS // 2 :]
-    assert our_calls(lambda: [layer(x) for x in few]) <= 22 * len(few)
+    assert our_calls_of(lambda: [layer(x) for x in few]) <= 22 * len(few)
     assert monitor.samples == 2 + 2 * len(xs) + len(few)
     laws.close(monitor.state, updated(reducer, [drawn(0, 2, 5, 16), drawn(1, 2, 6, 16), *xs, *xs, *few]), rtol=1e-11)
 
@@ -117,7 +112,7 @@ def test_autocast_and_inference_mode_take_the_lane_of_all_others(mode: Callable[
     with mode():
         for x in xs[:10]:
             layer(x)
-        assert our_calls(lambda: [layer(x) for x in xs[10:12]]) <= 2 * 11
+        assert our_calls_of(lambda: [layer(x) for x in xs[10:12]]) <= 2 * 11
         for x in xs[12:]:
             layer(x)
     for x in xs:
@@ -163,7 +158,7 @@ def test_shapes_that_come_no_more_make_room_for_others(without_loops: None) -> N
         for _ in range(3):
             layer(drawn(size, size))
     last = drawn(0, 3 * MOST_RINGS - 1)
-    assert our_calls(lambda: layer(last)) <= 11
+    assert our_calls_of(lambda: layer(last)) <= 11
     assert monitor.samples == 3 * (3 * MOST_RINGS - 1) + 1
 
 
