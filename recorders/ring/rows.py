@@ -43,6 +43,10 @@ class RowBlock:
         )  # whether it joins; if not, lifts are joined
         self._checked = False  # whether the reducer was found to lift each row of a matrix like a tensor by itself
 
+    def continues(self, other: RowBlock) -> bool:
+        """Whether the rows of both are those of the same leaves, read and reduced in the same way."""
+        return all(getattr(self, name) == getattr(other, name) for name in _SAME)
+
     def add(self, view: Any, path: str, position: int, like: Tensor) -> None:
         """Adds a row."""
         self.leaves.append((view.monitor, path))
@@ -159,6 +163,23 @@ class ParameterRows:
         self.now: tuple[Stacked, ...] = tuple([({}, [0] * len(block.leaves)) for block in blocks])
         self._in_place: InPlace | None = None
 
+    @classmethod
+    def of(cls, blocks: Sequence[RowBlock]) -> ParameterRows:
+        """Returns the rows that the leaves of these blocks are in, if no others are in them; otherwise new ones.
+
+        Monitors that were off and are on again, or are read by two optimizers in turn, go on in their rows: a new row has to be
+        merged with the state of its leaf, one by one, when somebody looks.
+        """
+        monitor, path = blocks[0].leaves[0][0](), blocks[0].leaves[0][1]
+        row = None if monitor is None else monitor.buffer.stored.pending.get((path,))
+        if (
+            isinstance(row, LeafRow)
+            and len(row.rows._blocks) == len(blocks)
+            and all(map(RowBlock.continues, blocks, row.rows._blocks))
+        ):
+            return row.rows
+        return cls(blocks)
+
     def write(self, found: Sequence[Any]) -> list[Any]:
         """Joins the observations of a step to the rows; returns what of `found` could not be joined. `LOCK` must be held.
 
@@ -212,4 +233,5 @@ def _written(state: State, size: int, indices: list[int], rows: State) -> State:
     }
 
 
+_SAME = "number", "reading", "reducer", "dtype", "device", "leaves"
 _dtype, _device, _layout = attrgetter("dtype"), attrgetter("device"), attrgetter("layout")

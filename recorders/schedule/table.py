@@ -279,7 +279,7 @@ class Table:
             if len(failed) < len(found):
                 rows = self._rows()
                 if rows is None:
-                    rows = ParameterRows(self._all)
+                    rows = ParameterRows.of(self._all)
                     self._rows = weakref.ref(rows)
                 failed += rows.write([one for one in found if one not in failed] if failed else found)
 

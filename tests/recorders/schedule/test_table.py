@@ -525,3 +525,35 @@ def test_a_monitor_that_is_freed_while_it_is_out_comes_not_back() -> None:
     for _ in range(4):
         net.step()
         assert key not in _steps.listeners
+
+
+def rows_of(net: Net) -> list[Any]:
+    return [pending.rows for monitor in net.recorder.values() for pending in monitor.buffer.stored.pending.values()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_monitors_that_come_back_go_on_in_their_rows_whoever_was_there_in_between(kind: str) -> None:
+    """A new row is merged with the state from before, one by one, whenever somebody looks."""
+    net, other = still(kind, 6), Recorder(ParameterMonitor(Mean()))
+    before, reading = rows_of(net), python_calls(net.recorder.compute)
+    for _ in range(2):
+        net.recorder.deregister()
+        with other.modules(net.net, types=nn.Linear):
+            net.optimizer.step()
+        net.recorder.register()
+        net.optimizer.step()
+    assert all(map(lambda a, b: a is b, rows_of(net), before))
+    assert python_calls(net.recorder.compute) == reading
+    assert {*net.recorder.iter_samples()} == {4 + 2}
+
+
+def test_two_optimizers_that_step_the_same_parameters_in_turn_share_the_rows() -> None:
+    net = Net("value", Mean())
+    second, rows, seen = torch.optim.SGD(net.net.parameters(), lr=0.5), set[int](), list[Tensor]()
+    for turn in range(6):
+        (second.step if turn % 2 else net.step)()
+        seen.append(net.net[0].bias.detach().double().mean())
+        rows |= {*map(id, rows_of(net))}
+    assert len(rows) == 1
+    assert {*net.recorder.iter_samples()} == {6}
+    torch.testing.assert_close(net.recorder.compute()["0"]["bias"], torch.stack(seen).mean())
