@@ -82,6 +82,8 @@ NoInference = or_else("torch._C._InferenceMode", torch.inference_mode)
 NoAutocast = or_else("torch._C._DisableAutocast", lambda: torch.autocast("cpu", enabled=False))
 set_grad_enabled = or_else("torch._C._set_grad_enabled", torch.set_grad_enabled)  # a function; the other is a context, too
 
+_NOTHING = nullcontext()
+
 # Functions that a hook calls every time are bound here, because a global is found faster than an attribute.
 graph_task: Callable[[], int] = or_else("torch._C._current_graph_task_id", _task_by_node)  # -1 if no backward runs in this thread
 autocast_is_on = or_else("torch._C._is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu"))
@@ -128,8 +130,12 @@ no_modes = or_else("torch.utils._python_dispatch._disable_current_modes", _no_mo
 
 
 def _run_plainly(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    device = torch.device("cpu") if _count_function() else nullcontext()  # a default device is a mode that stays
-    with no_modes(), NoInference(False), NoAutocast(), torch.no_grad(), device:
+    # Thousands of monitors are made and read by this, most of them while nothing is on, and switching takes longer than the call.
+    modes = no_modes() if _count_dispatch() else _NOTHING
+    autocast = NoAutocast() if autocast_is_on() else _NOTHING
+    device = torch.device("cpu") if _count_function() else _NOTHING  # a default device is a mode that stays
+    with modes, NoInference(False), autocast, device:
+        set_grad_enabled(False)  # the end of NoInference turns gradients on again
         return call(*args)
 
 
