@@ -24,7 +24,7 @@ def loaded(path: str) -> Any:
     return module
 
 
-build = loaded("reducers/kernels/loop/build.py")
+build = loaded("reducers/kernels/cpp/build.py")
 
 
 class BuildPy(build_py):

@@ -19,7 +19,7 @@ from measure import versions, write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reducers.kernels.triton import accumulating, binned, chosen, launch, many, weighted
+from reducers.kernels.triton import accumulate, best, bins, many, sweep, weigh
 from reducers.kernels.triton.arguments import DTYPES, bytes_of, swept_dtype
 
 TARGETS = {
@@ -81,14 +81,14 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
             names = self.kernel.arg_names
             return lambda *args, **kwargs: recorded.append((self.kernel, dict(zip(names, args, strict=False), **kwargs)))
 
-    before = launch._launcher
-    launch._launcher = weighted._launcher = Launcher  # type: ignore[assignment]
+    before = sweep._launcher
+    sweep._launcher = weigh._launcher = Launcher  # type: ignore[assignment]
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     try:
         if reducer in WEIGHTED:
-            first = weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer])
+            first = weigh.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer])
             recorded.clear()
-            weighted.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer], first)
+            weigh.weighted_swept(x, torch.empty_like(x), axes, WEIGHTED[reducer], first)
         elif reducer in BINNED:
             bin_launches(x, axes, shape, BINNED[reducer], recorded)
         elif reducer in BEST:
@@ -101,7 +101,7 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
             recorded.clear()
             many.swept_rows(xs, [(names, 0.5, rows)], tables)
     finally:
-        launch._launcher = weighted._launcher = before
+        sweep._launcher = weigh._launcher = before
     for kernel, arguments in recorded:
         ordered = {name: arguments.pop(name) for name in kernel.arg_names if name in arguments}
         yield kernel.fn.__name__, kernel, {**ordered, **arguments}
@@ -110,41 +110,41 @@ def launches(x: torch.Tensor, axes: tuple[int, ...], reducer: str) -> Iterator[t
 def sweep_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], reducer: str, recorded: list[Any]) -> None:
     mask = torch.empty((*x.shape[:-1], 1), dtype=torch.bool, device="meta").expand(x.shape) if reducer in MASKED else None
     columns, dtype = FAMILIES[MASKED.get(reducer, reducer)], swept_dtype(x, mask)
-    partials = launch.new_partials(x, axes, columns, mask)
+    partials = sweep.new_partials(x, axes, columns, mask)
     due = torch.empty((), dtype=torch.int32, device="meta")
-    launch._sweep(x, partials, axes, columns, 0.5, due, False, mask=mask)
-    state = launch._join(partials, shape, columns, dtype, [], None, False)
+    sweep._sweep(x, partials, axes, columns, 0.5, due, False, mask=mask)
+    state = sweep._join(partials, shape, columns, dtype, [], None, False)
     recorded.pop()
-    launch._join(partials, shape, columns, dtype, state, due, False)
+    sweep._join(partials, shape, columns, dtype, state, due, False)
     if mask is None:
-        accumulating._join_in_place(torch.empty(16, dtype=torch.int64, device="meta"), partials, columns, dtype, 0)
+        accumulate._join_in_place(torch.empty(16, dtype=torch.int64, device="meta"), partials, columns, dtype, 0)
 
 
 def bin_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], of: Any, recorded: list[Any]) -> None:
-    tiles = binned.plan(x, axes)
+    tiles = bins.plan(x, axes)
     assert tiles is not None
     if isinstance(of, int):
         narrow = x.dtype.itemsize <= (4 if x.dtype.is_floating_point else 2)
         bounds = torch.empty(of, dtype=torch.float32 if narrow else torch.float64, device="meta")
-        bits, first, bins = 0, 0, of + 2
+        bits, first, number = 0, 0, of + 2
     else:
         bounds, (bits, (first, end)) = None, of
-        bins = 2 * (end - first << bits) + 3
-    state = binned._start(x, shape, bins, bounds is None, first, [], False)
+        number = 2 * (end - first << bits) + 3
+    state = bins._start(x, shape, number, bounds is None, first, [], False)
     recorded.pop()
     before = [*state[:3], *state[4:]]  # without the table of the extremes
-    state = binned._start(x, shape, bins, bounds is None, first, before, False)
-    binned._count(x, tiles, state, bounds, bits, first, False)
+    state = bins._start(x, shape, number, bounds is None, first, before, False)
+    bins._count(x, tiles, state, bounds, bits, first, False)
 
 
 def best_launches(x: torch.Tensor, axes: tuple[int, ...], shape: list[int], k: int) -> None:
-    tiles = chosen.plan(x, axes)
+    tiles = best.plan(x, axes)
     assert tiles is not None
-    table, nonfinite = chosen._choose(x, tiles, k, True, False)
+    table, nonfinite = best._choose(x, tiles, k, True, False)
     state = [torch.empty((*shape, k), dtype=dtype, device="meta") for dtype in (x.dtype, *(torch.int64,) * 3)]
     seen, ids = torch.empty((), dtype=torch.int64, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
     left_out = torch.empty(shape, dtype=torch.int64, device="meta")
-    chosen._rank(x, table, nonfinite, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen, left_out], False)
+    best._rank(x, table, nonfinite, shape, k, True, ids, [bytes_of(state[0]), *state[1:], seen, left_out], False)
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], target: GPUTarget) -> Any:

@@ -22,7 +22,7 @@ import torch
 from measure import spread, write
 
 from reducers import Extremes, Mean, Moments, Norm, Quantile, Reducer, Summary
-from reducers.kernels.loop.threads import ALONE_S
+from reducers.kernels.cpp.threads import ALONE_S
 
 SHAPE = (64, 128, 768)
 PHASES, ROUNDS = 25, 10  # a phase is one that lasts, as workers do: the loops learn from calls that waited

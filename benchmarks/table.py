@@ -360,7 +360,7 @@ PACKAGES = [
     "statistics",
     "distributions",
     "multivariate",
-    "exemplars",
+    "samples",
     "temporal",
     "combinators",
 ]  # as they build on another

@@ -26,10 +26,6 @@ from reducers.errors import (
     StateError,
     StateMismatchError,
 )
-from reducers.exemplars.collect import Collect, First, Fold, Last
-from reducers.exemplars.reservoir import Reservoir
-from reducers.exemplars.topk import BottomK, TopK
-from reducers.exemplars.whole import Whole
 from reducers.multivariate.covariance import Covariance, CrossCovariance
 from reducers.multivariate.matrices import condition_number, singular_values, spectral_norm, stable_rank
 from reducers.multivariate.similarity import CKA, MinibatchCKA
@@ -42,6 +38,10 @@ from reducers.multivariate.spectrum import (
     participation_ratio,
     principal_axes,
 )
+from reducers.samples.collect import Collect, First, Fold, Last
+from reducers.samples.reservoir import Reservoir
+from reducers.samples.topk import BottomK, TopK
+from reducers.samples.whole import Whole
 from reducers.state import Result, State
 from reducers.statistics.activity import Activity, Idle, Sparsity
 from reducers.statistics.basic import Count, Extremes, Max, Mean, Min, Sum

@@ -12,7 +12,7 @@ import torch
 from world import SIZE, World
 
 from reducers.kernels import dispatch, waiting
-from reducers.kernels.loop import threads
+from reducers.kernels.cpp import threads
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core, and processes that tests start inherit this
     os.environ.setdefault("OMP_NUM_THREADS", "1")

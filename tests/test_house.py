@@ -29,7 +29,7 @@ ORDER = {
         "statistics",
         "distributions",
         "multivariate",
-        "exemplars",
+        "samples",
         "temporal",
         "combinators",
     ],

@@ -29,7 +29,7 @@ from recorders.cli.watch import watch
 from recorders.errors import MissingExtraError, RecorderError
 from recorders.recordings.whole import as_path
 from reducers import ReducerError
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 __all__ = ["COMMANDS", "run"]
 

@@ -7,7 +7,7 @@ of their own; and a CUDA graph, which copies its inputs before a replay, copies 
 the monitor records in this step, so that one graph serves all steps.
 
 A forward that a checkpoint around the graph runs again must not count twice. Only Python can tell, so graphs that are traced within
-such a checkpoint call it, and end CUDA graphs there. The kernels, and the memory, are of `reducers/kernels/triton/accumulating.py`.
+such a checkpoint call it, and end CUDA graphs there. The kernels, and the memory, are of `reducers/kernels/triton/accumulate.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // Reads tensors by the loops, and an operator of PyTorch that reads its tensors into the next row of a table, without any Python.
 
-#include "parts.h"
+#include "partition.h"
 
 #include <cstring>
 #include <dlfcn.h>

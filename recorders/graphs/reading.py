@@ -16,13 +16,13 @@ from reducers import Reducer, Statistic
 from reducers._torch import cpu_library
 from reducers.combinators.rows import statistics_of
 from reducers.core.patterns import arrange, moves_nothing
+from reducers.kernels.cpp.build import GRAPHS, LOOPS, READING
+from reducers.kernels.cpp.library import ELEMENTS, in_order, opened
+from reducers.kernels.cpp.loop_slots import LoopSlots, slots_for
+from reducers.kernels.cpp.sweeping import is_built
+from reducers.kernels.cpp.task import MOST_AXES, Task
+from reducers.kernels.cpp.threads import pace
 from reducers.kernels.locks import new_lock
-from reducers.kernels.loop.build import GRAPHS, LOOPS, READING
-from reducers.kernels.loop.layout import MOST_AXES, Task
-from reducers.kernels.loop.library import ELEMENTS, in_order, opened
-from reducers.kernels.loop.slots import LoopSlots, slots_for
-from reducers.kernels.loop.sweeping import is_built
-from reducers.kernels.loop.threads import pace
 
 __all__ = ["SCHEMA", "RowReader", "add_to_operator", "has_filled", "is_read", "parts_of", "raise_after", "reading_library"]
 

@@ -28,7 +28,7 @@ from recorders.graphs.operators import can_record, encoded
 from recorders.graphs.reading import is_read
 from recorders.graphs.sinks import batch_as_text, find_spec
 from reducers._torch import constant_in_graphs, in_graphs
-from reducers.kernels.loop.sweeping import are_numbers
+from reducers.kernels.cpp.sweeping import are_numbers
 
 __all__ = ["emit_call", "emit_failure", "emit_keep", "emit_leaves"]
 

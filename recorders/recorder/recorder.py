@@ -46,9 +46,9 @@ from recorders.schedule.clock import Clock
 from recorders.schedule.meter import Meter
 from recorders.schedule.notices import forget
 from reducers import Reducer
+from reducers.kernels.cpp import library
 from reducers.kernels.dispatch import troubles
 from reducers.kernels.locks import new_lock
-from reducers.kernels.loop import library
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

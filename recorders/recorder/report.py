@@ -21,8 +21,8 @@ from recorders.recordings.shown import Rows, ShownAsTable, shown_name
 from recorders.schedule.clock import shown_steps
 from reducers._torch import missing
 from reducers.errors import warn_user
+from reducers.kernels.cpp import library
 from reducers.kernels.dispatch import troubles
-from reducers.kernels.loop import library
 
 __all__ = ["Report", "ReportRow", "report", "shown_module", "unexpected", "warned_of_left_out"]
 

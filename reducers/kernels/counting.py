@@ -8,10 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from reducers.kernels.cpp.binned import looped_bits, looped_edges
+from reducers.kernels.cpp.library import ELEMENTS
 from reducers.kernels.dispatch import Kernel
 from reducers.kernels.failing import Kernels, found, tried
-from reducers.kernels.loop.binned import looped_bits, looped_edges
-from reducers.kernels.loop.library import ELEMENTS
 from reducers.state import State
 
 __all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]
@@ -21,7 +21,7 @@ __all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]
 def _triton_bins() -> tuple[Kernel, Kernel] | None:
     """The counts of bins by Triton: by edges, and by the bits of numbers."""
     try:
-        from reducers.kernels.triton.binned import binned_by_bits, binned_by_edges
+        from reducers.kernels.triton.bins import binned_by_bits, binned_by_edges
     except ImportError:
         return None
     return binned_by_edges, binned_by_bits
@@ -46,7 +46,7 @@ def device_edges(
         state: what was observed before, or nothing.
 
     Returns:
-        what `reducers.kernels.triton.binned.binned_by_edges` returns; None in the same cases as `device_sweep`.
+        what `reducers.kernels.triton.bins.binned_by_edges` returns; None in the same cases as `device_sweep`.
     """
     kernels = found(BINS, x.device)
     if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, len(bounds) + 2, state):
@@ -62,7 +62,7 @@ def device_bits(
     """Return the `counts` of the elements of `x` by their leading bits, `min`, `max` and `nonfinite`, joined with those of a state.
 
     Returns:
-        what `reducers.kernels.triton.binned.binned_by_bits` returns; None in the same cases as `device_sweep`.
+        what `reducers.kernels.triton.bins.binned_by_bits` returns; None in the same cases as `device_sweep`.
     """
     kernels = found(BINS, x.device)
     bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
@@ -82,7 +82,7 @@ def _is_for_loop(x: Tensor) -> bool:
 def _triton_best() -> Kernel | None:
     """The choice of the best elements by Triton."""
     try:
-        from reducers.kernels.triton.chosen import best_elements
+        from reducers.kernels.triton.best import best_elements
     except ImportError:
         return None
     return best_elements
@@ -102,7 +102,7 @@ def device_best(
         state: what was observed before, or nothing.
 
     Returns:
-        what `reducers.kernels.triton.chosen.best_elements` returns; None in the same cases as `device_sweep`.
+        what `reducers.kernels.triton.best.best_elements` returns; None in the same cases as `device_sweep`.
     """
     kernel = found(BEST, x.device)
     if kernel is None:

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from reducers.kernels.cpp import library, loop_rows
+from reducers.kernels.cpp.sweeping import looped
+from reducers.kernels.cpp.weighting import looped_weights
 from reducers.kernels.cpu import sweep
 from reducers.kernels.failing import Kernels, failures, found, has_failed, tried
 from reducers.kernels.inductor import fused_moments
-from reducers.kernels.loop import library, rows
-from reducers.kernels.loop.sweeping import looped
-from reducers.kernels.loop.weighting import looped_weights
 from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
@@ -69,7 +69,7 @@ _MASKED = frozenset(("count", "mean", "m2", "sum", "squares", "peak", "min", "ma
 def _triton_sweep() -> Kernel | None:
     """The sweep by Triton, which comes with PyTorch for GPUs; None if it is missing."""
     try:
-        from reducers.kernels.triton.launch import swept
+        from reducers.kernels.triton.sweep import swept
     except ImportError:
         return None
     return swept
@@ -89,7 +89,7 @@ def _triton_rows() -> Any:
 def _triton_weighted() -> Kernel | None:
     """The kernel in Triton that adds weighted sums; None without Triton."""
     try:
-        from reducers.kernels.triton.weighted import weighted_swept
+        from reducers.kernels.triton.weigh import weighted_swept
     except ImportError:
         return None
     return weighted_swept
@@ -97,7 +97,7 @@ def _triton_weighted() -> Kernel | None:
 
 SWEEPS: Kernels[Kernel] = Kernels({"cuda": _triton_sweep}, "computes the statistics of a tensor")
 ROWS: Kernels[Any] = Kernels(
-    {"cuda": _triton_rows, "cpu": lambda: rows},
+    {"cuda": _triton_rows, "cpu": lambda: loop_rows},
     "computes the statistics of many tensors at once",
     "each tensor is reduced by itself, which takes longer",
 )
@@ -145,9 +145,9 @@ def device_accumulation(device: str) -> Any:
     find = SWEEPS.get(device)
     if find is None or has_failed(SWEEPS, device) or find() is None:
         return None
-    from reducers.kernels.triton import accumulating
+    from reducers.kernels.triton import accumulate
 
-    return accumulating
+    return accumulate
 
 
 def device_sweep(
@@ -184,7 +184,7 @@ def device_weighted(
 
     Args:
         weights: in the shape of `x`.
-        columns: the keys of the state, as `reducers.kernels.triton.weighted.weighted_swept` takes them.
+        columns: the keys of the state, as `reducers.kernels.triton.weigh.weighted_swept` takes them.
         state: what was observed before, with the same keys.
 
     Returns:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from reducers.kernels import dispatch
+from reducers.kernels.cpp.loop_slots import slots_for
 from reducers.kernels.failing import Kernels, found, given_up, is_out_of_memory, tried
-from reducers.kernels.loop.slots import slots_for
 from reducers.state import State
 
 __all__ = ["SLOTS", "Slots", "device_slots", "joinable", "new_table", "written"]
@@ -50,9 +50,9 @@ def _triton_slots() -> Callable[..., Slots | None] | None:
     """The slots of Triton's sweep; None if it is missing."""
     if dispatch._triton_sweep() is None:
         return None
-    from reducers.kernels.triton import slots
+    from reducers.kernels.triton import gpu_slots
 
-    return slots.slots_for
+    return gpu_slots.slots_for
 
 
 SLOTS: Kernels[Callable[..., Slots | None]] = Kernels(

@@ -16,8 +16,8 @@ from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError, ReducerTypeError
-from reducers.exemplars.collect import keep
 from reducers.kernels.precision import count_of, counts_of, finite, real, total, wide_float
+from reducers.samples.collect import keep
 from reducers.state import Nonfinite, Result, State
 from reducers.temporal.affine import Affine, apply, compose
 

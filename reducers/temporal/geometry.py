@@ -13,9 +13,9 @@ from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
 from reducers.errors import ArgumentError
-from reducers.exemplars.collect import keep
 from reducers.kernels.chunks import CHUNK, pieces
 from reducers.kernels.precision import real
+from reducers.samples.collect import keep
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import Summary
 

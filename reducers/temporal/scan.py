@@ -14,7 +14,7 @@ from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer
 from reducers.core.states import require_state, to_device
 from reducers.errors import NotMergeableError, ReducerTypeError
-from reducers.exemplars.collect import keep
+from reducers.samples.collect import keep
 from reducers.state import Result, State
 
 __all__ = ["Scan"]

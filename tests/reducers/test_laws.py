@@ -18,7 +18,7 @@ from torch import Tensor
 
 import reducers
 from reducers import Fold, Geometry, Max, Mean, MinibatchCKA, Moments, PerObservation, Premap, Product, Reducer, State, Statistic
-from reducers.kernels.loop import binned, sweeping, weighting
+from reducers.kernels.cpp import binned, sweeping, weighting
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
 statistics = [case for case in CASES if isinstance(case.reducer, Statistic)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.precision import float32_threshold
-from reducers.kernels.triton.layout import TilePlan, plan, plan_of_many
+from reducers.kernels.triton.tiling import TilePlan, plan, plan_of_many
 
 __all__ = [
     "COLUMNS",

@@ -11,8 +11,8 @@ from torch.library import triton_op
 
 from reducers.kernels.axes import fills_memory
 from reducers.kernels.triton.arguments import dtype_of, fields, takes_columns
-from reducers.kernels.triton.launch import _join, _sweep
-from reducers.kernels.triton.layout import cut_many
+from reducers.kernels.triton.sweep import _join, _sweep
+from reducers.kernels.triton.tiling import cut_many
 
 __all__ = ["AddressTables", "Family", "join_rows", "row_dtypes", "sweep_rows", "swept_rows"]
 

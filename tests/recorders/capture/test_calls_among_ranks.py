@@ -15,7 +15,7 @@ from world import Place, World, returned
 from recorders import BackwardMonitor, ForwardMonitor, Recorder, register_layouts
 from recorders._torch import CAPTURES_IN_GRAPHS
 from reducers import Moments, Summary
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built"),

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Collect, First, Histogram, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

@@ -25,7 +25,7 @@ from recorders import BackwardMonitor, CallMonitor, ForwardInputMonitor, Forward
 from recorders.graphs import device as on_device
 from reducers import Last, Max, Mean, Moments, Norm, Product, Sum, Summary
 from reducers.kernels import dispatch
-from reducers.kernels.triton import accumulating, layout
+from reducers.kernels.triton import accumulate, tiling
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, as it looks at any tensor
 
@@ -35,7 +35,7 @@ def on_cpu(fresh_compiler: None, without_loops: None, monkeypatch: pytest.Monkey
     """CPU tensors take the way of CUDA tensors."""
     torch.manual_seed(0)
     failed: list[Exception] = []
-    monkeypatch.setattr(layout, "_TILE", 32)  # the interpreter computes whole tiles
+    monkeypatch.setattr(tiling, "_TILE", 32)  # the interpreter computes whole tiles
     monkeypatch.setattr("reducers.kernels.failing._failed", failed)
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
     yield
@@ -124,7 +124,7 @@ def test_the_operator_may_be_in_a_cuda_graph_and_its_inputs_are_on_the_device() 
     placeholders = [node for node in forward.graph.nodes if node.op == "placeholder"]
     numbers = [node for node in placeholders if node.meta["val"].dtype is torch.int64 and node.users]
     # Handles, which a monitor on a GPU has there. The number of a sink, which is on the CPU, has no axis, and no use.
-    assert [tuple(node.meta["val"].shape) for node in numbers] == [(2 + accumulating.SLOTS,)] * 4
+    assert [tuple(node.meta["val"].shape) for node in numbers] == [(2 + accumulate.SLOTS,)] * 4
     for node in graphs.observations:
         handle, x = node.args[2], node.args[-1]
         assert handle.op == "placeholder"
@@ -363,7 +363,7 @@ def test_a_cuda_graph_runs_no_python_and_finds_the_accumulators(monkeypatch: pyt
     compiled = Graphs().compile(net)
     x = torch.randn(6, 4, dtype=torch.float64)
     compiled(x)
-    monkeypatch.setattr(accumulating, "is_captured", lambda: True)
+    monkeypatch.setattr(accumulate, "is_captured", lambda: True)
     with monkeypatch.context() as patch:
         patch.setattr(on_device, "owner_of", lambda handle: pytest.fail("a replay has no Python"))
         compiled(x)

@@ -19,8 +19,8 @@ from recorders.ring import ring as codecs
 from recorders.ring.ring import SMALL
 from reducers import Activity, Extremes, Mean, Min, Moments, Norm, Quantile, Sparsity, State, Statistic, Sum, Summary
 from reducers.core.statistic import slots_of, update_slots
-from reducers.kernels.loop import library
-from reducers.kernels.loop.slots import LoopSlots
+from reducers.kernels.cpp import library
+from reducers.kernels.cpp.loop_slots import LoopSlots
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
@@ -223,7 +223,7 @@ def test_a_loop_that_lacks_memory_costs_no_observation(monkeypatch: pytest.Monke
     xs = [drawn(seed) for seed in range(4)]
     layer(xs[0])
     layer(xs[1])
-    monkeypatch.setattr("reducers.kernels.loop.slots.in_threads", lambda *_: 1)
+    monkeypatch.setattr("reducers.kernels.cpp.loop_slots.in_threads", lambda *_: 1)
     layer(xs[2])
     layer(xs[3])
     assert (monitor.samples, monitor.last_error) == (4, None)

@@ -16,7 +16,7 @@ from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from recorders.graphs import trace
 from recorders.graphs.ring import GraphRing, Share
 from reducers import Extremes, Mean, Moments, Norm, Product, Reducer, Summary
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

@@ -22,8 +22,8 @@ from recorders import ForwardMonitor, Recorder
 from recorders.ring import ring as codecs
 from reducers import Mean, Moments, State, Statistic, Summary
 from reducers.kernels import dispatch, waiting
-from reducers.kernels.triton import layout
-from reducers.kernels.triton.slots import SlotTable
+from reducers.kernels.triton import tiling
+from reducers.kernels.triton.gpu_slots import SlotTable
 
 # A table is tried with a state that was never written, which may hold any bits: the interpreter warns of some of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cas
 @pytest.fixture(autouse=True)
 def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitors take the kernels for CPU tensors; small tensors have two tiles, do not wait as they are, and three slots."""
-    monkeypatch.setattr(layout, "_TILE", 16)
-    monkeypatch.setattr(layout, "_MAX_PARTS", 2)
+    monkeypatch.setattr(tiling, "_TILE", 16)
+    monkeypatch.setattr(tiling, "_MAX_PARTS", 2)
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
     monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)

@@ -20,7 +20,7 @@ from recorders.graphs.reading import add_to_operator, has_filled, reading_librar
 from recorders.graphs.ring import GraphRing
 from recorders.graphs.sinks import KEY
 from reducers import Mean, Moments, Summary
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

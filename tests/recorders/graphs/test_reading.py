@@ -15,7 +15,7 @@ from recorders.graphs.reading import RowReader, is_read, parts_of
 from recorders.graphs.ring import GraphRing, Share
 from recorders.graphs.sinks import KEY, GraphBatch
 from reducers import Activity, Extremes, Mean, Moments, Norm, Product, Reducer, Sparsity, State, Sum, Summary, WeightedMean
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

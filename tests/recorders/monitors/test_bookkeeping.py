@@ -15,7 +15,7 @@ from recorders import ForwardInputMonitor, ForwardMonitor, Monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.monitors import record
 from reducers import Mean, Reducer, Summary
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 
 def calls(function: Callable[[], Any]) -> int:

@@ -24,7 +24,7 @@ from recorders.ring import ring as codecs
 from recorders.ring.ring import Copies, PartialStates, Ring
 from recorders.ring.rows import LeafRow
 from reducers import EMA, Covariance, Histogram, Masked, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Summary, TopK
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 SIZES = {"small": (4, 3), "big": (2800, 3), "huge": (11000, 3)}  # wait in a buffer, in slots; not lifted in a graph
 LAYERS = {"small": 5, "big": 2, "huge": 2}  # enough for small parameters to be the rows of a matrix

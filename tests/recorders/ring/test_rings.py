@@ -19,7 +19,7 @@ from recorders.monitors.buffer import MOST_RINGS, Buffer
 from recorders.recordings.placement import Placement
 from recorders.ring.ring import COPIES, LOOKS, SMALL, Copies, PartialStates, Ring
 from reducers import EMA, Collect, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 needs_loop = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

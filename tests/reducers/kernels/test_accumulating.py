@@ -14,9 +14,9 @@ from torch import Tensor
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
-from reducers.kernels.triton import accumulating, layout
-from reducers.kernels.triton.accumulating import accumulate, clear, new_accumulators, new_handle, point, statistics
-from reducers.kernels.triton.launch import swept
+from reducers.kernels.triton import sweep, tiling
+from reducers.kernels.triton.accumulate import accumulate, clear, new_accumulators, new_handle, point, statistics
+from reducers.kernels.triton.sweep import swept
 
 CPU = torch.device("cpu")
 SUMMARY = {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
@@ -35,8 +35,8 @@ DTYPES = (torch.float32, torch.float64, torch.int8, torch.bool)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small tensor has several parts."""
-    monkeypatch.setattr(layout, "_TILE", 64)
-    monkeypatch.setattr(layout, "_MAX_PARTS", 4)
+    monkeypatch.setattr(tiling, "_TILE", 64)
+    monkeypatch.setattr(tiling, "_MAX_PARTS", 4)
 
 
 def observations(dtype: torch.dtype) -> list[Tensor]:
@@ -156,7 +156,7 @@ def test_launches_that_are_replayed_count_again(monkeypatch: pytest.MonkeyPatch)
     first, _, second = observations(torch.float32)
     memory = first.clone()
     with monkeypatch.context() as patch:
-        patch.setattr(accumulating.launch, "_launcher", Recorded)
+        patch.setattr(sweep, "_launcher", Recorded)
         found.add(memory)
     assert len(launches) == 2
     assert found.count == 0

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reducers import Histogram, Quantile, State
 from reducers.kernels import counting
-from reducers.kernels.loop import library
-from reducers.kernels.loop.binned import looped_bits
+from reducers.kernels.cpp import library
+from reducers.kernels.cpp.binned import looped_bits
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
@@ -24,7 +24,7 @@ def axes(x):
 
 ENTRANCES = {
     "sweeping": """
-from reducers.kernels.loop.sweeping import looped
+from reducers.kernels.cpp.sweeping import looped
 columns = {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
 for x in MADE:
     for along in axes(x):
@@ -51,7 +51,7 @@ for reducer in (Summary(), Mean(), both):
 """,
     "slots": """
 from reducers.core.statistic import slots_of
-from reducers.kernels.loop.slots import slots_for
+from reducers.kernels.cpp.loop_slots import slots_for
 for x in EMPTY:
     assert slots_of(Summary(), x) is None
     for along in axes(x):
@@ -67,7 +67,7 @@ for x in EMPTY:
 assert reader.layout([ones(4), ones(4)]) == 0
 """,
     "weighting": """
-from reducers.kernels.loop.weighting import looped_weights
+from reducers.kernels.cpp.weighting import looped_weights
 for x in EMPTY:
     for along in axes(x):
         assert looped_weights(x, torch.ones_like(x, dtype=torch.float32), along, ("weight", "sum")) is None
@@ -75,7 +75,7 @@ for reducer in (WeightedMean(), WeightedMoments()):
     assert reducer.update({}, empty(0, 3), empty(0)) == {}
 """,
     "binned": """
-from reducers.kernels.loop.binned import looped_bits, looped_edges
+from reducers.kernels.cpp.binned import looped_bits, looped_edges
 for x in EMPTY:
     for along in axes(x):
         assert looped_bits(x, along, 5, (-126, 128), {}) is None

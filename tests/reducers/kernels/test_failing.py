@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from recorders import ForwardMonitor
 from reducers import Moments
 from reducers.kernels import counting, dispatch, failing, waiting
+from reducers.kernels.cpp.loop_slots import LoopSlots
 from reducers.kernels.failing import Kernels, failures, found, given_up, tried
-from reducers.kernels.loop.slots import LoopSlots
 
 ALL: dict[str, Kernels[Any]] = {
     "sweep": dispatch.SWEEPS,

@@ -30,7 +30,7 @@ from reducers import (
     WeightedMean,
     WeightedMoments,
 )
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

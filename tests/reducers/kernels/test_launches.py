@@ -135,7 +135,7 @@ def test_the_best_are_chosen_in_two_launches_without_a_temporary(layout: str, dt
 @pytest.mark.parametrize("case", IN_ONE_SWEEP, ids=str)
 def test_accumulating_in_place_is_two_launches_and_allocates_nothing(case: Case) -> None:
     """What a graph on a GPU calls for each observation: the memory is there after the first."""
-    from reducers.kernels.triton import accumulating
+    from reducers.kernels.triton import accumulate
 
     shape, dtype = inputs(case)
     reducer: Any = case.reducer
@@ -146,12 +146,12 @@ def test_accumulating_in_place_is_two_launches_and_allocates_nothing(case: Case)
         arranged, axes = arrange(x, reducer.pattern)
         if not memory:
             memory["handle"] = torch.zeros(16, dtype=torch.int64, device="cuda")  # addresses are no part of what is counted
-        accumulating.accumulate(arranged, axes, columns, reducer.threshold, memory["handle"], 0)
+        accumulate.accumulate(arranged, axes, columns, reducer.threshold, memory["handle"], 0)
         return state
 
-    accumulating._scratch.clear()
+    accumulate._scratch.clear()
     found = counted(update, shape, dtype=dtype)
-    accumulating._scratch.clear()  # of fake tensors
+    accumulate._scratch.clear()  # of fake tensors
     assert found.names == ["reducers.sweep.default", "reducers.join_in_place.default"]
     assert (found.temporaries, found.waits, found.allocations) == (0, 0, 0)
 

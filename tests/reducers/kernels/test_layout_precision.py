@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reducers import Masked, Mean, Moments, Summary, WeightedMean, WeightedMoments
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

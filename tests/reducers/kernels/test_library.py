@@ -16,7 +16,7 @@ import torch
 from recorders import ForwardMonitor, Recorder
 from reducers import Mean, Summary
 from reducers.kernels import dispatch, failing
-from reducers.kernels.loop import build, library, sweeping
+from reducers.kernels.cpp import build, library, sweeping
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="the loops are not built")
 
@@ -90,11 +90,11 @@ def test_every_sum_that_is_asked_for_has_a_loop() -> None:
 
 
 def test_a_library_that_was_built_from_other_sources_is_not_used(own: Path) -> None:
-    with (own / build.LOOPS / "sums.h").open("a") as file:
+    with (own / build.LOOPS / "accumulate.h").open("a") as file:
         file.write("// another line\n")
     found, why = loaded()
     assert found is None
-    assert "was built from other sources than those beside it; run `python reducers/kernels/loop/build.py`" in why
+    assert "was built from other sources than those beside it; run `python reducers/kernels/cpp/build.py`" in why
 
 
 def test_where_there_are_no_sources_as_of_a_wheel_it_is_used(own: Path) -> None:
@@ -168,7 +168,7 @@ def test_without_the_openmp_of_pytorch_one_thread_gives_the_same_bits(own: Path,
     alone, _ = loaded()
     monkeypatch.setattr(library, "library", lambda: alone)
     swept = library.sweep_for.__wrapped__(15, "Float32")
-    monkeypatch.setattr("reducers.kernels.loop.sweeping.sweep_for", lambda *_: swept)
+    monkeypatch.setattr("reducers.kernels.cpp.sweeping.sweep_for", lambda *_: swept)
     sweeping.call_for.cache_clear()
     try:
         found = Summary().update({}, x)
@@ -197,7 +197,7 @@ with recorder:
             net(torch.randn(512, 64)).sum().backward()
         optimizer.step()
 WeightedMean().update({}, torch.randn(10000), torch.rand(10000))
-from reducers.kernels.loop import library
+from reducers.kernels.cpp import library
 assert library.in_order()
 assert all(monitor.samples for monitor in recorder.values())
 print(started)

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
 from reducers.kernels import dispatch
-from reducers.kernels.loop import library, sweeping
-from reducers.kernels.loop.layout import task_of
-from reducers.kernels.loop.sweeping import looped
+from reducers.kernels.cpp import library, sweeping
+from reducers.kernels.cpp.sweeping import looped
+from reducers.kernels.cpp.task import task_of
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

@@ -30,8 +30,8 @@ from reducers import (
 )
 from reducers.combinators.rows import RowSweep, swept_dtypes
 from reducers.kernels import failing
-from reducers.kernels.loop import library, rows, sweeping
-from reducers.kernels.loop.layout import LEAST_RUN
+from reducers.kernels.cpp import library, loop_rows, sweeping
+from reducers.kernels.cpp.task import LEAST_RUN
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 
@@ -53,7 +53,7 @@ def drawn(kind: str, *shape: int) -> Tensor:
 
 
 def swept(reducer: Statistic, xs: Sequence[Tensor | None], state: State | None = None, tables: Any = None) -> State:
-    (found,), _ = rows.swept_rows(xs, [(reducer.columns, reducer.threshold, state or {})], tables)
+    (found,), _ = loop_rows.swept_rows(xs, [(reducer.columns, reducer.threshold, state or {})], tables)
     return found
 
 
@@ -123,13 +123,13 @@ def test_threads_do_not_change_a_bit(at_several_threads: Callable[[Callable[[], 
 def test_tensors_that_move_are_found_and_what_is_told_is_kept() -> None:
     xs = [drawn("normal", size) for size in SIZES]
     families = [(Summary().columns, 0.0, {})]
-    (first,), tables = rows.swept_rows(xs, families, None)
-    (again,), same = rows.swept_rows(xs, families, tables)
+    (first,), tables = loop_rows.swept_rows(xs, families, None)
+    (again,), same = loop_rows.swept_rows(xs, families, tables)
     assert same is tables
     moved = [x.clone() + 1 for x in xs]
-    (later,), same = rows.swept_rows(moved, families, tables)
+    (later,), same = loop_rows.swept_rows(moved, families, tables)
     assert same is tables
-    _, other = rows.swept_rows(moved[:3], families, tables)
+    _, other = loop_rows.swept_rows(moved[:3], families, tables)
     assert other is not tables
     laws.same_bits(first, again)
     laws.same_bits(later, swept(Summary(), moved))
@@ -137,8 +137,8 @@ def test_tensors_that_move_are_found_and_what_is_told_is_kept() -> None:
 
 def test_a_reducer_made_of_several_is_a_call_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    in_threads = rows.in_threads
-    monkeypatch.setattr(rows, "in_threads", lambda *args: calls.append(args[2]) or in_threads(*args))
+    in_threads = loop_rows.in_threads
+    monkeypatch.setattr(loop_rows, "in_threads", lambda *args: calls.append(args[2]) or in_threads(*args))
     reducer = Product(norm=Norm(), more=Product(moments=Moments(order=4), summary=Summary())).postmap(lambda result: result)
     xs: list[Tensor | None] = [drawn("normal", size) for size in SIZES]
     sweep = RowSweep()
@@ -157,12 +157,12 @@ def test_what_the_loop_does_not_take_is_left_to_others() -> None:
     assert swept_dtypes(Summary(), x.double()) is None
     assert swept_dtypes(Norm(p=3), x) is None
     assert swept_dtypes(Quantile(), x) is None
-    assert rows.row_dtypes({"m2": "m2"}, torch.float32) is None  # which no state can be joined by
+    assert loop_rows.row_dtypes({"m2": "m2"}, torch.float32) is None  # which no state can be joined by
 
 
 def test_no_memory_for_the_loop_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
-    monkeypatch.setattr(rows, "in_threads", lambda *_: 1)
+    monkeypatch.setattr(loop_rows, "in_threads", lambda *_: 1)
     with pytest.raises(torch.OutOfMemoryError, match="parameters of a step"):
         RowSweep().update(Norm(), {}, [drawn("normal", 20)])
     assert failing._failed == []

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from reducers.kernels.loop import threads
-from reducers.kernels.loop.threads import ALONE_S, in_threads
+from reducers.kernels.cpp import threads
+from reducers.kernels.cpp.threads import ALONE_S, in_threads
 
 MEGABYTE = 1 << 20
 

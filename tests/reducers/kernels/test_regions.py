@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from reducers import Activity, Extremes, Histogram, Mean, Moments, Norm, Quantile, Reducer, Summary
 from reducers.core.statistic import Statistic
-from reducers.kernels.loop.library import sweep_for
+from reducers.kernels.cpp.library import sweep_for
 from reducers.kernels.rows import row_moments, row_squares, row_sum
 
 pytestmark = pytest.mark.usefixtures("with_and_without_a_compiler")

@@ -22,8 +22,8 @@ from reducers import Max, Mean, Min, Moments, Norm, Sparsity, Statistic, Sum, Su
 from reducers.core.patterns import arrange
 from reducers.core.statistic import slots_of, update_slots
 from reducers.kernels import dispatch, waiting
-from reducers.kernels.triton import layout
-from reducers.kernels.triton.slots import SlotTable
+from reducers.kernels.triton import tiling
+from reducers.kernels.triton.gpu_slots import SlotTable
 
 # A table is tried with a state that was never written, which may hold any bits: the interpreter warns of some of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
@@ -35,8 +35,8 @@ KINDS = ("offset", "holes", "nothing finite", "normal")
 @pytest.fixture(autouse=True)
 def on_cpu(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reducers take the kernels for CPU tensors, and small tensors have many tiles in several parts."""
-    monkeypatch.setattr(layout, "_TILE", 64)
-    monkeypatch.setattr(layout, "_MAX_PARTS", 4)
+    monkeypatch.setattr(tiling, "_TILE", 64)
+    monkeypatch.setattr(tiling, "_MAX_PARTS", 4)
     monkeypatch.setattr("reducers.kernels.failing._failed", [])
     monkeypatch.setitem(dispatch.SWEEPS, "cpu", dispatch._triton_sweep)
     monkeypatch.setitem(waiting.SLOTS, "cpu", waiting._triton_slots)

@@ -19,9 +19,9 @@ from recorders.graphs.reading import MOST_LAYOUTS
 from recorders.graphs.sinks import KEY
 from recorders.graphs.trace import MOST_TENSORS
 from reducers.errors import ArgumentError
-from reducers.kernels.loop.layout import MOST_AXES
-from reducers.kernels.triton import layout
-from reducers.kernels.triton.layout import JOINED, MOST_PARTS, TilePlan, cut_many, join_tile, plan
+from reducers.kernels.cpp.task import MOST_AXES
+from reducers.kernels.triton import tiling
+from reducers.kernels.triton.tiling import JOINED, MOST_PARTS, TilePlan, cut_many, join_tile, plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
 Place = tuple[int, int, int]  # kept position, offset in one tensor, offset in the other
@@ -77,8 +77,8 @@ def test_each_element_is_reached_once_with_its_own_mask(sizes: list[int], random
     x = torch.empty([sizes[axis] for axis in order], device="meta").permute([order.index(axis) for axis in range(len(sizes))])
     other = torch.empty([1 if expanded >> axis & 1 else size for axis, size in enumerate(sizes)], device="meta").expand(sizes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "_TILE", 16)
-        patch.setattr(layout, "_MAX_PARTS", 3)
+        patch.setattr(tiling, "_TILE", 16)
+        patch.setattr(tiling, "_MAX_PARTS", 3)
         tiles = plan(x, axes, other, double)
     assert tiles is not None
     assert sorted(reached(tiles)) == sorted(elements(x, other, axes))
@@ -199,7 +199,9 @@ def test_what_has_too_many_parts_is_not_joined() -> None:
 
 def test_the_source_of_the_loop_has_the_limits_that_python_has() -> None:
     """They are arrays there, and lengths of them here."""
-    source = "".join(path.read_text() for path in (ROOT / "reducers/kernels/loop/parts.h", ROOT / "recorders/graphs/reading.cpp"))
+    source = "".join(
+        path.read_text() for path in (ROOT / "reducers/kernels/cpp/partition.h", ROOT / "recorders/graphs/reading.cpp")
+    )
     for told in (f"MOST_AXES = {MOST_AXES};", f"layout[{MOST_LAYOUTS}];", f"key[{KEY}];"):
         assert told in source, told
     (most,) = re.findall(r"MOST_TENSORS = (\d+);", source)

@@ -25,7 +25,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from reducers import BottomK, DTypeError, StateMismatchError, TopK
 from reducers.kernels import counting
-from reducers.kernels.triton import chosen, layout
+from reducers.kernels.triton import best, tiling
 from reducers.kernels.triton.arguments import DTYPES
 
 TILE = 64
@@ -35,9 +35,9 @@ TILE = 64
 def small_tiles() -> Iterator[None]:
     """Small tensors have many tiles, several parts of several tiles each, and several blocks to rank."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "_TILE", TILE)
-        patch.setattr(layout, "_MAX_PARTS", 4)
-        patch.setattr(chosen, "_BLOCK", 16)
+        patch.setattr(tiling, "_TILE", TILE)
+        patch.setattr(tiling, "_MAX_PARTS", 4)
+        patch.setattr(best, "_BLOCK", 16)
         yield
 
 

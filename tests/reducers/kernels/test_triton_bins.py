@@ -28,7 +28,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 from reducers import DTypeError, Histogram, Quantile, Reducer, StateMismatchError
 from reducers.distributions import histogram
 from reducers.kernels import counting
-from reducers.kernels.triton import binned, layout
+from reducers.kernels.triton import bins, tiling
 from reducers.kernels.triton.arguments import DTYPES
 
 TILE = 256
@@ -47,9 +47,9 @@ KINDS = {
 def small_tiles() -> Iterator[None]:
     """Small tensors have many tiles, and several parts of several tiles each; one program prepares most states."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "_TILE", TILE)
-        patch.setattr(layout, "_MAX_PARTS", 4)
-        patch.setattr(binned, "_BLOCK", 1 << 16)
+        patch.setattr(tiling, "_TILE", TILE)
+        patch.setattr(tiling, "_MAX_PARTS", 4)
+        patch.setattr(bins, "_BLOCK", 1 << 16)
         yield
 
 
@@ -226,7 +226,7 @@ def test_bins_of_a_program_and_of_the_state_count_alike(kind: str, taken: list[A
     for pattern in ("... ->", "a b c -> b"):
         reducer, found = KINDS[kind](pattern), []
         for most in (0, 1 << 20):
-            monkeypatch.setattr(binned, "_OWN_BINS", most)
+            monkeypatch.setattr(bins, "_OWN_BINS", most)
             found.append(reducer.update({}, x))
         laws.same_bits(*found)
 

@@ -18,7 +18,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 from torch._dynamo.backends.common import aot_autograd
 
 from reducers.kernels.triton.arguments import DTYPES
-from reducers.kernels.triton.launch import swept
+from reducers.kernels.triton.sweep import swept
 
 sys.path.append(str(ROOT / "benchmarks"))
 import kernels

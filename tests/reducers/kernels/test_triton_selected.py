@@ -22,9 +22,9 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
 
 from reducers import Activity, Extremes, Masked, Mean, Moments, Norm, Reducer, Summary, WeightedMean, WeightedMoments
 from reducers.kernels import dispatch
-from reducers.kernels.triton import layout
-from reducers.kernels.triton.launch import swept
-from reducers.kernels.triton.weighted import weighted_swept
+from reducers.kernels.triton import tiling
+from reducers.kernels.triton.sweep import swept
+from reducers.kernels.triton.weigh import weighted_swept
 
 ALL = {name: name for name in ("count", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")}
 MOMENTS = ("nonfinite", "weight", "squares", "mean", "m2")
@@ -33,8 +33,8 @@ SHAPE = (2, 3, 4, 5)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_TILE", 32)
-    monkeypatch.setattr(layout, "_MAX_PARTS", 2)
+    monkeypatch.setattr(tiling, "_TILE", 32)
+    monkeypatch.setattr(tiling, "_MAX_PARTS", 2)
 
 
 @pytest.fixture

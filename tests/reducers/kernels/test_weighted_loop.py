@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reducers import Reducer, WeightedMean, WeightedMoments
 from reducers.errors import DTypeError
 from reducers.kernels import dispatch
-from reducers.kernels.loop import library, weighting
-from reducers.kernels.loop.layout import task_of
-from reducers.kernels.loop.weighting import looped_weights
+from reducers.kernels.cpp import library, weighting
+from reducers.kernels.cpp.task import task_of
+from reducers.kernels.cpp.weighting import looped_weights
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
 

@@ -18,13 +18,13 @@ from torch import Tensor
 if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
-from reducers.kernels.triton.accumulating import accumulate, new_accumulators, new_handle, point, statistics
-from reducers.kernels.triton.binned import binned_by_bits, binned_by_edges
-from reducers.kernels.triton.chosen import best_elements
-from reducers.kernels.triton.launch import swept
+from reducers.kernels.triton.accumulate import accumulate, new_accumulators, new_handle, point, statistics
+from reducers.kernels.triton.best import best_elements
+from reducers.kernels.triton.bins import binned_by_bits, binned_by_edges
+from reducers.kernels.triton.gpu_slots import slots_for
 from reducers.kernels.triton.many import swept_rows
-from reducers.kernels.triton.slots import slots_for
-from reducers.kernels.triton.weighted import weighted_swept
+from reducers.kernels.triton.sweep import swept
+from reducers.kernels.triton.weigh import weighted_swept
 
 pytestmark = pytest.mark.slow
 

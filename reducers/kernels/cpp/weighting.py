@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
-from reducers.kernels.loop.layout import LEAST_RUN, Task, task_of
-from reducers.kernels.loop.library import ELEMENTS, WEIGHTS, weighted_for
-from reducers.kernels.loop.threads import in_threads
+from reducers.kernels.cpp.library import ELEMENTS, WEIGHTS, weighted_for
+from reducers.kernels.cpp.task import LEAST_RUN, Task, task_of
+from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
 __all__ = ["looped_weights"]

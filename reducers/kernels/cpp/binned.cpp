@@ -7,8 +7,8 @@
 #include <mutex>
 #include <string>
 
-#include "lanes.h"
-#include "parts.h"
+#include "simd.h"
+#include "partition.h"
 
 #define ALWAYS __attribute__((always_inline))  // whole vectors are a loop of their own then, without a look at their sizes
 

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "joined.h"
+#include "merge.h"
 
 OpenMP reducers_openmp;
 

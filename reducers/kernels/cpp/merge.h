@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "sums.h"
+#include "accumulate.h"
 
 namespace {
 

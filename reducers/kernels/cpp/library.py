@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from reducers._torch import cpu_library
-from reducers.kernels.loop.build import LOOPS, ROOT, hash_of_sources, loops_for
-from reducers.kernels.loop.layout import Task
+from reducers.kernels.cpp.build import LOOPS, ROOT, hash_of_sources, loops_for
+from reducers.kernels.cpp.task import Task
 
 __all__ = [
     "ELEMENTS",
@@ -111,7 +111,7 @@ def sweep_for(statistics: int, elements: str) -> Any:
     """Return the loop that adds these statistics up; None if there is none.
 
     Args:
-        statistics: the sum of bits of `enum What` in `sums.h`.
+        statistics: the sum of bits of `enum What` in `accumulate.h`.
         elements: one of the values of `ELEMENTS`.
     """
     return _function("sweep", elements, ctypes.c_int64(statistics))

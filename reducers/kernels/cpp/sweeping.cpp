@@ -1,7 +1,7 @@
 // Statistics of a tensor in one read. Parts are cut by sizes only and are joined in order, so threads do not change a result.
 
-#include "joined.h"
-#include "rows_and_columns.h"
+#include "merge.h"
+#include "traverse.h"
 
 namespace {
 

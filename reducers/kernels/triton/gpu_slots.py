@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.triton.arguments import bytes_of, kept_shape, sweep_arguments, takes_columns
-from reducers.kernels.triton.launch import _join, join_partials, new_partials, new_results, sweep_into
-from reducers.kernels.triton.layout import plan
-from reducers.kernels.triton.sweeping import sweep
+from reducers.kernels.triton.sweep import _join, join_partials, new_partials, new_results, sweep_into
+from reducers.kernels.triton.sweep_kernel import sweep
+from reducers.kernels.triton.tiling import plan
 
 __all__ = ["SlotTable", "slots_for"]
 

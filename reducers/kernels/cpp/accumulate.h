@@ -7,8 +7,8 @@
 
 #include <cmath>
 
-#include "lanes.h"
-#include "parts.h"
+#include "simd.h"
+#include "partition.h"
 
 namespace {
 

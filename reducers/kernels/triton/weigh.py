@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.library import triton_op
 
 from reducers.kernels.triton.arguments import DTYPES, WARPS, bytes_of, kept_shape, tile_constants
-from reducers.kernels.triton.launch import _launcher
-from reducers.kernels.triton.layout import TilePlan, join_tile, plan
-from reducers.kernels.triton.weighing import join_weighted, weigh
+from reducers.kernels.triton.sweep import _launcher
+from reducers.kernels.triton.tiling import TilePlan, join_tile, plan
+from reducers.kernels.triton.weigh_kernel import join_weighted, weigh
 
 __all__ = ["weighted_swept"]
 

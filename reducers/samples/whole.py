@@ -11,7 +11,7 @@ from reducers.core.inputs import observation
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state
 from reducers.errors import StateError
-from reducers.exemplars.collect import keep
+from reducers.samples.collect import keep
 from reducers.state import Result, State
 
 __all__ = ["Whole"]

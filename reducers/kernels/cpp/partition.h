@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <new>
 
-#include "threads.h"
+#include "work_stealing.h"
 
 namespace {
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from reducers.kernels.loop.layout import Task, task_of
-from reducers.kernels.loop.library import ELEMENTS, binned_for
-from reducers.kernels.loop.threads import in_threads
+from reducers.kernels.cpp.library import ELEMENTS, binned_for
+from reducers.kernels.cpp.task import Task, task_of
+from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
 __all__ = ["looped_bits", "looped_edges"]
@@ -50,7 +50,7 @@ def looped_bits(x: Tensor, axes: tuple[int, ...], bits: int, exponents: tuple[in
         state: what was observed before, to which this is added, in the same shapes and dtypes; or nothing.
 
     Returns:
-        `counts` int64 [*kept axes, bins], as `reducers.kernels.triton.binned.binned_by_bits` returns them; `min` and `max` in the
+        `counts` int64 [*kept axes, bins], as `reducers.kernels.triton.bins.binned_by_bits` returns them; `min` and `max` in the
         dtype of `x`; `nonfinite` int64, how many are left out. None if there are no loops, the first exponent is below -126, or
         the dtype or the strides of `x` are not supported.
     """

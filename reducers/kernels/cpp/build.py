@@ -1,4 +1,4 @@
-"""Builds the libraries in C++ when the package is built, or by `python reducers/kernels/loop/build.py` after a source changed.
+"""Builds the libraries in C++ when the package is built, or by `python reducers/kernels/cpp/build.py` after a source changed.
 
 Setuptools runs it without PyTorch, so it imports nothing of the package. The loops are one library for each instruction set: if all
 were one, the linker would keep one copy of each template of the standard library, in whatever instructions, for all of them.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 __all__ = ["GRAPHS", "LOOPS", "READING", "ROOT", "Library", "build", "hash_of_sources", "libraries", "loops_for"]
 
-LOOPS = Path("reducers/kernels/loop")
+LOOPS = Path("reducers/kernels/cpp")
 GRAPHS = Path("recorders/graphs")
 READING = GRAPHS / "libreading.so"
 ROOT = Path(__file__).parents[len(LOOPS.parts)]
@@ -57,7 +57,7 @@ def libraries() -> list[Library]:
     for name, flags in INSTRUCTION_SETS.get(platform.machine(), {"DEFAULT": ()}).items():
         objects = [
             (LOOPS / source, (*flags, f"-DELEMENTS={elements}"))
-            for source in ("sweep.cpp", "weighted.cpp", "binned.cpp")
+            for source in ("sweeping.cpp", "weighting.cpp", "binned.cpp")
             for elements in _ELEMENTS
         ]
         found.append(Library(loops_for(name), (*objects, (LOOPS / "common.cpp", (*flags, _stamp(LOOPS))))))

@@ -27,9 +27,9 @@ from reducers.kernels.triton.arguments import (
     swept_dtype,
     takes_columns,
 )
-from reducers.kernels.triton.joining import join
-from reducers.kernels.triton.layout import MOST_PARTS, join_tile, plan
-from reducers.kernels.triton.sweeping import sweep
+from reducers.kernels.triton.join_kernel import join
+from reducers.kernels.triton.sweep_kernel import sweep
+from reducers.kernels.triton.tiling import MOST_PARTS, join_tile, plan
 
 __all__ = ["join_partials", "new_partials", "new_results", "sweep_into", "swept", "swept_in_graph"]
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <string>
 
-#include "lanes.h"
-#include "parts.h"
+#include "simd.h"
+#include "partition.h"
 
 namespace {
 

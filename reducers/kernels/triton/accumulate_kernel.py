@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from reducers.kernels.triton.joining import join
+from reducers.kernels.triton.join_kernel import join
 
 __all__ = ["join_in_place"]
 

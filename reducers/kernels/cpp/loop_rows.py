@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.axes import fills_memory
-from reducers.kernels.loop.layout import Task
-from reducers.kernels.loop.library import ELEMENTS, rows_for
-from reducers.kernels.loop.sweeping import LoopCall, call_for, needed_of, task_for
-from reducers.kernels.loop.threads import in_threads
+from reducers.kernels.cpp.library import ELEMENTS, rows_for
+from reducers.kernels.cpp.sweeping import LoopCall, call_for, needed_of, task_for
+from reducers.kernels.cpp.task import Task
+from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
 __all__ = ["row_dtypes", "swept_rows"]

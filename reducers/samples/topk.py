@@ -14,11 +14,11 @@ from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, validate
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import check_states, require_state, to_device
-from reducers.exemplars.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.counting import device_best
 from reducers.kernels.precision import comparable, count_nonfinite, counts_of, infinite_to_nan, nan_capable
+from reducers.samples.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.state import Nonfinite, Result, State
 
 __all__ = ["BottomK", "TopK"]

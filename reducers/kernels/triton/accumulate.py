@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.locks import new_lock
-from reducers.kernels.triton import launch
+from reducers.kernels.triton import sweep
+from reducers.kernels.triton.accumulate_kernel import join_in_place
 from reducers.kernels.triton.arguments import WARPS, dtype_of, family, fields, range_of, takes_columns
-from reducers.kernels.triton.joining_in_place import join_in_place
-from reducers.kernels.triton.launch import new_partials, sweep_into
-from reducers.kernels.triton.layout import MAX_DIMS, join_tile, plan, power_of_two
+from reducers.kernels.triton.sweep import new_partials, sweep_into
+from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, plan, power_of_two
 
 __all__ = ["SLOTS", "accumulate", "clear", "is_captured", "new_accumulators", "new_handle", "point", "statistics", "takes"]
 
@@ -127,7 +127,7 @@ def accumulate(x: Tensor, axes: tuple[int, ...], columns: str, threshold: float,
         partials = _partials(x, axes, columns)
         if type(x) is Tensor:  # for which an operator would cost more than the launch
             with torch.cuda.device(x.device if x.is_cuda else -1):
-                launch._sweep(x, partials, axes, columns, threshold, handle, False)
+                sweep._sweep(x, partials, axes, columns, threshold, handle, False)
                 _join_in_place(handle, partials, columns, x.dtype, slot)
         else:
             sweep_into(x, partials, axes, columns, threshold, handle)
@@ -139,7 +139,7 @@ def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.
     names = columns.split(",")
     _, parts, kept = partials.shape
     rows, width = join_tile(parts, kept)
-    launch._launcher(join_in_place, False)[(-(-kept // width), 1, 1)](
+    sweep._launcher(join_in_place, False)[(-(-kept // width), 1, 1)](
         handle,
         partials,
         slot,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from reducers.core.reducer import Reducer, check_size
 from reducers.core.states import require_state, to_device
-from reducers.exemplars.collect import keep
-from reducers.exemplars.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.kernels.chunks import pieces
 from reducers.kernels.hashing import bits_of, mix
+from reducers.samples.collect import keep
+from reducers.samples.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.state import Result, State
 
 __all__ = ["Reservoir"]

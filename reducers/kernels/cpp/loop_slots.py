@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reducers.kernels.loop.layout import LEAST_RUN, Task
-from reducers.kernels.loop.library import join
-from reducers.kernels.loop.sweeping import LoopCall, call_for, task_for
-from reducers.kernels.loop.threads import in_threads
+from reducers.kernels.cpp.library import join
+from reducers.kernels.cpp.sweeping import LoopCall, call_for, task_for
+from reducers.kernels.cpp.task import LEAST_RUN, Task
+from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
 __all__ = ["LoopSlots", "slots_for"]

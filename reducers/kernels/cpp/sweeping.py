@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
-from reducers.kernels.loop.layout import LEAST_RUN, RESULTS, Task, task_of
-from reducers.kernels.loop.library import ELEMENTS, sweep_for
-from reducers.kernels.loop.threads import in_threads
+from reducers.kernels.cpp.library import ELEMENTS, sweep_for
+from reducers.kernels.cpp.task import LEAST_RUN, RESULTS, Task, task_of
+from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
@@ -30,7 +30,7 @@ __all__ = [
     "task_for",
 ]
 
-_SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE, _POWERS = 1, 2, 4, 8, 16, 32, 64  # `enum What` in sums.h
+_SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE, _POWERS = 1, 2, 4, 8, 16, 32, 64  # `enum What` in accumulate.h
 _COLUMNS = {
     "count": (0, "count"),
     "nan": (0, "nan"),
