@@ -121,7 +121,7 @@ class DistinctCount(Statistic):
         x = _check_integers(x, "DistinctCount")
         registers = 1 << self.bits
         units = unit_index(x, axes) << self.bits
-        ranks = torch.zeros(unit_count(x, axes) * registers, dtype=torch.int32, device=x.device)
+        ranks = x.new_zeros(unit_count(x, axes) * registers, dtype=torch.int32)
         for piece in pieces(x, axes):
             hashed = mix(integers(piece), 1)
             rank = _trailing_zeros(hashed, _RANKS) + 1
@@ -211,8 +211,8 @@ class HeavyHitters(Statistic):
         x = _check_integers(x, "HeavyHitters")
         kept = kept_shape(x, axes)
         units = unit_index(x, axes) * self.depth
-        cells = torch.zeros(unit_count(x, axes) * self.depth * self.width, 1 + self.bits, dtype=torch.int64, device=x.device)
-        inside = torch.zeros(kept, dtype=torch.int64, device=x.device)
+        cells = x.new_zeros(unit_count(x, axes) * self.depth * self.width, 1 + self.bits, dtype=torch.int64)
+        inside = x.new_zeros(kept, dtype=torch.int64)
         digits = torch.arange(self.bits, device=x.device)
         for piece in pieces(x, axes):
             value = integers(piece)

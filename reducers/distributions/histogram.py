@@ -17,7 +17,7 @@ from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import bin_counts
 from reducers.kernels.counting import device_edges, has_device_bins
-from reducers.kernels.precision import comparable, finite, real
+from reducers.kernels.precision import comparable, finite, has_memory, real
 from reducers.state import Nonfinite, Result, State
 
 __all__ = ["Histogram"]
@@ -123,7 +123,7 @@ class Histogram(Statistic):
     def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
         if not has_device_bins(x):
             return None
-        make = _kept_bounds if type(x) is Tensor else _make_bounds  # of a fake tensor, no bounds may be kept
+        make = _kept_bounds if has_memory(x) else _make_bounds  # what is made of fake tensors, or inside vmap, may not be kept
         bounds = make(self, x.device, _is_narrow(x))
         return device_edges(x, axes, bounds, self._even(bounds.dtype), state)
 
@@ -175,7 +175,7 @@ def _bin(x: Tensor, bounds: Tensor, even: tuple[float, float] | None) -> Tensor:
     if even is None:
         return torch.bucketize(x.contiguous(), bounds, right=True, out_int32=True)
     low, bins_a_unit = even
-    index = (x - low).mul_(bins_a_unit).clamp_(0, bounds.shape[0] - 2).to(torch.int32)
+    index = (x - low).mul_(bins_a_unit).clamp(0, bounds.shape[0] - 2).to(torch.int32)
     # rounding may be off by one bin; index_select is many times as fast as indexing by brackets
     lower, upper = (side.index_select(0, index.reshape(-1)).reshape(x.shape) for side in (bounds, bounds[1:]))
     return 1 + index + (x >= upper).int() - (x < lower).int()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import CHUNK, pieces
+from reducers.kernels.precision import can_read_values
 from reducers.kernels.rows import flat
 
 __all__ = ["bin_counts", "kept_shape", "pattern_counts", "unit_count", "unit_index"]
@@ -43,15 +44,14 @@ def bin_counts(x: Tensor, axes: tuple[int, ...], bins: int, index: Callable[[Ten
     kept = kept_shape(x, axes)
     size = unit_count(x, axes) * bins
     units = unit_index(x, axes) * bins if kept else None
-    eager = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if eager and size <= CHUNK:  # bincount would synchronise a GPU, and it passes over all bins once per piece
+    if can_read_values(x) and size <= CHUNK:  # bincount would synchronise a GPU, and it passes over all bins once per piece
         counts = None
         for piece in pieces(x, axes):
             part = torch.bincount(_flat_bins(index(piece), units), minlength=size)
             counts = part if counts is None else counts.add_(part)
         assert counts is not None
         return counts.reshape(*kept, bins)
-    counts = torch.zeros(size, dtype=torch.int64, device=x.device)
+    counts = x.new_zeros(size, dtype=torch.int64)
     one = torch.ones((), dtype=torch.int64, device=x.device)
     for piece in pieces(x, axes):
         flat = _flat_bins(index(piece), units).long()

@@ -12,6 +12,7 @@ from reducers.kernels.cpp.binned import looped_bits, looped_edges
 from reducers.kernels.cpp.library import ELEMENTS
 from reducers.kernels.dispatch import Kernel
 from reducers.kernels.failing import Kernels, found, tried
+from reducers.kernels.precision import can_read_values
 from reducers.state import State
 
 __all__ = ["device_best", "device_bits", "device_edges", "has_device_bins"]
@@ -75,7 +76,7 @@ def device_bits(
 
 def _is_for_loop(x: Tensor) -> bool:
     """Return whether the loop in C++ may count the bins of `x`, outside of graphs."""
-    return x.device.type == "cpu" and x.dtype in ELEMENTS and x.layout is torch.strided and not torch.compiler.is_compiling()
+    return x.dtype in ELEMENTS and can_read_values(x)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import BIG, CHUNK, PIECE, pieces
-from reducers.kernels.precision import NARROW, count_along, count_of, counts_of, extremes, float32_threshold, is_finite
+from reducers.kernels.precision import (
+    NARROW,
+    can_read_values,
+    count_along,
+    count_of,
+    counts_of,
+    extremes,
+    float32_threshold,
+    is_finite,
+)
 from reducers.kernels.rows import flat, row_moments, row_squares, row_sum
 
 __all__ = ["all_finite", "count_above", "fast_sum", "min_max", "sum_squares", "sweep"]
@@ -160,7 +169,7 @@ def count_above(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor | None:
 
 def _is_big(x: Tensor, size: int) -> bool:
     # comparing a dynamic size while compiling would specialise the graph
-    return not torch.compiler.is_compiling() and x.numel() >= size and x.device.type == "cpu"
+    return can_read_values(x) and x.numel() >= size
 
 
 def is_sweepable(x: Tensor) -> bool:

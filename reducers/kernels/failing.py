@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from reducers.errors import warn_user
 from reducers.kernels.locks import new_lock
+from reducers.kernels.precision import has_memory
 
 __all__ = ["Kernels", "failures", "found", "given_up", "has_failed", "is_out_of_memory", "tried"]
 
@@ -55,6 +57,8 @@ def found(kernels: Kernels[Found], device: torch.device) -> Found | None:
 def tried(kernels: Kernels[Any], device: torch.device, kernel: Callable[..., Tried | None], *arguments: object) -> Tried | None:
     """Return what a kernel returns; None if it fails, such as without a C compiler: then it is not used on this device any more.
 
+    If a tensor has no memory that a kernel could read, this says nothing of the kernel.
+
     Raises:
         torch.OutOfMemoryError, MemoryError, RuntimeError: there is no memory, which says nothing of the kernel.
     """
@@ -63,6 +67,8 @@ def tried(kernels: Kernels[Any], device: torch.device, kernel: Callable[..., Tri
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if not all(has_memory(argument) for argument in arguments if isinstance(argument, Tensor)):
+            return None  # it failed because of these, such as inside vmap
         _give_up(kernels, device, error)
         return None
 

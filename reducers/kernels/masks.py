@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from reducers.kernels.chunks import BIG, PIECE, paired_pieces
+from reducers.kernels.precision import can_read_values
 
 __all__ = ["as_bool", "can_compact", "compact", "has_rows"]
 
@@ -23,7 +24,7 @@ def can_compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> bool:
     False on accelerators, which it would synchronise; for integers, whose masked states have another dtype; and if the mask
     varies along a kept axis, or along an axis after a kept one.
     """
-    if x.device.type != "cpu" or x.numel() < BIG or not x.is_floating_point() or torch.compiler.is_compiling():
+    if x.numel() < BIG or not x.is_floating_point() or not (can_read_values(x) and can_read_values(mask)):
         return False
     count = _varying_ndim(mask)
     return count > 0 and set(range(count)) <= set(axes)

@@ -6,13 +6,14 @@ import struct
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reducers.errors import DTypeError
 
 __all__ = [
     "NARROW",
     "abs_squared",
+    "can_read_values",
     "comparable",
     "count_along",
     "count_nonfinite",
@@ -21,6 +22,7 @@ __all__ = [
     "extremes",
     "finite",
     "float32_threshold",
+    "has_memory",
     "infinite_to_nan",
     "is_finite",
     "is_rounding_error",
@@ -104,7 +106,7 @@ def finite(x: Tensor) -> tuple[Tensor, Tensor | None]:
     if not (x.is_floating_point() or x.is_complex()):
         return x, None
     x = _upcast_float8(x)
-    if _can_read_values(x) and is_finite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()):
+    if can_read_values(x) and is_finite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()):
         return x, None
     mask = _is_finite(x)
     return torch.where(mask, x, 0.0), mask
@@ -122,7 +124,7 @@ def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float 
     if not (x.is_floating_point() or x.is_complex()):
         return x, None, reduction(x)
     x = _upcast_float8(x)
-    if _can_read_values(x):
+    if can_read_values(x):
         reduced = reduction(x)
         if is_finite(reduced):
             return x, None, reduced
@@ -145,9 +147,20 @@ def _is_finite(x: Tensor) -> Tensor:
     return torch.isfinite(x)
 
 
-def _can_read_values(x: Tensor) -> bool:
-    # reading a value synchronises an accelerator, and breaks a graph
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+def can_read_values(x: Tensor) -> bool:
+    """Return whether values of `x` may be looked at: that makes an accelerator wait, breaks a graph, and fails inside vmap."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and has_memory(x)
+
+
+def has_memory(x: Tensor) -> bool:
+    """Return whether `x` has memory of its own, which a kernel can read; fake tensors and those inside vmap and grad have none."""
+    if type(x) not in (Tensor, nn.Parameter):
+        return False
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _upcast_float8(x: Tensor) -> Tensor:
@@ -174,7 +187,7 @@ def square_sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     if not torch.compiler.is_compiling() and len(axes) == x.ndim and x.is_contiguous():
         flat = x.reshape(-1)
         return torch.dot(flat, flat)  # not while compiling: inductor fuses a sum with its producer, but not a dot product
-    return x.square_().sum(dim=axes)
+    return x.mul_(x).sum(dim=axes)
 
 
 def extremes(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -221,7 +234,7 @@ def count_nonfinite(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None
     """
     floats = x.is_floating_point() or x.is_complex()
     x = _upcast_float8(x)
-    if not floats or (_can_read_values(x) and is_finite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum())):
+    if not floats or (can_read_values(x) and is_finite(x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum())):
         return torch.zeros_like(count_of(x, None, axes))
     other = ~_is_finite(x)
     return (other if mask is None else other & mask).sum(dim=axes)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reducers.kernels.chunks import PIECE, paired_pieces
 from reducers.kernels.cpu import MIN_REMAINDER, accumulate, is_inexact, is_sweepable, pairwise_sum, reuse_buffer, strided_runs
-from reducers.kernels.precision import NARROW, count_along
+from reducers.kernels.precision import NARROW, can_read_values, count_along
 
 __all__ = ["weighted_sum", "weighted_sweep"]
 
@@ -76,7 +76,7 @@ def _none(like: Tensor) -> Tensor:
 
 
 def _is_supported(x: Tensor, weights: Tensor) -> bool:
-    return is_sweepable(x) and weights.device == x.device and weights.dtype in (*NARROW, torch.bool)
+    return is_sweepable(x) and can_read_values(weights) and weights.dtype in (*NARROW, torch.bool)
 
 
 def _summed(

@@ -17,7 +17,7 @@ from reducers.core.states import check_states, require_state, to_device
 from reducers.kernels.binning import kept_shape
 from reducers.kernels.chunks import CHUNK
 from reducers.kernels.counting import device_best
-from reducers.kernels.precision import comparable, count_nonfinite, counts_of, infinite_to_nan, nan_capable
+from reducers.kernels.precision import can_read_values, comparable, count_nonfinite, counts_of, infinite_to_nan, nan_capable
 from reducers.samples.slots import apply_indexing, check_slots, merge_slots, pad_slots, sample_inputs
 from reducers.state import Nonfinite, Result, State
 
@@ -201,14 +201,14 @@ def _finite_mask(rows: Tensor) -> Tensor | None:
     """Return which elements are finite; None if all are."""
     if not rows.is_floating_point():
         return None
-    if rows.device.type == "cpu" and not torch.compiler.is_compiling() and torch.isfinite(rows.sum(dtype=torch.float64)).item():
+    if can_read_values(rows) and torch.isfinite(rows.sum(dtype=torch.float64)).item():
         return None
     return torch.isfinite(rows)
 
 
 def _best_indices(rows: Tensor, k: int, largest: bool) -> Tensor:
     """Return the indices of the k largest (or smallest) elements along the last axis, best first, the earlier first if equal."""
-    eager = rows.device.type == "cpu" and not torch.compiler.is_compiling()
+    eager = can_read_values(rows)
     if eager and rows.shape[-1] >= 2 * CHUNK >= 8 * k:
         starts = range(0, rows.shape[-1], CHUNK)
         parts = [_best_indices(rows[..., start : start + CHUNK], k, largest) + start for start in starts]

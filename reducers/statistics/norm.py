@@ -87,7 +87,7 @@ class Norm(Statistic):
     def _power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
         narrow, x = x, real_or_complex(widen(x, "Norm"))
         if self.p == 2:
-            return (abs_squared(x) if x is narrow or x.is_complex() else x.square_()).sum(dim=axes)  # a copy may be overwritten
+            return (abs_squared(x) if x is narrow or x.is_complex() else x.mul_(x)).sum(dim=axes)  # a copy may be overwritten
         if self.p == math.inf:
             return x.abs().amax(dim=axes)
         return (x.abs() if self.p == 1 else x.abs().pow(self.p)).sum(dim=axes)

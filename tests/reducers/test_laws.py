@@ -17,7 +17,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reducers
-from reducers import Fold, Geometry, Max, Mean, MinibatchCKA, Moments, PerObservation, Premap, Product, Reducer, State, Statistic
+from reducers import (
+    Fold,
+    Geometry,
+    HeavyHitters,
+    Max,
+    Mean,
+    MinibatchCKA,
+    Moments,
+    PerObservation,
+    Premap,
+    Product,
+    Reducer,
+    Reservoir,
+    State,
+    Statistic,
+    Sum,
+)
 from reducers.kernels.cpp import binned, sweeping, weighting
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
@@ -227,6 +243,37 @@ def counts_what_is_left_out(case: Case, size: int, holes: tuple[float, ...], dty
         stacked = reducer.update_all(lifted[0], torch.stack(xs[1:]))
         merged = reducer.merge(lifted[0], reducer.merge(lifted[1], lifted[2]))
         laws.counted(reducer, [laws.run(reducer, xs), stacked, merged, reducer.merge_all(lifted)], wanted)
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize(("size", "error"), [(4, 1e-9), pytest.param(3000, 1e-5, marks=pytest.mark.slow)])
+@every
+def test_inside_transforms(case: Case, size: int, error: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    xs = [values(kind, (size, *case.trailing), case.dtypes[0], generator) for kind in ("normal", "holes", "zeros", "offset")]
+    laws.transformed(case.reducer, xs[:2], xs[2:], error)
+
+
+ENDS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
+AMONG_EQUALS = (HeavyHitters, Reservoir)
+"""Which of several that are equally good they keep is not that of the reference."""
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("case", [case for case in CASES if not isinstance(case.reducer, AMONG_EQUALS)], ids=str)
+def test_integers_at_the_ends_of_their_dtype(case: Case) -> None:
+    for dtype in ENDS:
+        if dtype in (torch.uint16, torch.uint32) and (not case.data or isinstance(case.reducer, Fold)):
+            continue  # PyTorch does not compare them, and the function of the user does
+        if dtype is torch.int64 and isinstance(case.reducer, Sum):
+            continue  # it wraps around, as its documentation says
+        low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        mixed = (
+            [] if dtype is torch.int64 else [[low, high, high - 1, low + 1]]
+        )  # in float64, which references have, some are equal
+        for numbers in ([high] * 4, [low] * 4, *mixed):
+            xs = [torch.tensor(some).to(dtype).reshape(4, *(1 for _ in case.trailing)) for some in (numbers, numbers[::-1])]
+            laws.matches(case.reducer, [x.expand(4, *case.trailing) for x in xs], case.reference)
 
 
 @every

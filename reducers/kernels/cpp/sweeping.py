@@ -91,7 +91,7 @@ def looped(
     results = [x.new_empty(call.kept, dtype=dtype) for dtype in call.dtypes]
     if not _PLAIN.issuperset(map(type, results)):
         return None
-    if not _run(call, x, threshold, mask, [result.data_ptr() for result in results], before):
+    if not _run(call, x, threshold, mask, results, before):
         return None
     if call.dtypes != call.state_dtypes:
         results = [result.to(dtype) for result, dtype in zip(results, call.state_dtypes, strict=True)]
@@ -215,18 +215,18 @@ def _run(
     x: Tensor,
     threshold: float,
     mask: Tensor | None,
-    results: Sequence[int],
+    results: Sequence[Tensor],
     before: Sequence[Tensor] = (),
 ) -> bool:
-    """Write the results to these addresses; return False if a tensor has no memory of its own, or if there is none.
+    """Write the results into these tensors; return False if a tensor has no memory of its own, or if there is none.
 
     Args:
         before: what was observed before, to which results are joined; or nothing.
     """
     if type(x) not in _PLAIN or type(mask) not in _PLAIN:
         return False
-    task = task_for(call, x.dtype, threshold, results)
     try:
+        task = task_for(call, x.dtype, threshold, [result.data_ptr() for result in results])
         for place, value in zip(call.places if before else (), before, strict=True):
             task.before[place] = value.data_ptr()
         task.x, task.mask = x.data_ptr(), 0 if mask is None else mask.data_ptr()

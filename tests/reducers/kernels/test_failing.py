@@ -59,6 +59,16 @@ def test_purposes_are_told_apart() -> None:
     assert len({kernels.purpose for kernels in ALL.values()}) == len(ALL)
 
 
+def test_a_tensor_without_memory_says_nothing_of_a_kernel() -> None:
+    def reads(x: Tensor) -> Tensor:
+        assert tried(dispatch.SWEEPS, FIRST, Tensor.data_ptr, x) is None
+        return x
+
+    torch.vmap(reads)(torch.ones(2, 3))
+    torch.func.grad(lambda x: reads(x).sum())(torch.ones(3))
+    assert failures() == []
+
+
 @pytest.mark.parametrize(
     "error",
     [
