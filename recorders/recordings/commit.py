@@ -22,7 +22,7 @@ from types import TracebackType
 
 from recorders.errors import NotARecordingError, SchemaError, StorageError
 from recorders.recordings.manifest import MANIFEST
-from recorders.recordings.seals import MAX_BYTES, NEWEST, is_manifest, schema_of
+from recorders.recordings.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
 from recorders.recordings.whole import NOT_SUPPORTED, as_path, flush_file, flush_folder, is_url, open_regular, read_regular
 
 if sys.platform != "win32":
@@ -172,8 +172,8 @@ def _prepare(root: Path) -> None:
         except (StorageError, OSError):
             start = b""
         schema = schema_of(start)
-        if schema is not None and schema > NEWEST:
-            newer = f"schema {schema}; this version writes schema {NEWEST}, and would replace what it cannot read"
+        if schema is not None and schema > SCHEMA:
+            newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
             raise SchemaError(f"{root} holds a recording of {newer}: upgrade torch-recorders, or save into another folder")
         # If there is a generation too, an unreadable manifest is a damaged manifest.
         if ours or is_manifest(start):

@@ -42,7 +42,7 @@ class Contents:
         self._left_out: list[str] = []
         self.states = {leaf: self._put_state(("state", leaf), state) for leaf, state in part.states.items()}
         self.values = self._put_values(part) if results else {}
-        self.progress = None if part.progress is None else _told(part.progress)
+        self.progress = None if part.progress is None else part.progress.as_data()
         self.placement = {leaf: to_plain(place) for leaf, place in part.placement.items()}
         self.left_out = "; ".join(self._left_out)
 
@@ -194,29 +194,13 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
 
     states = {leaf: state(names) for leaf, names in entry.states.items()}
     values = {leaf: _unflatten(tree, tensor) for leaf, tree in entry.values.items()}
-    progress = None
-    if entry.progress is not None:
-        told = entry.progress
-        progress = Progress(_counts(told), told["merged"], told["eligible"])
+    progress = None if entry.progress is None else Progress(**entry.progress)
     recipe = entry.reducer if reducer is None else None
     facts = (entry.samples, values, entry.monitor, entry.attr, entry.module)
     placement = {leaf: from_plain(place) for leaf, place in entry.placement.items()}
     part = Subrecording(reducer, states, *facts, recipe=recipe, progress=progress, placement=placement)
     recipes.checked.require(where, part)
     return part
-
-
-def _told(progress: Progress) -> dict[str, Any]:
-    return {"counts": dict(progress.counts), "merged": progress.merged, "eligible": dict(progress.eligible)}
-
-
-def _counts(told: Mapping[str, Any]) -> Mapping[str, int]:
-    """Returns the counts of the states. Earlier versions counted apart what waited and is in the states, too."""
-    counts = dict(told["counts"])
-    for pending in told.get("pending", ()):
-        for path in pending["paths"]:
-            counts[path] = counts.get(path, 0) + max(0, pending["count"] - pending["start"])
-    return counts
 
 
 def _unflatten(tree: Tree, tensor: Callable[[str], Tensor]) -> Any:

@@ -56,11 +56,7 @@ class Entry:
 
     def tensors(self) -> list[str]:
         """The names of all tensors in the file that are its own."""
-        names = [name for state in self.states.values() for name in state.values()] + list(_leaves(self.values))
-        if self.progress:  # of earlier versions, which saved observations that waited
-            names += [name for state in self.progress.get("before", {}).values() for name in state.values()]
-            names += [name for pending in self.progress.get("pending", ()) for name in pending["tensors"]]
-        return names
+        return [name for state in self.states.values() for name in state.values()] + list(_leaves(self.values))
 
 
 def _leaves(tree: Tree) -> Iterator[str]:
@@ -117,26 +113,10 @@ def _is_tree(value: Any, depth: int = 0) -> bool:
 
 
 def _is_progress(value: Any) -> bool:
-    """Whether this may be what `recorders.recordings.progress` wrote; earlier versions wrote what waited, too."""
-    counts, names = mapping(is_count), mapping(mapping(is_text))
-    fields = {"counts": counts, "eligible": counts, "merged": is_count}
-    earlier = {"stacked": _is_texts, "before": names, "pending": _is_pending}
-    if not isinstance(value, dict) or value.keys() not in (fields.keys(), {*fields, "stacked"}, {*fields, *earlier}):
-        return False
-    return all(fits(value[key]) for key, fits in (fields | earlier).items() if key in value)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _is_pending(value: Any) -> bool:
-    fields: dict[str, Callable[[Any], bool]] = {"paths": _is_texts, "layout": is_text_or_none, "tensors": _is_texts}
-    fields |= dict.fromkeys(("start", "count", "capacity"), is_count)
-    return isinstance(value, list) and all(
-        isinstance(item, dict) and item.keys() == fields.keys() and all(fits(item[key]) for key, fits in fields.items())
-        for item in value
-    )
+    """Whether this may be what `recorders.recordings.contents` made of a `Progress`."""
+    counts = mapping(is_count)
+    fields = {"counts": counts, "merged": is_count, "eligible": counts}
+    return isinstance(value, dict) and value.keys() == fields.keys() and all(fits(value[key]) for key, fits in fields.items())
 
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {

@@ -12,13 +12,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from recorders.errors import CorruptRecordingError, StorageError
 from recorders.recordings.entry import Entry, check_entry, is_count, is_text, is_text_or_none, mapping, matches
 from recorders.recordings.seals import (
     MAX_LINE,
-    SCHEMA,
     facts_of,
     head_is_sealed,
     parse,
@@ -28,11 +27,10 @@ from recorders.recordings.seals import (
     why_head_is_damaged,
 )
 
-__all__ = ["HEAD", "MANIFEST", "Head", "Manifest", "decode", "encode", "is_generation", "recording_of"]
+__all__ = ["HEAD", "MANIFEST", "Head", "Manifest", "decode", "encode", "is_generation", "is_of_ranks", "recording_of"]
 
 MANIFEST = "manifest.json"
-_NAME_AT = {1: len('{"name": '), 2: len('{"crc32": "01234567", "name": ')}
-"""Where the name of a subrecorder begins in its line, by schema."""
+_NAME_AT = len('{"crc32": "01234567", "name": ')  # where the name of a subrecorder begins in its line
 _LONGEST_NAME = 2**20
 _SPLIT = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 HEAD = -1
@@ -67,7 +65,6 @@ class Manifest(Head):
 
     Attributes:
         where: the name of the file, for errors.
-        schema: the schema that it was written in.
         reducers: the recipes that subrecorders name by number; None if they cannot be believed, and nobody knows them.
         lines: the line of each subrecorder, by its name, in order.
         damaged: why a line cannot be believed, by its number, if such lines were to be left out; `HEAD` is the first one.
@@ -75,7 +72,6 @@ class Manifest(Head):
     """
 
     where: str = ""
-    schema: int = SCHEMA
     reducers: Sequence[Any] | None = ()
     lines: Mapping[str, bytes] = field(default_factory=dict)
     damaged: Mapping[int, str] = field(default_factory=dict)
@@ -84,11 +80,9 @@ class Manifest(Head):
     def entry(self, name: str) -> Entry:
         """What it says of one subrecorder; raises `CorruptRecordingError` if that is malformed."""
         try:
-            facts = {**_facts(self.lines[name], self.schema), **(self.packed or {})}
-            if self.reducers is None:
-                facts["reducer"] = None
-            elif self.schema > 1:
-                facts["reducer"] = self.reducers[_index(facts["reducer"], len(self.reducers))]
+            facts = {**facts_of(self.lines[name]), **(self.packed or {})}
+            reducers = self.reducers
+            facts["reducer"] = None if reducers is None else reducers[_index(facts["reducer"], len(reducers))]
             entry = Entry(**facts)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             what = f"subrecorder {name!r:.200}: {type(error).__name__}: {error}"
@@ -133,10 +127,15 @@ def encode(head: Head, entries: Iterable[Entry]) -> bytes:
     if "\\ud" in about and _SPLIT.search(json.dumps([dict(head.aliases)], ensure_ascii=False)):
         raise StorageError("a further name has a character in two halves, which come back as one")
     rest = f', {about}, "subrecorders": [\n' + ",\n".join(lines.values()) + "\n]}\n"
-    return sealed(SCHEMA, rest)
+    return sealed(rest)
 
 
 _dump = json.JSONEncoder(allow_nan=False).encode
+
+
+def is_of_ranks(raw: bytes) -> bool:
+    """Whether a manifest names manifests of ranks; see `recorders.recordings.ranks_manifest`."""
+    return raw.endswith(b', "ranks": [', 0, max(0, raw.find(b"\n")))
 
 
 def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
@@ -153,23 +152,22 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
         CorruptRecordingError: they are not what was saved.
     """
     # The checksum comes first: nothing is parsed of a file that was damaged by chance.
-    schema, sound = unsealed(raw, where)
-    if schema > SCHEMA:
+    sound = unsealed(raw, where)
+    if is_of_ranks(raw):
         raise CorruptRecordingError(f"{where} is malformed: it is of many ranks, where that of one is expected")
-    if not sound and not (skip and schema > 1):
+    if not sound and not skip:
         raise CorruptRecordingError(f"{where} is damaged: its checksum does not fit its content")
     try:
         first, *lines = raw.split(b"\n")
         if lines[-2:] != [b"]}", b""]:
             raise ValueError("it has no end")
         about = parse(first + b"]}")
-        named, places, damaged = _named(lines[:-2], schema, skip=not sound)
-        step, packed = (about["step"], about["packed"]) if schema > 1 else (None, None)
-        head = (about["generation"], about["aliases"], about["versions"], step, packed)
-        reducers = about.get("reducers", ())
+        named, places, damaged = _named(lines[:-2], skip=not sound)
+        head = Head(**{key: about[key] for key in ("generation", "aliases", "versions", "step", "packed")})
+        reducers = about["reducers"]
         if not sound:
             head, reducers = _believed(first, about, head, len(places) + len(damaged), damaged)
-        manifest = Manifest(*head, where, schema, reducers, named, damaged, places)
+        manifest = Manifest(**vars(head), where=where, reducers=reducers, lines=named, damaged=damaged, places=places)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptRecordingError(f"{where} is malformed: {type(error).__name__}: {error}") from error
     _check_head(manifest, CorruptRecordingError, where)
@@ -178,34 +176,29 @@ def decode(raw: bytes, where: str, *, skip: bool = False) -> Manifest:
     return manifest
 
 
-_Head: TypeAlias = "tuple[Any, Any, Any, Any, Any]"
-
-
-def _believed(first: bytes, about: Mapping[str, Any], head: _Head, lines: int, damaged: dict[int, str]) -> tuple[_Head, Any]:
+def _believed(first: bytes, about: Mapping[str, Any], head: Head, lines: int, damaged: dict[int, str]) -> tuple[Head, Any]:
     """What may be believed of the first line if the checksum of the whole does not fit; adds to `damaged` what is not."""
     sound = head_is_sealed(first)
     if missing := sound and lines != about["count"]:
         damaged[lines] = f"{lines} lines are there, and {about['count']} were written"
-    generation, _, _, _, packed = head
-    if packed is not None and (missing or not sound):
+    if head.packed is not None and (missing or not sound):
         # Tensors of the common file are found by the numbers of lines, which may have moved.
         raise ValueError("its first line is damaged, or lines of it are missing, and all subrecorders are in one file")
     if not (sound and damaged):
         damaged[HEAD] = why_head_is_damaged(first)
-    return (head, about["reducers"]) if sound else ((generation, {}, {}, None, packed), None)
+    return (head, about["reducers"]) if sound else (Head(head.generation, {}, {}, None, head.packed), None)
 
 
-def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, bytes], dict[str, int], dict[int, str]]:
+def _named(lines: list[bytes], *, skip: bool) -> tuple[dict[str, bytes], dict[str, int], dict[int, str]]:
     """The lines and their numbers by name, and why a line is damaged by its number, if it is to be left out."""
     named: dict[str, bytes] = {}
     places: dict[str, int] = {}
     damaged: dict[int, str] = {}
-    start = _NAME_AT[min(schema, 2)]
     for number, line in enumerate(line.removesuffix(b",") for line in lines if line):
         try:
             if skip:
-                _facts(line, schema)
-            name = _scan_text(line[start : start + _LONGEST_NAME].decode(), 0)[0]
+                facts_of(line)
+            name = _scan_text(line[_NAME_AT : _NAME_AT + _LONGEST_NAME].decode(), 0)[0]
             if not isinstance(name, str) or name in named:
                 raise ValueError(f"line {number} names {name!r:.200}, which is no text or was named before")
             named[name], places[name] = line, number
@@ -214,13 +207,6 @@ def _named(lines: list[bytes], schema: int, *, skip: bool) -> tuple[dict[str, by
                 raise
             damaged[number] = str(error)
     return named, places, damaged
-
-
-def _facts(line: bytes, schema: int) -> dict[str, Any]:
-    """The fields of one line, whose checksum is right."""
-    if schema == 1:
-        return {"module": "", **parse(line)}  # the first recordings did not know the class of the module
-    return facts_of(line)
 
 
 def _index(index: Any, length: int) -> int:

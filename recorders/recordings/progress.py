@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Progress"]
 
@@ -21,3 +22,7 @@ class Progress:
     counts: Mapping[str, int] = field(default_factory=dict)
     merged: int = 0
     eligible: Mapping[str, int] = field(default_factory=dict)
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns it as data, of which `Progress(**data)` makes it again."""
+        return {"counts": dict(self.counts), "merged": self.merged, "eligible": dict(self.eligible)}

@@ -16,10 +16,9 @@ from typing import Any
 
 from recorders.errors import CorruptRecordingError, SelectionError
 from recorders.recordings.entry import is_count, is_text_or_none, mapping, matches
-from recorders.recordings.manifest import HEAD, MANIFEST, Manifest, decode, is_generation
+from recorders.recordings.manifest import HEAD, MANIFEST, Manifest, decode, is_generation, is_of_ranks
 from recorders.recordings.seals import (
     MAX_BYTES,
-    NEWEST,
     facts_of,
     head_is_sealed,
     parse,
@@ -105,13 +104,13 @@ def encode_ranks(generation: str, versions: Mapping[str, str | None], files: Ite
     """The bytes of a manifest of many ranks; raises `StorageError` if they are too many."""
     lines = [sealed_line(json.dumps(vars(file))[1:]) for file in files]
     about = f'"generation": "{generation}", "versions": {json.dumps(versions)}'
-    return sealed(NEWEST, f', {about}, "ranks": [\n' + ",\n".join(lines) + "\n]}\n")
+    return sealed(f', {about}, "ranks": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
 def decode_any(raw: bytes, where: str, *, skip: bool = False) -> Manifest | RanksManifest:
     """The manifest in these untrusted bytes, of one process or of many ranks; see `recorders.recordings.manifest.decode`."""
-    schema, sound = unsealed(raw, where)
-    if schema < NEWEST:
+    sound = unsealed(raw, where)
+    if not is_of_ranks(raw):
         return decode(raw, where, skip=skip)
     if not sound and not skip:
         raise CorruptRecordingError(f"{where} is damaged: its checksum does not fit its content")

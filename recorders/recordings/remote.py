@@ -19,7 +19,7 @@ from recorders.errors import MissingExtraError, NotARecordingError, RecordingNot
 from recorders.recordings.extras import require
 from recorders.recordings.manifest import MANIFEST, Manifest, decode
 from recorders.recordings.ranks_manifest import RanksManifest, decode_any, read_rank
-from recorders.recordings.seals import MAX_BYTES, NEWEST, is_manifest, schema_of
+from recorders.recordings.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
 from recorders.recordings.unchanged import check_same_net
 from recorders.recordings.whole import is_url
 
@@ -158,8 +158,8 @@ def _check_place(store: Any, root: str, url: str) -> None:
             raise NotARecordingError(f"{url} holds {others[:5]} and no recording: save to another URL") from None
         return
     schema = schema_of(start)
-    if schema is not None and schema > NEWEST:
-        newer = f"schema {schema}; this version writes schema {NEWEST}, and would replace what it cannot read"
+    if schema is not None and schema > SCHEMA:
+        newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
         raise SchemaError(f"{url} holds a recording of {newer}: upgrade torch-recorders, or save to another URL")
     if not is_manifest(start):
         raise NotARecordingError(f"{url} holds a {MANIFEST} of something else: save to another URL")

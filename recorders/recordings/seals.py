@@ -16,7 +16,6 @@ from recorders.errors import CorruptRecordingError, NotARecordingError, SchemaEr
 __all__ = [
     "MAX_BYTES",
     "MAX_LINE",
-    "NEWEST",
     "SCHEMA",
     "facts_of",
     "head_is_sealed",
@@ -29,10 +28,8 @@ __all__ = [
     "why_head_is_damaged",
 ]
 
-SCHEMA = 2
-"""Of the manifest of one process. What it names is as before, so earlier versions read it."""
-NEWEST = 3
-"""Of the manifest of many ranks, see `recorders.recordings.ranks_manifest`."""
+SCHEMA = 1
+"""Of all manifests, of one process and of many ranks. Another number is that of a newer version."""
 MAX_BYTES = 128 * 2**20
 """Limits the memory that an untrusted manifest may take; enough for about 100,000 subrecorders."""
 MAX_LINE = 16 * 2**20
@@ -45,12 +42,12 @@ _HEAD_CRC = re.compile(_HEAD.pattern + rb', "crc32": "([0-9a-f]{8})", ')
 _CRC = re.compile(rb'\{"crc32": "([0-9a-f]{8})", ')
 
 
-def sealed(schema: int, rest: str) -> bytes:
+def sealed(rest: str) -> bytes:
     """The bytes of a manifest, of which `rest` is what follows the checksums; raises `StorageError` if they are too many."""
     head = rest.removeprefix(", ").partition("\n")[0]
     rest = f', "crc32": "{zlib.crc32(head.encode()):08x}"{rest}'
-    checksum = hashlib.sha256(f"{_PREFIX}{schema}, {_CHECKSUM % ''}{rest}".encode()).hexdigest()
-    raw = f"{_PREFIX}{schema}, {_CHECKSUM % checksum}{rest}".encode()
+    checksum = hashlib.sha256(f"{_PREFIX}{SCHEMA}, {_CHECKSUM % ''}{rest}".encode()).hexdigest()
+    raw = f"{_PREFIX}{SCHEMA}, {_CHECKSUM % checksum}{rest}".encode()
     if len(raw) > MAX_BYTES:
         raise StorageError(f"the manifest would have {len(raw)} bytes, and {MAX_BYTES} can be read back: save in several folders")
     return raw
@@ -72,8 +69,8 @@ def schema_of(raw: bytes) -> int | None:
     return None if found is None else int(found[1])
 
 
-def unsealed(raw: bytes, where: str) -> tuple[int, bool]:
-    """The schema of a manifest, and whether its checksum fits its content; `where` is the name of the file, for errors.
+def unsealed(raw: bytes, where: str) -> bool:
+    """Whether the checksum of a manifest fits its content; `where` is the name of the file, for errors.
 
     Raises:
         NotARecordingError: the bytes are something else.
@@ -86,16 +83,16 @@ def unsealed(raw: bytes, where: str) -> tuple[int, bool]:
     if found is None:
         raise CorruptRecordingError(f"{where} is damaged: it names no schema and no checksum")
     schema = int(found[1])
-    if schema > NEWEST:
+    if schema > SCHEMA:
         raise SchemaError(
-            f"{where} was written by a newer version, in schema {schema}; this one reads schema {NEWEST}: upgrade torch-recorders"
+            f"{where} was written by a newer version, in schema {schema}; this one reads schema {SCHEMA}: upgrade torch-recorders"
         )
-    if schema < 1:
+    if schema < SCHEMA:
         raise CorruptRecordingError(f"{where} is damaged: there is no schema {schema}")
     start, stop = found.span(2)
     digest = hashlib.sha256(raw[:start])
     digest.update(memoryview(raw)[stop:])
-    return schema, digest.hexdigest().encode() == found[2]
+    return digest.hexdigest().encode() == found[2]
 
 
 def parse(line: bytes) -> Any:
@@ -106,7 +103,7 @@ def parse(line: bytes) -> Any:
 
 
 def head_is_sealed(first: bytes) -> bool:
-    """Whether the first line has a checksum of its own, which fits; those of earlier versions have none."""
+    """Whether the checksum of the first line fits it."""
     found = _HEAD_CRC.match(first)
     return found is not None and int(found[3], 16) == zlib.crc32(memoryview(first)[found.end() :])
 
@@ -115,7 +112,7 @@ def why_head_is_damaged(first: bytes) -> str:
     """Why the first line of a manifest cannot be believed whose checksum does not fit its content."""
     if head_is_sealed(first):
         return "the checksum of the whole does not fit, though those of its lines do"
-    return "it is damaged, or an earlier version wrote it without a checksum of its own"
+    return "its checksum does not fit its content"
 
 
 def facts_of(line: bytes) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 from urllib.parse import quote
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
-from recorders.watch.timeline.older import OLDER, upgrade
 from recorders.watch.timeline.schema import APPLICATION_ID, SCHEMA, TABLES, create_tables
 from recorders.watch.timeline.transactions import transaction
 
@@ -32,7 +31,7 @@ def open_memory() -> sqlite3.Connection:
 
 
 def open_file(path: str) -> sqlite3.Connection:
-    """A connection to the file, which is created, or checked and brought to the present schema.
+    """A connection to the file, which is created, or checked.
 
     It has a rollback journal, not a write-ahead log: a tick waits for the disk more often, but network file systems will do, and
     all ticks are in one file, which can be copied, and read where nothing can be written. `synchronous = EXTRA` also writes the
@@ -44,8 +43,8 @@ def open_file(path: str) -> sqlite3.Connection:
     if not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK)):
         raise StorageError(f"{path} cannot be written, or its folder cannot: to read it, use Timeline(path, read_only=True)")
     with _connected(path, "rw") as db:
-        if db.execute("PRAGMA journal_mode").fetchone()[0] == "wal" or _older(db, path):
-            _bring_up(db, path)
+        if db.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            _end_log(db)
         db.execute("PRAGMA synchronous = EXTRA")
     return db
 
@@ -53,8 +52,8 @@ def open_file(path: str) -> sqlite3.Connection:
 def open_read_only(path: str) -> sqlite3.Connection:
     """A connection to the file that cannot write; nothing is created or changed in the folder.
 
-    If the file cannot be read like that, it is read from a copy in memory. That is so for files of earlier versions, and for those
-    of a writer that was killed in the middle of a tick, which must be undone first.
+    If the file cannot be read like that, it is read from a copy in memory. That is so for files of a writer that was killed in the
+    middle of a tick, which must be undone first, and for those with a write-ahead log.
     """
     if not os.path.exists(path):
         raise RecordingNotFoundError(f"there is no timeline at {path}")
@@ -64,9 +63,7 @@ def open_read_only(path: str) -> sqlite3.Connection:
     if not log:
         try:
             with _connected(path, "ro") as db:
-                if not _older(db, path):
-                    return db
-                db.close()
+                return db
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise
@@ -74,15 +71,13 @@ def open_read_only(path: str) -> sqlite3.Connection:
 
 
 def _copied(path: str) -> sqlite3.Connection:
-    """The file in memory, with what its journal undoes undone, in the present schema."""
+    """The file in memory, with what its journal undoes undone."""
     with tempfile.TemporaryDirectory() as folder:
         copy = os.path.join(folder, "copy")
         for end in ("", *_JOURNALS):
             if os.path.exists(path + end):
                 shutil.copyfile(path + end, copy + end)
         with _connected(copy, "rw", path) as db:
-            if _older(db, path):
-                _bring_up(db, path)
             found = _connect(":memory:")
             db.backup(found)
         db.close()
@@ -142,7 +137,7 @@ def _connected(path: str, mode: str, name: str = "", new: bool = False) -> Itera
     try:
         if not new:
             with transaction(db, "DEFERRED"):
-                _older(db, name or path)
+                _check_tables(db, name or path)
         yield db
     except BaseException:
         db.close()
@@ -164,21 +159,20 @@ def as_sqlite_uri(path: PurePath) -> str:
     return "file://" + ("" if text.startswith("/") else "/") + quote(text, safe="/:")
 
 
-def _older(db: sqlite3.Connection, path: str) -> bool:
-    """Whether the file is a timeline of an earlier schema; raises if it is none."""
+def _check_tables(db: sqlite3.Connection, path: str) -> None:
+    """Raises an error if the file is no timeline, or one of a newer version."""
     application, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
     tables = tuple(sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
     if application != APPLICATION_ID:
         raise NotARecordingError(f"{path} is an SQLite file of another program, not a timeline; it is left as it was")
     if version > SCHEMA:
         raise SchemaError(f"{path} has schema {version}, this version of torch-recorders knows {SCHEMA}: install a newer one")
-    if tables not in ((TABLES,) if version == SCHEMA else OLDER.get(version, ())):
+    if version != SCHEMA or tables != TABLES:
         raise CorruptRecordingError(f"{path} says it is a timeline of schema {version}, but its tables are not those of one")
-    return bool(version < SCHEMA)
 
 
-def _bring_up(db: sqlite3.Connection, path: str) -> None:
-    """Brings a file of an earlier version to the present schema, in one transaction, and to a rollback journal.
+def _end_log(db: sqlite3.Connection) -> None:
+    """Gives a file that another program gave a write-ahead log a rollback journal again.
 
     SQLite waits for ordinary locks, but not for those of a file that changes between kinds of journals.
     """
@@ -186,11 +180,8 @@ def _bring_up(db: sqlite3.Connection, path: str) -> None:
     while True:
         try:
             db.execute("PRAGMA journal_mode = DELETE")
-            break
+            return
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-    with transaction(db):
-        if _older(db, path):  # unless another process was faster
-            upgrade(db, path)

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 APPLICATION_ID = 0x54524543  # "TREC", shown by file(1)
-SCHEMA = 2
+SCHEMA = 1
 
 # Samples are keyed by tick first, so that an append touches few pages; a series is read by one look-up for each row of `ticks`.
 TABLES = (

@@ -30,8 +30,7 @@ class Timeline(SeriesTable):
     Each tick is written in one transaction and is on the disk when `append` returns: if the process is killed, the file holds every
     appended tick completely. Threads may share a timeline, and so may processes, also forked ones.
 
-    Every number, name and note has a checksum, which is checked when it is read. A file of an earlier version is brought to the
-    present schema when it is opened; with `read_only` it is not changed, but read from a copy in memory.
+    Every number, name and note has a checksum, which is checked when it is read.
 
     Args:
         path: the file, which is created or continued; ":memory:" for a timeline in memory.

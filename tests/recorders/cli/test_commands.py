@@ -279,12 +279,12 @@ def test_completion_for_shells_is_offered(capsys: Printed) -> None:
 
 
 def test_a_folder_from_many_ranks_is_a_recording_like_any_other(tmp_path: Path, capsys: Printed) -> None:
-    root = shutil.copytree(ROOT / "tests" / "fixtures" / "recording-0.3-ranks", tmp_path / "run")
+    root = shutil.copytree(ROOT / "tests" / "fixtures" / "recording-ranks", tmp_path / "run")
     samples = {name: part.samples for name, part in load(root).items()}
     rows = said(capsys, "show", root, "--names", "case 2").splitlines()
     assert any("case 2" in row and row.split()[-1] == str(samples["case 2"]) for row in rows)
     assert f"whole: {len(samples)} subrecorders, {sum(samples.values()):,} observations" in said(capsys, "verify", root)
-    said(capsys, "merge", root, ROOT / "tests" / "fixtures" / "recording-0.2", "--out", tmp_path / "merged", "--keep")
+    said(capsys, "merge", root, ROOT / "tests" / "fixtures" / "recording", "--out", tmp_path / "merged", "--keep")
     assert load(tmp_path / "merged").samples("case 2") == samples["case 2"] + load(root, ranks=3).samples("case 2")
     (broken,) = root.glob("generation-*/00000-00002-case-2.safetensors")
     broken.unlink()

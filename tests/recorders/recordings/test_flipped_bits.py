@@ -161,12 +161,11 @@ def test_a_line_that_is_gone_is_missed(made: Path, kind: Kind, tmp_path: Path) -
     check(made, tmp_path / "repaired", 0 if kind == "ranks" else None)
 
 
-def test_a_damaged_manifest_of_an_earlier_version_keeps_results_and_no_reducers(tmp_path: Path) -> None:
-    fixture = Path(__file__).parents[2] / "fixtures" / "recording-0.2"
+def test_a_damaged_first_line_keeps_results_and_no_reducers(tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[2] / "fixtures" / "recording"
     shutil.copytree(fixture, tmp_path / "run")
     path = tmp_path / "run" / manifest.MANIFEST
     raw = path.read_bytes()
-    assert b'"crc32"' not in raw.split(b"\n")[0]
     path.write_bytes(raw.replace(b'"step": 5', b'"step": 4', 1))
     with pytest.warns(RecordingWarning):
         found = load(tmp_path / "run", damaged="skip")

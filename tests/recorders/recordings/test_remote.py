@@ -242,7 +242,7 @@ def test_urls_of_something_else_are_refused(url: str) -> None:
         save(recording(1.0), url)
     save(recording(1.0), url + "/run")
     raw = store.cat_file(f"{root}/run/manifest.json")
-    store.pipe_file(f"{root}/run/manifest.json", raw.replace(b'"schema": 2', b'"schema": 9', 1))
+    store.pipe_file(f"{root}/run/manifest.json", raw.replace(b'"schema": 1', b'"schema": 9', 1))
     with pytest.raises(SchemaError, match="schema 9"):
         save(recording(1.0), url + "/run")
     with pytest.raises(SchemaError, match="schema 9"):
