@@ -70,7 +70,7 @@ from reducers import (
     Whole,
     Window,
 )
-from reducers.combinators.fused import Fused
+from reducers.execution.fused import Fused
 
 LAYOUTS = {
     "per tensor": ((64, 128, 768), "... ->", None),

@@ -32,6 +32,7 @@ ORDER = {
         "samples",
         "temporal",
         "combinators",
+        "execution",
     ],
     "recorders": [
         "errors",

@@ -14,8 +14,8 @@ from recorders._torch import NoInference
 from recorders.ring.ring import LeafStatistic
 from reducers import Reducer, Statistic
 from reducers._torch import cpu_library
-from reducers.combinators.rows import statistics_of
 from reducers.core.patterns import arrange, moves_nothing
+from reducers.execution.rows import statistics_of
 from reducers.kernels.cpp.build import GRAPHS, LOOPS, READING
 from reducers.kernels.cpp.library import ELEMENTS, in_order, opened
 from reducers.kernels.cpp.loop_slots import LoopSlots, slots_for

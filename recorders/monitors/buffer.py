@@ -19,8 +19,8 @@ from recorders.ring.changes import Changes
 from recorders.ring.ring import Copies, PartialStates, Pending, Ring, copies_of, partial_states_of
 from recorders.ring.state import EMPTY, MonitorState, flush
 from reducers import Reducer, State
-from reducers.combinators.fused import Fused
 from reducers.core.states import check_states, without_values
+from reducers.execution.fused import Fused
 from reducers.kernels.locks import new_lock
 
 __all__ = ["Buffer"]

@@ -19,8 +19,8 @@ from recorders.monitors.options import MonitorOptions, as_names
 from recorders.ring.rows import LOCK
 from recorders.schedule.table import Reading
 from reducers import Reducer
-from reducers.combinators.stacked import is_stackable
 from reducers.errors import did_you_mean
+from reducers.execution.stacked import is_stackable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from recorders.ring.ring import Pending
 from reducers import Reducer, State, StateMismatchError
-from reducers.combinators.rows import RowSweep, swept_dtypes
-from reducers.combinators.stacked import int_tensor, lift_stacked
+from reducers.execution.rows import RowSweep, swept_dtypes
+from reducers.execution.stacked import int_tensor, lift_stacked
 from reducers.kernels.locks import new_lock
 
 __all__ = ["LOCK", "LeafRow", "ParameterRows", "RowBlock"]

@@ -13,7 +13,7 @@ from laws import flat
 from torch import Tensor
 
 from reducers import Masked, Reducer, State, Statistic
-from reducers.combinators.stacked import is_stackable, lift_stacked
+from reducers.execution.stacked import is_stackable, lift_stacked
 
 REDUCERS = {str(case): case.reducer for case in CASES if isinstance(case.reducer, Statistic) and torch.float32 in case.dtypes}
 UNORDERED = {name: reducer for name, reducer in REDUCERS.items() if not reducer.ordered}

@@ -352,7 +352,7 @@ def test_memory_for_copies_is_freed_in_steps_that_are_not_due(notified: Counter[
 
 # What a step costs, in calls of Python
 
-BACKEND = {("reducers.combinators.rows", "update"), ("reducers.combinators.stacked", "lift_stacked")}
+BACKEND = {("reducers.execution.rows", "update"), ("reducers.execution.stacked", "lift_stacked")}
 
 
 def python_calls(run: Callable[[], Any]) -> int:

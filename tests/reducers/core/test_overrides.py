@@ -39,11 +39,11 @@ from reducers import (
     WeightedMean,
     WeightedMoments,
 )
-from reducers.combinators.fused import Fused
-from reducers.combinators.rows import statistics_of
-from reducers.combinators.stacked import is_stackable, lift_stacked
 from reducers.core.statistic import slots_of, update_slots
 from reducers.errors import ReducerTypeError
+from reducers.execution.fused import Fused
+from reducers.execution.rows import statistics_of
+from reducers.execution.stacked import is_stackable, lift_stacked
 from reducers.kernels import dispatch
 
 SIZES = {"small": 4, "big": 2800}

@@ -35,7 +35,7 @@ for x in MADE:
             assert x.numel() or found is None
 """,
     "rows": """
-from reducers.combinators.rows import RowSweep
+from reducers.execution.rows import RowSweep
 sweep, both = RowSweep(), Product(a=Summary(), b=Norm())
 for reducer in (Summary(), Mean(), both):
     rows = sweep.update(reducer, {}, [ones(10), empty(0), empty(0, 3), ones(())])
@@ -83,7 +83,7 @@ for x in EMPTY:
         assert looped_edges(x, along, torch.tensor([0.0, 1.0]), (0.0, 1.0), {}) is None
 """,
     "reducers": """
-from reducers.combinators.stacked import lift_stacked
+from reducers.execution.stacked import lift_stacked
 for pattern in ("... ->", "b ... -> b", "... d -> d"):
     bins = Histogram(pattern, bins=3, low=0.0, high=1.0)
     for reducer in (Summary(pattern), Mean(pattern), Quantile(pattern), bins, Norm(pattern)):

@@ -28,7 +28,7 @@ from reducers import (
     Sum,
     Summary,
 )
-from reducers.combinators.rows import RowSweep, swept_dtypes
+from reducers.execution.rows import RowSweep, swept_dtypes
 from reducers.kernels import failing
 from reducers.kernels.cpp import library, loop_rows, sweeping
 from reducers.kernels.cpp.task import LEAST_RUN

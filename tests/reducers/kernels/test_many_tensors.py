@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton
     pytest.skip("needs triton (extra gpu-tests) and TRITON_INTERPRET=1", allow_module_level=True)
 
 from reducers import Moments, Norm, Product, Summary
-from reducers.combinators.rows import RowSweep, swept_dtypes
+from reducers.execution.rows import RowSweep, swept_dtypes
 from reducers.kernels import dispatch
 from reducers.kernels.axes import fills_memory
 from reducers.kernels.triton import many, tiling

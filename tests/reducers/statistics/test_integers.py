@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reducers import EMA, Extremes, GroupBy, Masked, Mean, Moments, Norm, Product, Reducer, State, Sum, Summary
-from reducers.combinators.stacked import lift_stacked
+from reducers.execution.stacked import lift_stacked
 
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
 EXACT = 2**53

@@ -11,7 +11,7 @@ from names import name_of
 from torch import Tensor
 
 from reducers import Activity, Count, Max, Mean, Min, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
-from reducers.combinators.stacked import is_stackable, lift_stacked
+from reducers.execution.stacked import is_stackable, lift_stacked
 
 EACH = [
     Count(),

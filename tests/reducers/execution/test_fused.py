@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-import reducers.combinators.fused
+import reducers.execution.fused
 from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Activity, Last, Max, Mean, Moments, Norm, PatternError, Product, Reducer, Summary
-from reducers.combinators.fused import Fused
+from reducers.execution.fused import Fused
 from reducers.kernels.chunks import BIG
 from reducers.kernels.inductor import fused_moments
 
@@ -69,10 +69,8 @@ def test_rows_too_long_and_numbers_too_wide_are_left_to_several_loops() -> None:
 @pytest.mark.slow
 def test_a_recorder_fuses_all_its_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    lift = reducers.combinators.fused._lift
-    monkeypatch.setattr(
-        reducers.combinators.fused, "_lift", lambda reducer, method: compiled.append(method) or lift(reducer, method)
-    )
+    lift = reducers.execution.fused._lift
+    monkeypatch.setattr(reducers.execution.fused, "_lift", lambda reducer, method: compiled.append(method) or lift(reducer, method))
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
     kinds = {"out": ForwardMonitor(Moments("b c -> c")), "grad": BackwardMonitor(Moments())}
     results = []
@@ -95,7 +93,7 @@ def test_a_mistake_in_one_reducer_is_told_as_ever_and_leaves_the_others_fused() 
     x = drawn(BIG)
     with pytest.raises(PatternError, match="needs 2 axes, got 1"):
         Fused(Max("b c -> c")).update({}, x)
-    assert not reducers.combinators.fused._compiler_errors
+    assert not reducers.execution.fused._compiler_errors
     assert Fused(Mean()).compute(Fused(Mean()).update({}, x)).item() == pytest.approx(x.double().mean().item(), abs=1e-9)
 
 
@@ -103,9 +101,9 @@ def test_where_nothing_can_be_compiled_there_is_one_warning_and_nothing_is_lost(
     def fails(*_: object, **__: object) -> object:
         raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
 
-    monkeypatch.setattr(reducers.combinators.fused, "_compiler_errors", [])
+    monkeypatch.setattr(reducers.execution.fused, "_compiler_errors", [])
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
-    reducers.combinators.fused._lift.cache_clear()
+    reducers.execution.fused._lift.cache_clear()
     x = drawn(BIG)
     kinds: list[Reducer] = [Mean(), Max()]
     with pytest.warns(RuntimeWarning, match="updates are not fused: BackendCompilerFailed") as told:
@@ -114,4 +112,4 @@ def test_where_nothing_can_be_compiled_there_is_one_warning_and_nothing_is_lost(
     assert [kind.compute(state) for kind, state in zip(kinds, states, strict=False)] == [
         kind.compute(kind.update({}, x)) for kind in kinds
     ]
-    reducers.combinators.fused._lift.cache_clear()
+    reducers.execution.fused._lift.cache_clear()

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reducers.combinators.cuts import Pieces, int_tensor, plan_rows
 from reducers.combinators.mapped import Postmap
 from reducers.combinators.product import Product
 from reducers.core.reducer import Reducer
 from reducers.core.statistic import Statistic
 from reducers.errors import StateMismatchError
+from reducers.execution.cuts import Pieces, int_tensor, plan_rows
 from reducers.kernels.merging import stack
 from reducers.state import State
 
