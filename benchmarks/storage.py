@@ -19,7 +19,6 @@ import torch
 from measure import write
 
 from recorders import Recording, Subrecording, load
-from recorders.recordings.unchanged import forget
 from reducers import Mean, Summary
 
 SUBRECORDERS = 10_000
@@ -43,14 +42,6 @@ def means() -> Recording:
     generator = torch.Generator().manual_seed(0)
     states = [mean.update({}, torch.randn(32, generator=generator)) for _ in range(SUBRECORDERS)]
     return Recording({f"out/encoder.layers.{i}": Subrecording(mean, {"": state}, samples=1) for i, state in enumerate(states)})
-
-
-def changed(whole: Recording) -> Recording:
-    """The same, with one more observation in every tenth subrecorder."""
-    parts = dict(whole.subrecordings)
-    for name in list(parts)[::10]:
-        parts[name] = parts[name].merge(parts[name])
-    return Recording(parts)
 
 
 def look(path: Path) -> None:
@@ -100,9 +91,6 @@ def main() -> None:
             clock("load", load, root)
             clock("floor: create and write such files", write_files, plain, sizes)
             clock("floor: read such files", read_files, plain)
-            clock("save it again, unchanged", whole.save, root)
-            clock("save over it, one in ten changed", changed(whole).save, root)
-            forget(os.path.abspath(root))
             clock("save over it, remove the old", whole.save, root)
             for name, kept in {"": whole, " one mean each": small}.items():
                 packed = Path(where) / f"packed{name}"

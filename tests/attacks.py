@@ -22,7 +22,7 @@ from recorders.recordings.loading import load
 from recorders.recordings.storage import save
 from reducers import Sum
 
-SYSCALLS = ("open", "write", "fsync", "replace", "mkdir", "link", "unlink", "rmdir", "listdir", "close")
+SYSCALLS = ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir", "listdir", "close")
 CODES = (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOMEM)
 
 Layout = Literal["folder", "packed"]
@@ -107,12 +107,9 @@ class Scene(NamedTuple):
 
 
 def scenes() -> dict[str, Scene]:
-    kept = recording(1, 3)
-    partly = Recording({**kept.subrecordings, "layer.1": part(2)})
     return {
         "a first save": Scene(None, recording(2)),
         "a save over another": Scene(recording(1), recording(2)),
-        "with unchanged subrecorders": Scene(kept, partly),
         "a first packed save": Scene(None, recording(2), layout="packed"),
         "packed over packed": Scene(recording(1), recording(2), "packed", "packed"),
         "packed over a folder": Scene(recording(1), recording(2), "folder", "packed"),

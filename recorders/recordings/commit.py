@@ -66,14 +66,6 @@ class Generation:
         """Removes a file of which writing failed, if the system permits; no manifest names it."""
         _remove(self._folder / file)
 
-    def link(self, old: str, file: str) -> bool:
-        """Takes a file over from the live generation, if the file system has hard links; returns whether it did."""
-        try:
-            os.link(os.path.join(self.root, self.live, old), os.path.join(self._folder, file), follow_symlinks=False)
-        except (OSError, NotImplementedError):
-            return False
-        return True
-
     def flush(self) -> None:
         """Flushes to the disk what this process wrote, and the names in the folder."""
         _flush(self._files)

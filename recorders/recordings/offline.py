@@ -102,7 +102,7 @@ def repair(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> dict[str
 def _save_ranks(recordings: Iterable[tuple[int, Recording]], target: Path) -> None:
     left_out: list[str] = []
     with Commit(target) as commit:
-        files = [write_rank(recording, commit, rank, "folder", {}, left_out)[-1] for rank, recording in recordings]
+        files = [write_rank(recording, commit, rank, "folder", left_out) for rank, recording in recordings]
         commit.publish(encode_ranks(commit.generation, versions(), files))
     warn_left_out(target, left_out)
 

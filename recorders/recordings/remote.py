@@ -19,8 +19,8 @@ from recorders.errors import MissingExtraError, NotARecordingError, RecordingNot
 from recorders.recordings.extras import require
 from recorders.recordings.manifest import MANIFEST, Manifest, decode
 from recorders.recordings.ranks_manifest import RanksManifest, decode_any, read_rank
+from recorders.recordings.same_net import check_same_net
 from recorders.recordings.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
-from recorders.recordings.unchanged import check_same_net
 from recorders.recordings.whole import is_url
 
 __all__ = ["fetch", "fetched", "renamed", "send"]

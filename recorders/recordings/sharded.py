@@ -12,7 +12,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,9 +26,9 @@ from recorders.recordings.loading import load_chosen
 from recorders.recordings.manifest import is_generation
 from recorders.recordings.ranks_manifest import RankFile, encode_ranks, rank_file, read_manifest, shown_ranks
 from recorders.recordings.recording import Recording
+from recorders.recordings.same_net import check_same_net, names_at
 from recorders.recordings.storage import save
 from recorders.recordings.turns import Turn
-from recorders.recordings.unchanged import check_same_net, last_saved, names_at, remember
 from recorders.recordings.whole import as_path, open_regular
 from recorders.recordings.writing import Layout, versions, warn_left_out, write_rank
 
@@ -181,28 +181,22 @@ class _Attempt:
                 f"it does not see the folder {self.files.generation} that rank {self.ranks[0]} made in {self.root}: is that not a "
                 "shared file system?"
             )
-        key = os.fspath(self.root / rank_file(self.rank))
-        last = last_saved(key, self.files.live)
         if self.files.live and not overwrite:
-            self._check_net(last.names if last is not None else ())
-        before = last.parts if last is not None and self.layout == "folder" else {}
-        head, entries, file = write_rank(self.recording, self.files, self.rank, self.layout, before, self.left_out)
+            self._check_net()
+        file = write_rank(self.recording, self.files, self.rank, self.layout, self.left_out)
         self.files.flush()
-        known = {entry.name: entry for entry in entries} if self.layout == "folder" else {}
-        # Of a generation that is never committed, this is of no use, but does no harm either.
-        remember(key, head, tuple(entry.name for entry in entries), {name: self.recording[name] for name in known}, known)
         return _Told(size=file.bytes, sha256=bytes.fromhex(file.sha256))
 
-    def _check_net(self, known: Collection[str]) -> None:
+    def _check_net(self) -> None:
         """Raises `RecordingExistsError` if the folder holds the recording of another net than that of this rank.
 
-        What this rank saved there tells it at once; if it does not fit, the layers may have moved between ranks.
+        What this rank saved there tells it mostly; if it does not fit, the layers may have moved between ranks.
         """
         names, where = self.recording.keys(), os.fspath(self.root)
         if not names:
             return
         try:
-            check_same_net(names, known or names_at(where, self.rank) or names_at(where), where)
+            check_same_net(names, names_at(where, self.rank) or names_at(where), where)
         except RecordingExistsError:
             check_same_net(names, names_at(where), where)
 

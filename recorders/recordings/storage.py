@@ -19,8 +19,8 @@ from recorders.recordings.commit import Commit
 from recorders.recordings.manifest import encode
 from recorders.recordings.recording import Recording, register_writer
 from recorders.recordings.remote import send
+from recorders.recordings.same_net import check_same_net, names_at
 from recorders.recordings.turns import Turn
-from recorders.recordings.unchanged import LastSave, check_same_net, forget, last_saved, names_at, remember, unchanged
 from recorders.recordings.whole import as_path, is_url
 from recorders.recordings.writing import Layout, warn_left_out, write_files
 
@@ -33,8 +33,7 @@ def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout =
     If the process is killed, the disk is full or anything fails, the folder still holds the last complete save. Processes that save
     into one folder wait for each other; the last one wins. Saves of one process happen in the order in which they were asked for,
     also those in the background, and those of several threads. On systems without file locks (Windows, some network file systems)
-    what killed saves left is not removed. Subrecorders that did not change since this process saved them there are not written
-    again.
+    what killed saves left is not removed.
 
     Args:
         path: a new or empty folder, or one that holds a recording; parents are created. Or a URL that fsspec knows, such as
@@ -76,7 +75,6 @@ def save_in_turn(turn: Turn, recording: Recording, path: str | os.PathLike[str],
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, "recording")
             save(recording, local, layout=layout)
-            forget(os.path.abspath(local))
             send(local, os.fspath(path), None if overwrite else recording.keys())
         return os.fspath(path)
     root = Path(as_path(path))
@@ -132,34 +130,12 @@ def save_in_background(
 
 def _save(recording: Recording, root: Path, layout: Layout, overwrite: bool) -> None:
     left_out: list[str] = []
-    key = os.path.abspath(root)
     with Commit(root) as commit:
-        last = last_saved(key, commit.live)
-        before = last.parts if last is not None and layout == "folder" else {}
-        if last is not None and layout == "folder" and _is_saved(recording, root, last):
-            return
         if commit.live and not overwrite:
-            check_same_net(recording.keys(), names_at(key) if last is None else last.names, key)
-        head, entries = write_files(recording, commit, layout, before, left_out)
-        known = {entry.name: entry for entry in entries}
-        commit.publish(encode(head, entries))
-        kept = known if isinstance(recording.subrecordings, dict) and layout == "folder" else {}
-        remember(key, head, tuple(known), {name: recording.subrecordings[name] for name in kept}, kept)
+            where = os.path.abspath(root)
+            check_same_net(recording.keys(), names_at(where), where)
+        commit.publish(encode(*write_files(recording, commit, layout, left_out)))
     warn_left_out(root, left_out)
-
-
-def _is_saved(recording: Recording, root: Path, last: LastSave) -> bool:
-    """Whether the folder holds just this already."""
-    before, head = last.parts, last.head
-    if tuple(recording) != last.names or len(before) != len(last.names):
-        return False
-    if dict(recording.aliases) != head.aliases or recording.step != head.step:
-        return False
-    folder = os.path.join(root, head.generation)
-    return all(
-        unchanged(part, before[name]) and os.path.exists(os.path.join(folder, before[name].entry.file))
-        for name, part in recording.subrecordings.items()
-    )
 
 
 register_writer(save)

@@ -21,7 +21,6 @@ from recorders.recordings.packed import name_prefix
 from recorders.recordings.ranks_manifest import RankFile, rank_file
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.tensorfile import chunks, describe
-from recorders.recordings.unchanged import Saved, unchanged
 from reducers.errors import warn_user
 
 __all__ = ["Layout", "versions", "warn_left_out", "write_files", "write_rank"]
@@ -33,19 +32,18 @@ _PACKED_FILE = "0-packed.safetensors"
 
 
 def write_files(
-    recording: Recording, files: Generation, layout: Layout, before: Mapping[str, Saved], left_out: list[str], prefix: str = ""
+    recording: Recording, files: Generation, layout: Layout, left_out: list[str], prefix: str = ""
 ) -> tuple[Head, list[Entry]]:
     """Writes the subrecorders of a recording into a generation; returns what a manifest says of all, and of each.
 
     Args:
-        before: what this process saved into the live generation. Files of what did not change are taken over.
         left_out: gets what cannot be stored, and why.
         prefix: what the names of the files begin with, if several processes write into the generation.
     """
     if layout == "packed":
         entries = _write_packed(recording, files, left_out, prefix)
     else:
-        entries = _write_folder(recording, files, before, left_out, prefix)
+        entries = _write_folder(recording, files, left_out, prefix)
     names = {entry.name for entry in entries}
     aliases = {alias: name for alias, name in recording.aliases.items() if name in names}
     head = Head(files.generation, aliases, versions(), recording.step)
@@ -54,13 +52,11 @@ def write_files(
     return head, entries
 
 
-def write_rank(
-    recording: Recording, files: Generation, rank: int, layout: Layout, before: Mapping[str, Saved], left_out: list[str]
-) -> tuple[Head, list[Entry], RankFile]:
-    """Writes the files of one rank of many, with its manifest."""
+def write_rank(recording: Recording, files: Generation, rank: int, layout: Layout, left_out: list[str]) -> RankFile:
+    """Writes the files of one rank of many, with its manifest; returns what that of all ranks says of it."""
     file = rank_file(rank)
-    head, entries = write_files(recording, files, layout, before, left_out, f"{Path(file).stem}-")
-    return head, entries, RankFile(rank, file, *files.write(file, [encode(head, entries)]))
+    head, entries = write_files(recording, files, layout, left_out, f"{Path(file).stem}-")
+    return RankFile(rank, file, *files.write(file, [encode(head, entries)]))
 
 
 def warn_left_out(root: object, left_out: list[str]) -> None:
@@ -70,18 +66,12 @@ def warn_left_out(root: object, left_out: list[str]) -> None:
         warn_user(f"saved {root}, but not everything of it: {shown}", RecordingWarning)
 
 
-def _write_folder(
-    recording: Recording, files: Generation, before: Mapping[str, Saved], left_out: list[str], prefix: str
-) -> list[Entry]:
+def _write_folder(recording: Recording, files: Generation, left_out: list[str], prefix: str) -> list[Entry]:
     width = max(5, len(str(len(recording))))
     recipes, entries = Recipes(), []
     for index, (name, part) in enumerate(recording.subrecordings.items()):
         slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:200].lower())[:40].strip("-")
         file = f"{prefix}{index:0{width}}{'-' * bool(slug)}{slug}.safetensors"
-        saved = before.get(name)
-        if saved is not None and unchanged(part, saved) and files.link(saved.entry.file, file):
-            entries.append(replace(saved.entry, file=file))
-            continue
         try:
             contents = Contents(part)
             header, tensors, dtypes = describe(contents.tensors)

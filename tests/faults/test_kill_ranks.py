@@ -139,7 +139,7 @@ class Ranks:
             written = []
             for rank in range(2):
                 files = Generation(root, commit.generation, commit.live) if rank else commit
-                written.append(write_rank(recording(step), files, rank, "packed", {}, [])[-1])
+                written.append(write_rank(recording(step), files, rank, "packed", []))
                 if self.flushes:
                     files.flush()
             commit.publish(encode_ranks(commit.generation, versions(), written))

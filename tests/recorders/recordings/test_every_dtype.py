@@ -86,7 +86,7 @@ def test_saved_and_loaded(dtype: torch.dtype, layout: Layout, tmp_path: Path) ->
 def test_saved_by_ranks_and_in_checkpoints(dtype: torch.dtype, tmp_path: Path) -> None:
     for offset in OFFSETS:
         with Commit(tmp_path / str(offset)) as commit:
-            files = [write_rank(recording(dtype, offset), commit, rank, layout, {}, [])[-1] for rank, layout in enumerate(LAYOUTS)]
+            files = [write_rank(recording(dtype, offset), commit, rank, layout, []) for rank, layout in enumerate(LAYOUTS)]
             commit.publish(encode_ranks(commit.generation, versions(), files))
         for rank in range(2):
             check(load(tmp_path / str(offset), ranks=rank), dtype, offset)

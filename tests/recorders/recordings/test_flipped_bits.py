@@ -42,7 +42,7 @@ def made(tmp_path: Path, kind: Kind) -> Path:
         save(recording(), root, layout=kind)
         return root
     with Commit(root) as commit:
-        files = [write_rank(recording(), commit, rank, "folder", {}, [])[-1] for rank in (0, 1)]
+        files = [write_rank(recording(), commit, rank, "folder", []) for rank in (0, 1)]
         commit.publish(encode_ranks(commit.generation, versions(), files))
     return root
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from recorders import CallMonitor, ForwardMonitor, Recorder, Recording, Subrecording, load, merge
 from recorders.errors import RecordingExistsError
-from recorders.recordings import unchanged
 from recorders.recordings.storage import save_in_background
 from reducers import Mean
 
@@ -23,12 +22,9 @@ def recording(*names: str) -> Recording:
     return Recording({name: Subrecording(Mean(), {"": Mean().update({}, torch.ones(2))}, samples=1) for name in names})
 
 
-@pytest.fixture(params=["this process", "another process"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    root = recording(*OLD).save(tmp_path / "run")
-    if request.param == "another process":
-        unchanged.forget(str(root))
-    return root
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return recording(*OLD).save(tmp_path / "run")
 
 
 @pytest.mark.parametrize("names", [OLD, OLD[1:], ("fc2",), (*OLD, "fc4", "loss"), ("fc3", "fc1", "head")])
@@ -104,12 +100,3 @@ def test_an_empty_recording_of_either_layout_is_replaced(tmp_path: Path) -> None
     for layout in ("folder", "packed"):
         Recording({}).save(tmp_path / layout, layout=layout)  # type: ignore[arg-type]
         assert list(load(recording("a").save(tmp_path / layout))) == ["a"]
-
-
-def test_saving_again_in_one_process_reads_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording(*OLD).save(tmp_path, layout="packed")
-    monkeypatch.setattr(unchanged, "read_manifest", None)
-    recording(*OLD).save(tmp_path, layout="packed")
-    recording(*OLD, "more").save(tmp_path)
-    with pytest.raises(RecordingExistsError):
-        recording("conv").save(tmp_path)

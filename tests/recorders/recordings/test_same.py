@@ -1,9 +1,7 @@
-"""Recordings equal themselves only, `in` reads no file, and what is remembered of a save keeps no tensor alive."""
+"""Recordings equal themselves only, `in` reads no file, and a save holds the results that are there now."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 import torch
 
 from recorders import CorruptRecordingError, Recording, Subrecording, load, merge, save
-from recorders.recordings import unchanged
 from reducers import Mean
 
 
@@ -42,33 +39,6 @@ def test_in_reads_no_file(tmp_path: Path) -> None:
         assert name not in merged
     with pytest.raises(CorruptRecordingError):
         merged["loss"]
-
-
-class Big:
-    """What a function holds."""
-
-
-def test_what_is_remembered_of_a_save_keeps_nothing_alive(tmp_path: Path) -> None:
-    big = Big()
-
-    def function(result: Any, samples: int, big: Big = big) -> Any:
-        return result
-
-    values = {"": {"mean": torch.tensor(3.0)}}
-    state = Mean().update({}, torch.tensor(1.0))
-    parts = {
-        "with": Subrecording(Mean(), {"": state}, 1, functions=(function,)),
-        "loaded": Subrecording(None, {"": dict(state)}, 1, values=values),
-    }
-    save(Recording(parts), tmp_path / "run")
-    files = {path.name: path.stat().st_ino for path in tmp_path.rglob("*.safetensors")}
-    save(Recording(parts, step=1), tmp_path / "run")
-    assert {path.name: path.stat().st_ino for path in tmp_path.rglob("*.safetensors")} == files  # both were taken over
-    held = [weakref.ref(values[""]["mean"]), weakref.ref(big), *map(weakref.ref, state.values())]
-    assert len(unchanged._saves[str(tmp_path / "run")].parts) == 2
-    del parts, values, state, function, big
-    gc.collect()
-    assert [ref() for ref in held] == [None] * len(held)
 
 
 def test_a_loaded_result_that_was_replaced_is_saved_anew(tmp_path: Path) -> None:
