@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from reducers.kernels.columns import column_dtypes
 from reducers.kernels.cpp.binned import looped_bits, looped_edges
 from reducers.kernels.cpp.library import ELEMENTS
 from reducers.kernels.dispatch import Kernel
@@ -134,6 +135,6 @@ def _counts_fit(x: Tensor, axes: tuple[int, ...], bins: int, state: State | None
         [*kept, bins] == list(counts.shape)
         and counts.dtype is torch.int64
         and all(list(state[key].shape) == kept for key in others)
-        and all(state[key].dtype is (torch.int64 if key == "nonfinite" else x.dtype) for key in others)
+        and all(state[key].dtype is dtype for key, dtype in zip(others, column_dtypes(others, x.dtype), strict=True))
         and all(value.is_contiguous() for value in state.values())
     )

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from reducers.kernels.columns import column_dtypes
 from reducers.kernels.cpp import library, loop_rows
 from reducers.kernels.cpp.sweeping import looped
 from reducers.kernels.cpp.weighting import looped_weights
@@ -135,7 +136,7 @@ def loop_weighted(
     """Weighted statistics by the loop on a CPU; the arguments are those of `device_weighted`. None inside graphs."""
     if x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    if not fits(x, axes, _weighted_columns(columns), state, torch.float64):
+    if not fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64):
         return None
     return looped_weights(x, weights, axes, columns, state)
 
@@ -161,7 +162,7 @@ def device_sweep(
     """Return the statistics of `x` over `axes`, joined with those of a state, by a kernel that reads `x` once.
 
     Args:
-        columns: the keys of the state, and which statistic each is: one of `reducers.kernels.triton.arguments.COLUMNS`.
+        columns: the keys of the state, and which statistic each is: one of `reducers.kernels.columns.COLUMNS`.
         threshold: the magnitude above which an element is active.
         state: what was observed before, with the same keys.
         mask: bool, in the shape of `x`: which elements are observed; integers become float64 then.
@@ -191,7 +192,7 @@ def device_weighted(
         None in the same cases as `device_sweep`.
     """
     kernel = found(WEIGHTED, x.device)
-    if kernel is None or not fits(x, axes, _weighted_columns(columns), state, torch.float64):
+    if kernel is None or not fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64):
         return None
     return tried(WEIGHTED, x.device, kernel, x.resolve_neg(), weights.resolve_neg(), axes, columns, state)
 
@@ -221,11 +222,6 @@ def row_dtypes(x: Tensor, columns: Mapping[str, str]) -> dict[str, torch.dtype] 
     return dtypes
 
 
-def _weighted_columns(columns: tuple[str, ...]) -> dict[str, str]:
-    """Return the columns of weighted sums as those that have the same dtypes."""
-    return {name: "count" if name == "nonfinite" else "sum" for name in columns}
-
-
 def fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: State | None, dtype: torch.dtype) -> bool:
     """Return whether the state is one of this reducer, for observations of this shape and of the dtype they are reduced in."""
     if not state:
@@ -233,15 +229,7 @@ def fits(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], state: St
     if len(state) != len(columns) or not all(key in state for key in columns):
         return False
     kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-    for value, wanted in zip(map(state.__getitem__, columns), _wanted(tuple(columns.values()), dtype), strict=True):
+    for value, wanted in zip(map(state.__getitem__, columns), column_dtypes(tuple(columns.values()), dtype), strict=True):
         if value.shape != kept or value.dtype is not wanted or not value.is_contiguous() or value.is_neg():
             return False
     return True
-
-
-@lru_cache(maxsize=256)
-def _wanted(columns: tuple[str, ...], dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the dtypes of these columns in a state."""
-    counts = {"count", "zeros", "nan", "inf", "nonfinite", "active"} | (set() if dtype.is_floating_point else {"sum", "exact"})
-    own = ("min", "max")
-    return tuple(dtype if name in own else torch.int64 if name in counts else torch.float64 for name in columns)

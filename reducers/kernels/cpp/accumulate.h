@@ -13,11 +13,13 @@
 namespace {
 
 
+// `reducers/kernels/columns.py` has both, and tests compare them.
 enum What { SUM_OF = 1, SQUARES_OF = 2, EXTREMES = 4, ZEROS = 8, MAGNITUDES = 16, ACTIVE = 32, POWERS = 64, SUMS = SUM_OF | SQUARES_OF };
 
 template <int WHAT> constexpr int HIGHER = (WHAT & POWERS) != 0;
 
-enum Result { COUNT, NAN_COUNT, INF_COUNT, ZERO_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, M3, M4, NONFINITE, RESULTS };
+enum Result { COUNT, NAN_COUNT, INF_COUNT, ZEROS_COUNT, MEAN, M2, SUM, SQUARES, MIN, MAX, PEAK, TOTAL, M3, M4, NONFINITE, RESULTS };
+static_assert(RESULTS <= MOST_RESULTS, "a task has too few");
 
 // Without the third and the fourth power, which are added up beside both sums, there is no memory for them.
 template <int WHAT> struct Partial {

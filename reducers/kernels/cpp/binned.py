@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from reducers.kernels.columns import BINNED
 from reducers.kernels.cpp.library import ELEMENTS, binned_for
 from reducers.kernels.cpp.task import Task, task_of
 from reducers.kernels.cpp.threads import in_threads
@@ -16,7 +17,6 @@ from reducers.state import State
 
 __all__ = ["looped_bits", "looped_edges"]
 
-_RESULTS = ("counts", "min", "max", "nonfinite")  # enum Result
 _PLAIN = {Tensor, nn.Parameter}
 _MOST_BINS = 2**31 - 64  # they are numbered in 32 bits, and so is what follows them in a table
 _MANTISSA, _BIAS = 23, 127  # of float32, which all elements become
@@ -100,7 +100,7 @@ def _counted(x: Tensor, axes: tuple[int, ...], way: str, bins: _Bins, state: Sta
     try:
         binning.task.x = x.data_ptr()
         for key, value in found.items():
-            binning.task.results[_RESULTS.index(key)] = value.data_ptr()
+            binning.task.results[BINNED.index(key)] = value.data_ptr()
     except RuntimeError:  # such as inside vmap
         return None
     size = work * x.nbytes + found["counts"].nbytes

@@ -12,6 +12,7 @@ namespace {
 
 
 constexpr int MOST_AXES = 8;
+constexpr int MOST_RESULTS = 24;    // of any loop, with places for more
 constexpr int64_t PART = 1 << 15;   // elements of a part, about
 constexpr int64_t BLOCK = 1 << 12;  // elements between two looks at a sum: floats count them exactly
 constexpr int64_t ROWS = 8;         // rows of all columns that are added before the next rows
@@ -44,9 +45,9 @@ struct Task {
   int64_t mask_stride;  // along the run: 0 or 1
   Axes kept, reduced;   // the other axes
   double threshold;
-  void* results[15];    // of each result a number for each kept position; null if it is not asked for
-  int64_t kinds[15];    // 0 double, 1 int64, 2 float
-  const void* before[15];  // what was observed before, as the results; null if nothing was
+  void* results[MOST_RESULTS];    // of each result a number for each kept position; null if it is not asked for
+  int64_t kinds[MOST_RESULTS];    // 0 double, 1 int64, 2 float
+  const void* before[MOST_RESULTS];  // what was observed before, as the results; null if nothing was
 };
 
 static int64_t product(const Axes& axes) {

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
+from reducers.kernels.columns import COLUMNS, Needs, column_dtypes, joinable, needs_of
 from reducers.kernels.cpp.library import ELEMENTS, sweep_for
-from reducers.kernels.cpp.task import LEAST_RUN, RESULTS, Task, task_of
+from reducers.kernels.cpp.task import KINDS, LEAST_RUN, RESULTS, Task, task_of
 from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
@@ -22,7 +23,6 @@ __all__ = [
     "LoopCall",
     "are_numbers",
     "call_for",
-    "column_dtype",
     "is_built",
     "looped",
     "needed_of",
@@ -30,31 +30,7 @@ __all__ = [
     "task_for",
 ]
 
-_SUM, _SQUARES, _EXTREMES, _ZEROS, _MAGNITUDES, _ACTIVE, _POWERS = 1, 2, 4, 8, 16, 32, 64  # `enum What` in accumulate.h
-_COLUMNS = {
-    "count": (0, "count"),
-    "nan": (0, "nan"),
-    "inf": (0, "inf"),
-    "nonfinite": (0, "nonfinite"),
-    "zeros": (_ZEROS, "zeros"),
-    "sum": (_SUM, "sum"),
-    "exact": (_SUM, "sum"),
-    "mean": (_SUM, "mean"),
-    "m2": (_SUM | _SQUARES, "m2"),
-    "m3": (_SUM | _SQUARES | _POWERS, "m3"),
-    "m4": (_SUM | _SQUARES | _POWERS, "m4"),
-    "squares": (_SQUARES, "squares"),
-    "min": (_EXTREMES, "min"),
-    "max": (_EXTREMES, "max"),
-    "peak": (_EXTREMES, "peak"),
-    "magnitudes": (_MAGNITUDES, "total"),
-    "active": (_ACTIVE, "total"),
-}
-"""For each column what the loop has to add up, and which of its results it is."""
-
 _PLAIN = {Tensor, nn.Parameter, type(None)}
-_KINDS = {torch.float64: 0, torch.int64: 1, torch.float32: 2}
-_COUNTS = frozenset(("count", "nan", "inf", "nonfinite", "zeros", "active"))
 
 
 def looped(
@@ -68,7 +44,7 @@ def looped(
     """Return the statistics of `x` over `axes`, joined with those of a state, in float64 throughout.
 
     Args:
-        columns: the keys of the state, and which of `reducers.kernels.triton.arguments.COLUMNS` each of them is.
+        columns: the keys of the state, and which of `COLUMNS` each of them is.
         threshold: the magnitude above which an element is active, at least 0.
         mask: bool, in the shape of `x`, of any strides: the elements that are observed.
         state: what was observed before, or nothing.
@@ -162,16 +138,16 @@ def call_for(
 ) -> LoopCall | None:
     """The call of the loop for CPU tensors of this shape, and masks of these strides."""
     elements, needed = ELEMENTS.get(dtype), needed_of(names)
-    if mask_strides is not None and needed is not None and needed & _SQUARES:
-        needed |= _SUM  # the centre is not 0 then
+    if mask_strides is not None and needed is not None and needed & Needs.SQUARES:
+        needed |= Needs.SUM  # the centre is not 0 then
     task = None if elements is None or needed is None else task_of(shape, strides, axes, mask_strides, least)
     function = None if task is None or elements is None or needed is None else sweep_for(needed, elements)
     if task is None or function is None:
         return None
-    task.about_zero = not {"mean", "m2", "m3", "m4"} & set(names)
+    task.about_zero = not any(COLUMNS[name].power for name in names)
     places, dtypes, state_dtypes, joins = _results_of(names, dtype)
     for place, written in zip(places, dtypes, strict=True):
-        task.kinds[place] = _KINDS[written]
+        task.kinds[place] = KINDS[written]
     kept = tuple([size for axis, size in enumerate(shape) if axis not in axes])
     return LoopCall(task, function, kept, dtypes, state_dtypes, joins, places)
 
@@ -180,9 +156,9 @@ def call_for(
 def _results_of(names: tuple[str, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the places, the dtypes as the loop writes them, those of a state, and whether states join; see `Call`."""
     places = tuple(map(_place, names))
-    state_dtypes = tuple(column_dtype(name, dtype) for name in names)
+    state_dtypes = column_dtypes(names, dtype)
     dtypes = tuple(torch.float32 if found is dtype else found for found in state_dtypes)
-    return places, dtypes, state_dtypes, _joins(names)
+    return places, dtypes, state_dtypes, joinable(names)
 
 
 def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
@@ -192,22 +168,14 @@ def is_built(names: tuple[str, ...], dtype: torch.dtype) -> bool:
 
 
 @lru_cache(maxsize=256)
-def needed_of(names: tuple[str, ...]) -> int | None:
+def needed_of(names: tuple[str, ...]) -> Needs | None:
     """Return what the loop must add up for these columns; None if it cannot."""
-    needed = 0
-    for name in names:
-        if name not in _COLUMNS:
-            return None
-        needed |= _COLUMNS[name][0]
+    if not COLUMNS.keys() >= {*names}:
+        return None
+    needed = needs_of(names)
     one_result = len({*map(_place, names)}) < len(names)  # for two columns
-    one_sum = needed & _MAGNITUDES and needed & (_SUM | _SQUARES)
+    one_sum = needed & Needs.MAGNITUDES and needed & (Needs.SUM | Needs.SQUARES)
     return None if not names or one_result or one_sum else needed
-
-
-def _joins(names: tuple[str, ...]) -> bool:
-    powers = ("count", "mean", "m2", "m3", "m4")
-    highest = max((powers.index(name) for name in names if name in powers), default=0)
-    return set(powers[: highest + 1] if highest else ()) <= set(names)
 
 
 def _run(
@@ -252,9 +220,4 @@ def task_for(call: LoopCall, dtype: torch.dtype, threshold: float, results: Sequ
 
 
 def _place(name: str) -> int:
-    return RESULTS.index(_COLUMNS[name][1])
-
-
-def column_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a column for tensors of a dtype."""
-    return torch.int64 if name in _COUNTS else dtype if name in ("min", "max") else torch.float64
+    return RESULTS.index(COLUMNS[name].result or name)

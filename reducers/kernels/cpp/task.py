@@ -5,14 +5,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import torch
+
 from reducers.kernels.axes import Axis, merged
+from reducers.kernels.columns import COLUMNS
 
-__all__ = ["LEAST_RUN", "MOST_AXES", "RESULTS", "Axes", "Task", "axes_of", "task_of"]
+__all__ = ["KINDS", "LEAST_RUN", "MOST_AXES", "RESULTS", "Axes", "Task", "axes_of", "task_of"]
 
-RESULTS = ("count", "nan", "inf", "zeros", "mean", "m2", "sum", "squares", "min", "max", "peak", "total", "m3", "m4", "nonfinite")
-"""What the loop returns, in the order of `enum Result` in the source."""
+RESULTS = tuple(dict.fromkeys(column.result or name for name, column in COLUMNS.items()))
+"""What the loop returns, in the order of `enum Result` in `accumulate.h`: some columns are one result."""
+
+KINDS = {torch.float64: 0, torch.int64: 1, torch.float32: 2}
+"""The dtypes in which results are written, and what `Task` calls them."""
 
 MOST_AXES = 8
+MOST_RESULTS = 24  # of any loop, with places for more
 LEAST_RUN = 8  # neighbours that are worth a run
 
 
@@ -40,9 +47,9 @@ class Task(ctypes.Structure):
         ("kept", Axes),
         ("reduced", Axes),
         ("threshold", ctypes.c_double),
-        ("results", ctypes.c_void_p * len(RESULTS)),
-        ("kinds", ctypes.c_int64 * len(RESULTS)),
-        ("before", ctypes.c_void_p * len(RESULTS)),
+        ("results", ctypes.c_void_p * MOST_RESULTS),
+        ("kinds", ctypes.c_int64 * MOST_RESULTS),
+        ("before", ctypes.c_void_p * MOST_RESULTS),
     )
 
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from reducers.kernels.chunks import BIG
+from reducers.kernels.columns import WEIGHTED, column_dtypes
 from reducers.kernels.cpp.library import ELEMENTS, WEIGHTS, weighted_for
-from reducers.kernels.cpp.task import LEAST_RUN, Task, task_of
+from reducers.kernels.cpp.task import KINDS, LEAST_RUN, Task, task_of
 from reducers.kernels.cpp.threads import in_threads
 from reducers.state import State
 
 __all__ = ["looped_weights"]
 
-_RESULTS = ("weight", "squares", "mean", "m2", "sum", "nonfinite")  # enum Result
 _PLAIN = {Tensor, nn.Parameter}
 
 
@@ -53,8 +53,8 @@ def looped_weights(
     if task is None:
         return None
     kept = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-    dtypes = {column: torch.int64 if column == "nonfinite" else torch.float64 for column in columns}
-    found = {column: torch.empty(kept, dtype=dtype, device="cpu") for column, dtype in dtypes.items()}
+    dtypes = column_dtypes(tuple(columns), torch.float64)
+    found = {key: torch.empty(kept, dtype=dtype, device="cpu") for key, dtype in zip(columns, dtypes, strict=True)}
     before = state or {}
     if not {*map(type, (*found.values(), *before.values()))} <= _PLAIN:
         return None
@@ -77,10 +77,10 @@ def _run(function: Any, task: Task, x: Tensor, weights: Tensor, results: State, 
     try:
         task.x, task.mask = x.data_ptr(), weights.data_ptr()
         for column, result in results.items():
-            place = _RESULTS.index(column)
-            task.results[place], task.kinds[place] = result.data_ptr(), int(column == "nonfinite")
+            place = WEIGHTED.index(column)
+            task.results[place], task.kinds[place] = result.data_ptr(), KINDS[result.dtype]
         for column, value in before.items():
-            task.before[_RESULTS.index(column)] = value.data_ptr()
+            task.before[WEIGHTED.index(column)] = value.data_ptr()
     except RuntimeError:  # such as inside vmap
         return False
     if not task.x or not task.mask:

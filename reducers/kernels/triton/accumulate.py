@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reducers.kernels.columns import COLUMNS, column_dtypes
 from reducers.kernels.locks import new_lock
 from reducers.kernels.triton import sweep
 from reducers.kernels.triton.accumulate_kernel import join_in_place
-from reducers.kernels.triton.arguments import WARPS, dtype_of, family, fields, range_of, takes_columns
+from reducers.kernels.triton.arguments import WARPS, family, fields, join_constants, range_of, takes_columns
 from reducers.kernels.triton.sweep import new_partials, sweep_into
 from reducers.kernels.triton.tiling import MAX_DIMS, join_tile, plan, power_of_two
 
@@ -102,15 +103,15 @@ def statistics(words: Tensor, columns: Mapping[str, str], shape: Sequence[int], 
     names = ",".join(columns.values())
     order, extremes, counts, total = family(names, dtype)
     base = 1 + order + 2 * extremes
-    place = {"count": 0, "mean": 1, "m2": 2, "m3": 3, "m4": 4, "min": 1 + order, "max": 2 + order}
+    place = {name: column.power for name, column in COLUMNS.items() if column.power}
+    place |= {"count": 0, "min": 1 + order, "max": 2 + order}
     place |= {"zeros": base, "inf": base + 1, "nan": base + 2, "nonfinite": base + 3 * counts + (total != "")}
     table = _table(words, names, dtype)
     state = {}
-    for key, name in columns.items():
+    for (key, name), kind in zip(columns.items(), column_dtypes(tuple(columns.values()), dtype), strict=True):
         row = table[place.get(name, base + 3 * counts)]
-        kind = dtype_of(name, dtype)
-        integer = kind is torch.int64 or (name in ("min", "max") and not dtype.is_floating_point)
-        state[key] = (row if integer else row.view(torch.float64)).to(kind, copy=True).reshape(list(shape))
+        number = row.view(torch.float64) if kind.is_floating_point else row
+        state[key] = number.to(kind, copy=True).reshape(list(shape))
     return state
 
 
@@ -135,8 +136,6 @@ def accumulate(x: Tensor, axes: tuple[int, ...], columns: str, threshold: float,
 
 
 def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.dtype, slot: int) -> None:
-    order, extremes, counts, total = family(columns, dtype)
-    names = columns.split(",")
     _, parts, kept = partials.shape
     rows, width = join_tile(parts, kept)
     sweep._launcher(join_in_place, False)[(-(-kept // width), 1, 1)](
@@ -145,19 +144,10 @@ def _join_in_place(handle: Tensor, partials: Tensor, columns: str, dtype: torch.
         slot,
         kept,
         parts,
-        ORDER=order,
-        EXTREMES=extremes,
-        COUNTS=counts,
-        TOTAL=total,
-        INTEGER=not dtype.is_floating_point,
-        WITH_MEAN="mean" in names,
-        WITH_MIN="min" in names,
-        WITH_MAX="max" in names,
-        LOWEST=range_of(dtype)[0],
-        HIGHEST=range_of(dtype)[1],
         PARTS=rows,
         COLUMNS=width,
         num_warps=WARPS,
+        **join_constants(columns, dtype),
     )
 
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from reducers.kernels.columns import COLUMNS, Needs, joinable, needs_of
 from reducers.kernels.precision import float32_threshold
 from reducers.kernels.triton.tiling import TilePlan, plan, plan_of_many
 
 __all__ = [
-    "COLUMNS",
     "DTYPES",
-    "OUTPUTS",
     "WARPS",
     "Arguments",
     "bytes_of",
-    "dtype_of",
     "family",
     "fields",
+    "join_constants",
     "kept_shape",
     "many_arguments",
-    "output_of",
     "range_of",
     "sweep_arguments",
     "swept_dtype",
@@ -36,24 +35,22 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 WARPS = 8
 
-TOTALS = ("sum", "exact", "magnitudes", "squares", "active", "peak")
-_COUNTS = ("count", "nonfinite", "zeros", "nan", "inf", "active")
-OUTPUTS = ("count", "nonfinite", "mean", "m2", "m3", "m4", "min", "max", "zeros", "nan", "inf")
-COLUMNS = (*OUTPUTS, *TOTALS)
-"""What the kernels compute of the finite elements: a reducer says which of these its state holds.
-
-`sum` is as exact as `mean`, `exact` is added in float64; `magnitudes` and `squares` are sums of |x| and x^2; `active` counts
-elements of |x| above a threshold; `peak` is the largest |x|. `nan`, `inf` and `nonfinite`, which is both, count what is not finite.
-"""
-
-
 Arguments = tuple[tuple[int, int, int], tuple[int | None, ...], dict[str, Any]]
 """The grid of a launch, and the numbers and the constants that its kernel is given."""
 
 
 def takes_columns(dtype: torch.dtype, columns: Iterable[str]) -> bool:
     """Return whether the kernels compute these columns of a dtype: a `sum` of int64 may exceed int64, in which they add."""
-    return dtype in DTYPES and not (dtype is torch.int64 and "sum" in columns)
+    return dtype in DTYPES and are_computed(tuple(columns)) and not (dtype is torch.int64 and "sum" in columns)
+
+
+@lru_cache(maxsize=256)
+def are_computed(columns: tuple[str, ...]) -> bool:
+    """Return whether one launch computes these columns, and the next joins them with those of a state."""
+    if not COLUMNS.keys() >= {*columns} or not joinable(columns):
+        return False
+    counted = {"zeros", "nan", "inf"} & {*columns}  # all in one row of the table each, if any is asked for
+    return sum(COLUMNS[name].is_total for name in columns) <= 1 and len(counted) in (0, 3)
 
 
 def sweep_arguments(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None = None) -> Arguments:
@@ -118,33 +115,36 @@ def kept_shape(x: Tensor, axes: Sequence[int]) -> list[int]:
 
 def family(columns: str, dtype: torch.dtype) -> tuple[int, int, int, str]:
     """Return the highest power, whether extremes are needed, whether counts are, and which total."""
-    names = columns.split(",")
-    total = next((name for name in TOTALS if name in names), "")
-    order = sum(name in names for name in ("mean", "m2", "m3", "m4"))
+    names = tuple(columns.split(","))
+    needs = needs_of(names)
+    order = max(COLUMNS[name].power for name in names)
+    total = next((name for name in names if COLUMNS[name].is_total), "")
     if total == "sum" and dtype.is_floating_point:
         order = max(order, 1)
-    extremes = any(name in names for name in ("min", "max", "peak"))
-    return order, int(extremes), int("zeros" in names), total
+    return order, int(bool(needs & Needs.EXTREMES)), int(bool(needs & Needs.ZEROS)), total
+
+
+def join_constants(columns: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the constants of the launches that join partial statistics of these columns."""
+    order, extremes, counts, total = family(columns, dtype)
+    names = columns.split(",")
+    lowest, highest = range_of(dtype)
+    return {
+        "ORDER": order,
+        "EXTREMES": extremes,
+        "COUNTS": counts,
+        "TOTAL": total,
+        "INTEGER": not dtype.is_floating_point,
+        "LOWEST": lowest,
+        "HIGHEST": highest,
+        **{f"WITH_{name.upper()}": name in names for name in ("mean", "min", "max")},
+    }
 
 
 def fields(columns: str, dtype: torch.dtype) -> int:
     """Return how many partial statistics a part has."""
     order, extremes, counts, total = family(columns, dtype)
     return 1 + order + 2 * extremes + 3 * counts + (total not in ("", "peak"))
-
-
-def output_of(name: str) -> str:
-    """Return which output of the kernels a column is."""
-    return "total" if name in TOTALS else name
-
-
-def dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a column for tensors of a dtype."""
-    if name in ("min", "max"):
-        return dtype
-    if name in _COUNTS or (name in ("sum", "exact") and not dtype.is_floating_point):
-        return torch.int64
-    return torch.float64
 
 
 def bytes_of(value: Tensor) -> Tensor:

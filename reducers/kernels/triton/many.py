@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.library import triton_op
 
 from reducers.kernels.axes import fills_memory
-from reducers.kernels.triton.arguments import dtype_of, fields, takes_columns
+from reducers.kernels.columns import column_dtypes
+from reducers.kernels.triton.arguments import fields, takes_columns
 from reducers.kernels.triton.sweep import _join, _sweep
 from reducers.kernels.triton.tiling import cut_many
 
@@ -81,7 +82,8 @@ def swept_rows(
 
 def row_dtypes(columns: Mapping[str, str], dtype: torch.dtype) -> dict[str, torch.dtype] | None:
     """Return the dtypes of what `swept_rows` returns for tensors of this dtype, by key; None if it does not take them."""
-    return {key: dtype_of(column, dtype) for key, column in columns.items()} if takes_columns(dtype, columns.values()) else None
+    dtypes = column_dtypes(tuple(columns.values()), dtype)
+    return dict(zip(columns, dtypes, strict=True)) if takes_columns(dtype, columns.values()) else None
 
 
 @triton_op("reducers::sweep_rows", mutates_args={"partials"})
@@ -90,7 +92,7 @@ def sweep_rows(x: Tensor, partials: Tensor, columns: str, threshold: float, addr
 
     Args:
         x: one of the tensors.
-        columns: names of `reducers.kernels.triton.arguments.COLUMNS`, with commas between them.
+        columns: names of `reducers.kernels.columns.COLUMNS`, with commas between them.
         addresses, cuts: the tables of the tensors.
     """
     _sweep(x, partials, (), columns, threshold, None, True, addresses=addresses, cuts=cuts)

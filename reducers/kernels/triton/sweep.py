@@ -11,18 +11,15 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from reducers.errors import ArgumentError
+from reducers.kernels.columns import COLUMNS, column_dtypes
 from reducers.kernels.triton.arguments import (
     DTYPES,
-    OUTPUTS,
     WARPS,
     bytes_of,
-    dtype_of,
-    family,
     fields,
+    join_constants,
     kept_shape,
     many_arguments,
-    output_of,
-    range_of,
     sweep_arguments,
     swept_dtype,
     takes_columns,
@@ -32,6 +29,9 @@ from reducers.kernels.triton.sweep_kernel import sweep
 from reducers.kernels.triton.tiling import MOST_PARTS, join_tile, plan
 
 __all__ = ["join_partials", "new_partials", "new_results", "sweep_into", "swept", "swept_in_graph"]
+
+OUTPUTS = tuple(name.removesuffix("_out") for name in join.arg_names if name.endswith("_out"))
+"""What the kernel that joins writes, in the order of its arguments."""
 
 
 def swept(
@@ -185,15 +185,10 @@ def _join(
     last: int = 1,
     cuts: Tensor | None = None,
 ) -> list[Tensor]:
-    order, extremes, counts, total = family(columns, dtype)
     names = columns.split(",")
-    integer = not dtype.is_floating_point
     *_, parts, kept = partials.shape
     results = new_results(shape, columns, dtype, partials.device)
-    new, old = (
-        {output_of(name): bytes_of(value) for name, value in zip(names, values, strict=False)} for values in (results, state)
-    )
-    outputs = (*OUTPUTS, "total")
+    new, old = ({_output(name): bytes_of(value) for name, value in zip(names, values, strict=False)} for values in (results, state))
     if cuts is None:
         rows, width = join_tile(parts, kept)
     else:  # neither depends on the other tensors, so the result does not
@@ -201,23 +196,13 @@ def _join(
     _launcher(join, traced)[(-(-kept // width), 1, 1)](
         partials,
         due,
-        *(new.get(name) for name in outputs),
-        *(old.get(name) for name in outputs),
+        *(new.get(name) for name in OUTPUTS),
+        *(old.get(name) for name in OUTPUTS),
         kept,
         parts,
         cuts,
-        ORDER=order,
-        EXTREMES=extremes,
-        COUNTS=counts,
-        TOTAL=total,
-        INTEGER=integer,
         WITH_COUNT="count" in names,
         WITH_NONFINITE="nonfinite" in names,
-        WITH_MEAN="mean" in names,
-        WITH_MIN="min" in names,
-        WITH_MAX="max" in names,
-        LOWEST=range_of(dtype)[0],
-        HIGHEST=range_of(dtype)[1],
         STATE=len(state) > 0,
         DUE=due is not None,
         MANY=cuts is not None,
@@ -226,13 +211,19 @@ def _join(
         first=first,
         last=last,
         num_warps=WARPS,
+        **join_constants(columns, dtype),
     )
     return results
 
 
 def new_results(shape: Sequence[int], columns: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Return tensors for the statistics of tensors of this dtype, in the order of `columns`."""
-    return [torch.empty(shape, dtype=dtype_of(name, dtype), device=device) for name in columns.split(",")]
+    return [torch.empty(shape, dtype=kind, device=device) for kind in column_dtypes(tuple(columns.split(",")), dtype)]
+
+
+def _output(column: str) -> str:
+    """Return which output of the kernel that joins a column is."""
+    return "total" if COLUMNS[column].is_total else column
 
 
 def _launcher(kernel: Any, traced: bool) -> Any:

@@ -16,6 +16,7 @@ import torch
 from recorders import ForwardMonitor, Recorder
 from reducers import Mean, Summary
 from reducers.kernels import dispatch, failing
+from reducers.kernels.columns import COLUMNS
 from reducers.kernels.cpp import build, library, sweeping
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="the loops are not built")
@@ -78,7 +79,7 @@ def test_instruction_sets_agree_to_rounding() -> None:
 
 
 def test_every_sum_that_is_asked_for_has_a_loop() -> None:
-    sums = {needed for needed, _ in sweeping._COLUMNS.values()}
+    sums = {column.needs for column in COLUMNS.values()}
     asked = {0}
     for _ in sums:
         asked |= {one | more for one in asked for more in sums}

@@ -19,7 +19,7 @@ from recorders.graphs.reading import MOST_LAYOUTS
 from recorders.graphs.sinks import KEY
 from recorders.graphs.trace import MOST_TENSORS
 from reducers.errors import ArgumentError
-from reducers.kernels.cpp.task import MOST_AXES
+from reducers.kernels.cpp.task import MOST_AXES, MOST_RESULTS
 from reducers.kernels.triton import tiling
 from reducers.kernels.triton.tiling import JOINED, MOST_PARTS, TilePlan, cut_many, join_tile, plan
 
@@ -202,7 +202,7 @@ def test_the_source_of_the_loop_has_the_limits_that_python_has() -> None:
     source = "".join(
         path.read_text() for path in (ROOT / "reducers/kernels/cpp/partition.h", ROOT / "recorders/graphs/reading.cpp")
     )
-    for told in (f"MOST_AXES = {MOST_AXES};", f"layout[{MOST_LAYOUTS}];", f"key[{KEY}];"):
+    for told in (f"MOST_AXES = {MOST_AXES};", f"MOST_RESULTS = {MOST_RESULTS};", f"layout[{MOST_LAYOUTS}];", f"key[{KEY}];"):
         assert told in source, told
     (most,) = re.findall(r"MOST_TENSORS = (\d+);", source)
     assert int(most) >= MOST_TENSORS
