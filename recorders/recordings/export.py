@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -55,8 +55,13 @@ class Exported(Mapping[str, Any]):
         loss       min   0.25
         loss       max   0.50
         """
-        columns = [list(column) for column in zip(*rows(self), strict=True)] or [[] for _ in COLUMNS]
-        return as_frame(dict(zip(COLUMNS, columns, strict=True)), COLUMNS, backend)
+        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+        for *labels, places, values in _blocks(self):  # whole lists at once, because a call for each number takes most of the time
+            for column, label in zip(columns.values(), labels, strict=False):
+                column += [label] * len(values)
+            columns["index"] += places
+            columns["value"] += values
+        return as_frame(columns, COLUMNS, backend)
 
     def to_numpy(self) -> dict[str, dict[str, dict[str, Any]]]:
         """NumPy arrays by name, leaf and statistic, as in `to_frame`, in their shapes and dtypes (bfloat16 and float8 as float32).
@@ -122,6 +127,15 @@ class Exported(Mapping[str, Any]):
 
 def rows(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> Iterator[Row]:
     """The rows of `to_frame`, of all names or of some: one subrecorder after the other, as a recording may be large."""
+    for name, leaf, label, places, values in _blocks(recorded, names):
+        for place, value in zip(places, values, strict=True):
+            yield name, leaf, label, place, value
+
+
+def _blocks(
+    recorded: Mapping[str, Any], names: Iterable[str] | None = None
+) -> Iterator[tuple[str, str, str, list[str], list[float]]]:
+    """The rows in blocks of one statistic, with the places and values of as many of its numbers as are converted at once."""
     for name, _, results in _parts(recorded, names):
         for leaf, statistics in results.items():
             for statistic, x in statistics.items():
@@ -129,10 +143,19 @@ def rows(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> Ite
                 for part, numbers in parts.items():
                     _warn_of_rounding(name, statistic, numbers)
                     label = ".".join(filter(None, (statistic, part)))
-                    places = itertools.product(*map(range, numbers.shape))
-                    values = (value for block in torch.split(numbers.reshape(-1), _BLOCK) for value in block.double().tolist())
-                    for place, value in zip(places, values, strict=True):
-                        yield name, leaf, label, ",".join(map(str, place)), value
+                    flat = numbers.reshape(-1)
+                    for start in range(0, len(flat), _BLOCK):
+                        values: list[float] = flat[start : start + _BLOCK].double().tolist()
+                        yield name, leaf, label, _places(tuple(numbers.shape), start, len(values)), values
+
+
+@lru_cache(maxsize=1)  # the statistics of one result have one shape
+def _places(shape: tuple[int, ...], start: int, count: int) -> list[str]:
+    """The places of some elements of a tensor, in the order of memory, such as "0,2"."""
+    if not shape:
+        return [""]
+    places = torch.stack(torch.unravel_index(torch.arange(start, start + count, device="cpu"), shape), dim=1)
+    return [",".join(map(str, place)) for place in places.tolist()]
 
 
 def as_frame(columns: Mapping[str, list[Any]], kinds: Mapping[str, str], backend: Backend | None) -> Any:
