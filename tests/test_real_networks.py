@@ -25,7 +25,6 @@ from recorders import (
     Recorder,
 )
 from reducers import Count, Max, Mean, Min, Product
-from reducers.kernels.chunks import BIG
 
 STEPS = 2
 COMPILERS_OWN = "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"  # where a graph goes on after a break
@@ -233,8 +232,7 @@ def check_numbers(recorder: Recorder, hand: ByHand, rtol: float, leave_out: tupl
         assert result["n"] == n, key
         for found, wanted in ((result["low"], low), (result["top"], top)):
             torch.testing.assert_close(found, wanted, check_dtype=not rtol, msg=lambda m, key=key: f"{key}: {m}", **tolerance)
-        promised = 1e-12 if n < BIG else 1e-6
-        bound = (rtol or promised) * max(abs(float(low)), abs(float(top)))
+        bound = (rtol or 1e-12) * max(abs(float(low)), abs(float(top)))
         assert abs(float(result["mean"]) - float(total) / n) <= bound, key
 
 

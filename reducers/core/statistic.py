@@ -20,9 +20,9 @@ from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothin
 from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.errors import ReducerTypeError
-from reducers.kernels.chunks import BIG, CHUNK, paired_pieces, pieces
-from reducers.kernels.dispatch import device_sweep, loop_sweep, masked_moments
-from reducers.kernels.masks import can_compact, compact, has_rows
+from reducers.kernels.chunks import CHUNK, paired_pieces, pieces
+from reducers.kernels.dispatch import device_sweep, loop_sweep
+from reducers.kernels.masks import can_compact, compact
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, count_nonfinite, nan_capable
 from reducers.kernels.waiting import Slots, device_slots, joinable
@@ -155,9 +155,7 @@ class Statistic(Counted):
         swept = self._by_kernel(x, axes, to_device(state, x.device))
         if swept is not None:
             return swept
-        small = xs[0].numel() < BIG  # stay in float64, as a single small update does, so that grouping changes at most rounding
-        observed = Statistic.observe(self, x, axes) if small else self.counted(self.observe(x, axes), x, axes)
-        return self.merge(to_device(state, x.device), observed)
+        return self.merge(to_device(state, x.device), self.counted(self.observe(x, axes), x, axes))
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
@@ -180,11 +178,7 @@ class Statistic(Counted):
         joined = self._by_kernel(x, axes, state, mask)
         if joined is not None:
             return joined
-        compacts = self.stackable_join and self.divisible and can_compact(x, mask, axes)
-        swept = None if compacts and has_rows(mask) else masked_moments(x, mask, axes, self.columns)
-        if swept is not None:
-            return self.merge(state, swept)
-        if compacts:
+        if self.stackable_join and self.divisible and can_compact(x, mask, axes):
             chosen = [(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
             selected = [self.counted(self.observe(part, rest), part, rest) for part, rest in chosen]
             if selected:
@@ -281,8 +275,7 @@ def lift_each(statistic: Statistic, xs: Tensor) -> State:
         axis += "s"
     each = replace(statistic, pattern=f"{axis} {left} -> {axis} {right}")
     x, axes = arrange(xs.detach(), each.pattern)
-    # In float64 if they are small, as in `update_all`.
-    return Statistic.observe(each, x, axes) if xs[0].numel() < BIG else each.counted(each.observe(x, axes), x, axes)
+    return each.counted(each.observe(x, axes), x, axes)
 
 
 def _contiguous(state: State, source: Tensor) -> State:

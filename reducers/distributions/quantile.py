@@ -14,10 +14,8 @@ from reducers.core.reducer import Reduction, check_size
 from reducers.core.states import require_state
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
-from reducers.kernels.binning import bin_counts, pattern_counts
-from reducers.kernels.chunks import CHUNK
+from reducers.kernels.binning import bin_counts
 from reducers.kernels.counting import device_bits
-from reducers.kernels.cpu import is_sweepable, min_max
 from reducers.kernels.precision import comparable, counts_of, extremes, finite, infinite_to_nan, real
 from reducers.state import Nonfinite, State
 
@@ -107,7 +105,7 @@ class Quantile(Statistic):
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Quantile")
-        counted = device_bits(x, axes, self.bits, self._exponents)
+        counted = self.swept(x, axes, {})
         if counted is not None:
             return counted
         filled, mask = finite(x)
@@ -117,23 +115,6 @@ class Quantile(Statistic):
         if mask is not None:  # non-finite elements are zero in `filled`
             counts[..., self._buckets_per_sign + 1] -= nonfinite
         return {"counts": counts, "min": low, "max": high, "nonfinite": nonfinite}
-
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self.swept(x, axes, {}) or self._observe_patterns(x, axes) or super().observe(x, axes)
-
-    def _observe_patterns(self, x: Tensor, axes: tuple[int, ...]) -> State | None:
-        """Count bit patterns first, and then which bucket each belongs to; None if that does not pay off or some are not finite."""
-        patterns = 512 << self.bits
-        fine = self._exponents[0] < _FLOAT32_EXPONENTS[0]  # below what float32 holds, its patterns are not enough
-        if len(axes) < x.ndim or not is_sweepable(x) or patterns > CHUNK or x.numel() < 4 * patterns or fine:
-            return None
-        ends = min_max(x, axes, "min", "max")
-        if ends is None:
-            return None
-        floats, counts = pattern_counts(x, axes, self.bits)
-        buckets = torch.zeros(2 * self._buckets_per_sign + 3, dtype=torch.int64, device="cpu")
-        counts = buckets.index_add_(0, self._bucket(floats).long(), counts)
-        return {"counts": counts, **ends, "nonfinite": torch.zeros((), dtype=torch.int64, device="cpu")}
 
     def join(self, a: State, b: State) -> State:
         return {

@@ -9,11 +9,8 @@ from torch import Tensor
 
 from reducers.kernels.chunks import CHUNK, pieces
 from reducers.kernels.precision import can_read_values
-from reducers.kernels.rows import flat
 
-__all__ = ["bin_counts", "kept_shape", "pattern_counts", "unit_count", "unit_index"]
-
-_PATTERN_PIECE = 1 << 21  # elements, for each of which there is an int32: 8 MiB
+__all__ = ["bin_counts", "kept_shape", "unit_count", "unit_index"]
 
 
 def kept_shape(x: Tensor, axes: tuple[int, ...]) -> list[int]:
@@ -61,24 +58,3 @@ def bin_counts(x: Tensor, axes: tuple[int, ...], bins: int, index: Callable[[Ten
 
 def _flat_bins(index: Tensor, units: Tensor | None) -> Tensor:
     return (index if units is None else index + units).reshape(-1)
-
-
-def pattern_counts(x: Tensor, axes: tuple[int, ...], bits: int) -> tuple[Tensor, Tensor]:
-    """Return how many elements of a float32 tensor, or a narrower one, begin with each sign, exponent and `bits` of the mantissa.
-
-    All axes are reduced. A piece takes two element-wise calls and `bincount`, so few calls are split over threads.
-
-    Returns:
-        for each of these beginnings of finite numbers, the float32 nearest to zero that has it, and the count, int64.
-    """
-    whole, shift, half = flat(x, axes), 23 - bits, 256 << bits
-    parts = pieces(x, axes, _PATTERN_PIECE) if whole is None else torch.split(whole, _PATTERN_PIECE)
-    buffer = torch.empty(max(part.numel() for part in parts), dtype=torch.int32, device="cpu")
-    counts = torch.zeros(2 * half, dtype=torch.int64, device="cpu")
-    for part in parts:
-        begin = buffer[: part.numel()].view(part.shape)
-        torch.bitwise_right_shift(part.float().view(torch.int32), shift, out=begin).add_(half)
-        counts += torch.bincount(begin.view(-1), minlength=2 * half)
-    floats = (torch.arange(-half, half, dtype=torch.int32, device="cpu") << shift).view(torch.float32)
-    finite = floats.isfinite()
-    return floats[finite], counts[finite]

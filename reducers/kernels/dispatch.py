@@ -1,4 +1,4 @@
-"""Which kernel reduces a tensor: by device in eager mode, and inside compiled graphs. A new one is a file, and a line here."""
+"""Which kernel reduces a tensor, by device. A new one is a file, and a line here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from reducers.kernels.columns import column_dtypes
 from reducers.kernels.cpp import library, loop_rows
 from reducers.kernels.cpp.sweeping import looped
 from reducers.kernels.cpp.weighting import looped_weights
-from reducers.kernels.cpu import sweep
 from reducers.kernels.failing import Kernels, failures, found, has_failed, tried
-from reducers.kernels.inductor import fused_moments
-from reducers.kernels.masked import masked_sweep
 from reducers.state import State
 
 __all__ = [
@@ -24,46 +21,14 @@ __all__ = [
     "device_sweep",
     "device_sweep_rows",
     "device_weighted",
-    "eager_moments",
     "fits",
     "loop_sweep",
     "loop_weighted",
-    "masked_moments",
     "row_dtypes",
-    "traced_moments",
     "troubles",
 ]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
-
-EAGER: dict[str, Kernel] = {"cpu": sweep}  # by type of device
-TRACED: Kernel = fused_moments
-
-
-def eager_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False) -> State | None:
-    """The moments of `x` over `axes`, and its extremes, by a kernel that may look at numbers; None if no kernel takes `x`."""
-    kernel = EAGER.get(x.device.type)
-    return None if kernel is None else kernel(x, axes, with_extremes=with_extremes)
-
-
-def traced_moments(x: Tensor, axes: tuple[int, ...], with_extremes: bool = False) -> State | None:
-    """The moments of `x` inside a graph that is being compiled; None outside of one, or if the kernel does not take `x`."""
-    return TRACED(x, axes, with_extremes=with_extremes) if torch.compiler.is_compiling() else None
-
-
-def masked_moments(x: Tensor, mask: Tensor, axes: tuple[int, ...], columns: Mapping[str, str]) -> State | None:
-    """Return the statistics of the elements of `x` that a mask selects, by a kernel for big tensors; None if it does not take them.
-
-    Args:
-        columns: the keys of the state, and which statistic each is, as for `device_sweep`.
-    """
-    if not columns or not _MASKED.issuperset(columns.values()):
-        return None
-    swept = masked_sweep(x, mask, axes)
-    return None if swept is None else {key: swept[column] for key, column in columns.items()}
-
-
-_MASKED = frozenset(("count", "mean", "m2", "sum", "squares", "peak", "min", "max", "zeros", "nan", "inf", "nonfinite"))
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from reducers.kernels.chunks import BIG, PIECE, paired_pieces
 from reducers.kernels.precision import can_read_values
 
-__all__ = ["as_bool", "can_compact", "compact", "has_rows"]
+__all__ = ["as_bool", "can_compact", "compact"]
 
 
 def as_bool(mask: Tensor) -> Tensor:
@@ -41,11 +41,6 @@ def compact(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Iterator[tuple[Te
         while part_mask.ndim > count:
             part_mask = part_mask[..., 0]
         yield part[part_mask], (0, *rest)
-
-
-def has_rows(mask: Tensor) -> bool:
-    """Return whether whole rows are selected: the mask does not vary along the last axis."""
-    return _varying_ndim(mask) < mask.ndim
 
 
 def _varying_ndim(mask: Tensor) -> int:

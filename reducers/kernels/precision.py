@@ -16,6 +16,7 @@ __all__ = [
     "can_read_values",
     "comparable",
     "count_along",
+    "count_if",
     "count_nonfinite",
     "count_of",
     "counts_of",
@@ -225,6 +226,16 @@ def counts_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> dict[str
     """
     count = count_of(x, mask, axes)
     return {"count": count, "nonfinite": torch.zeros_like(count) if mask is None else count_along(x, axes) - count}
+
+
+def count_if(compare: Callable[..., Tensor], x: Tensor, other: float, axes: tuple[int, ...]) -> Tensor:
+    """Return for how many elements a comparison such as `torch.eq` with a number is true: int64, in the shape of the kept axes.
+
+    On the CPU the answers are added as float32, which holds so many exactly, in a quarter of the time that bools take.
+    """
+    if not can_read_values(x) or count_along(x, axes) > 1 << 24:
+        return compare(x, other).sum(dim=axes)
+    return compare(x, other, out=torch.empty_like(x, dtype=torch.float32)).sum(dim=axes).to(torch.int64)
 
 
 def count_nonfinite(x: Tensor, axes: tuple[int, ...], mask: Tensor | None = None) -> Tensor:

@@ -14,9 +14,8 @@ from reducers.core.states import to_device
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
-from reducers.kernels.cpu import count_above
 from reducers.kernels.dispatch import device_sweep, loop_sweep
-from reducers.kernels.precision import count_along, counts_of, finite, real
+from reducers.kernels.precision import count_along, count_if, counts_of, finite, real
 from reducers.state import Result, State
 
 __all__ = ["Activity", "Idle", "Sparsity"]
@@ -75,19 +74,14 @@ class Activity(Statistic):
     def threshold(self) -> float:
         return self.eps
 
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._with_deaths(_observe_counts(x, axes, self.threshold))
-
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._with_deaths(_lift_counts(x, axes, self.threshold))
-
-    def _with_deaths(self, state: State) -> State:
-        if self.death:
-            observed, dead = _observed_and_dead(state)
-            units = observed.sum()
-            state["deaths"] = real(dead.sum()) / real(units.clamp(min=1))
-            state["observations"] = (units > 0).to(torch.int64)
-        return state
+        if not self.death:
+            return _lift_counts(x, axes, self.threshold)
+        state = _counts_of_whole(x, axes, self.threshold)
+        observed, dead = _observed_and_dead(state)
+        units = observed.sum()
+        deaths = real(dead.sum()) / real(units.clamp(min=1))
+        return {**state, "deaths": deaths, "observations": (units > 0).to(torch.int64)}
 
     def join(self, a: State, b: State) -> State:
         return {key: value + b[key] for key, value in a.items()}
@@ -141,9 +135,6 @@ class Sparsity(Statistic):
     @property
     def threshold(self) -> float:
         return self.eps
-
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return _observe_counts(x, axes, self.threshold)
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return _lift_counts(x, axes, self.threshold)
@@ -208,13 +199,8 @@ class Idle(Statistic):
         lifted = {"observations": count, "elements": elements, "idle": trailing, "nonfinite": each["nonfinite"].sum(dim=0)}
         return self.merge(to_device(state, xs.device), lifted)
 
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._of(_observe_counts(x, axes, self.eps), x, axes)
-
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return self._of(_lift_counts(x, axes, self.eps), x, axes)
-
-    def _of(self, counts: State, x: Tensor, axes: tuple[int, ...]) -> State:
+        counts = _counts_of_whole(x, axes, self.threshold)
         idle = (counts["count"] > 0) & (counts["active"] == 0)
         one = torch.ones((), dtype=torch.int64, device=x.device)
         elements = one * count_along(x, axes)
@@ -233,15 +219,12 @@ def _check_eps(eps: float, caller: str) -> None:
         raise ArgumentError(f"{caller} takes eps from 0 up and got {eps!r}")
 
 
-def _observe_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
-    """Return the counts of an observation of any size, without temporaries as big as it."""
+def _counts_of_whole(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
+    """Return the counts of an observation of any size, by a kernel or in parts."""
     swept = device_sweep(x, axes, _COLUMNS, eps)
     swept = loop_sweep(x, axes, _COLUMNS, eps) if swept is None else swept
     if swept is not None:
         return swept
-    active = count_above(x, axes, eps)
-    if active is not None:
-        return {**counts_of(x, None, axes), "active": active}
     first, *others = (_lift_counts(part, axes, eps) for part in pieces(x, axes))
     for other in others:
         first = {key: value.add_(other[key]) for key, value in first.items()}
@@ -251,4 +234,4 @@ def _observe_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
 def _lift_counts(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
     exact = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize >= 4)  # the magnitude of int8 -128 overflows
     x, mask = finite(x if exact else real(x))
-    return {**counts_of(x, mask, axes), "active": (x.abs() > eps).sum(dim=axes)}
+    return {**counts_of(x, mask, axes), "active": count_if(torch.gt, x.abs(), eps, axes)}

@@ -12,19 +12,20 @@ from torch import Tensor
 
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
-from reducers.kernels.dispatch import eager_moments, traced_moments
 from reducers.kernels.precision import (
     abs_squared,
     comparable,
     count_along,
+    count_if,
     counts_of,
     extremes,
     infinite_to_nan,
     is_rounding_error,
     positive_zero,
     real,
+    reduce_finite,
     square_sum,
-    total,
+    wide_dtype,
     wide_float,
 )
 from reducers.state import Nonfinite, Result, State
@@ -42,11 +43,11 @@ def lift_moments(x: Tensor, axes: tuple[int, ...], caller: str, order: int = 2) 
     """Return count, mean and central power sums up to `order` of the finite elements, the number of others, `nonfinite`, and the
     mask of the finite ones (None if all are).
     """
-    filled, mask, added = total(x, axes, caller)
+    wide_dtype(x, caller)  # raises if there is none
+    filled, mask, added = reduce_finite(wide_float(x), lambda part: part.sum(dim=axes, keepdim=True))
     counts = counts_of(x, mask, axes)
-    count = counts["count"]
-    mean = wide_float(added) / count_along(x, axes) if mask is None else added / real(count.clamp(min=1)).reshape(added.shape)
-    distance = filled + -mean  # torch does not subtract bool tensors
+    mean = added / (count_along(x, axes) if mask is None else real(counts["count"].clamp(min=1)).reshape(added.shape))
+    distance = filled - mean if filled is x else filled.sub_(mean)  # a copy may be overwritten
     if mask is not None:
         distance = torch.where(mask, distance, 0.0)
     state = {**counts, "mean": mean.squeeze(axes)}
@@ -117,10 +118,9 @@ class Moments(Statistic):
     Each batch is centred on its own mean, and batches are merged about their means in float64: Chan, Golub and LeVeque 1983 for
     the second power, Pebay 2008, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
     statistical moments", for the third and fourth. For any merge order, relative errors are below `1e-12 + 10 eps |mean| / std`,
-    eps = 2.2e-16 (absolute errors, for shapes below 1). Without the loops in C++, CPU observations of more than 8,192
-    elements in float32 or narrower are summed in float32 about their centre, or about 0 if that is near: then the relative error
-    of the variance is below 1e-6, and the error of the mean below 1e-6 standard deviations, for any mean.
-    `Moments().premap(torch.Tensor.double)` uses float64 throughout. Integers are taken as float64, which rounds those beyond 2**53.
+    eps = 2.2e-16 (absolute errors, for shapes below 1). Kernels for GPUs add float32 and narrower numbers in
+    float32 within a tile, about its centre: there the relative error of the variance is below 1e-6, and the error of the mean below
+    1e-6 standard deviations, for any mean. Integers are taken as float64, which rounds those beyond 2**53.
 
     Args:
         correction: 1 for the sample variance, 0 for the population variance, as in `torch.var`.
@@ -162,14 +162,10 @@ class Moments(Statistic):
     def columns(self) -> Mapping[str, str]:
         return {name: name for name in ("count", "nonfinite", "mean", "m2", "m3", "m4")[: self.order + 2]}
 
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return (eager_moments(x, axes) if self.order == 2 else None) or super().observe(x, axes)
-
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
             raise DTypeError(f"{self!r} is not defined for {x.dtype}: complex numbers have a variance but no skewness; use order=2")
-        fast = traced_moments(x, axes) if self.order == 2 else None
-        return fast or lift_moments(x, axes, "Moments", self.order)[0]
+        return lift_moments(x, axes, "Moments", self.order)[0]
 
     def join(self, a: State, b: State) -> State:
         return join_moments(a, b)
@@ -218,12 +214,7 @@ class Summary(Statistic):
     def columns(self) -> Mapping[str, str]:
         return {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
 
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return eager_moments(x, axes, with_extremes=True) or super().observe(x, axes)
-
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        if (fast := traced_moments(x, axes, with_extremes=True)) is not None:
-            return fast
         x = comparable(x, "Summary")
         state, mask = lift_moments(x, axes, "Summary")
         low, high = extremes(x, axes, mask)
@@ -233,7 +224,7 @@ class Summary(Statistic):
         else:
             inf = (x.abs() == torch.inf).sum(dim=axes)  # inductor vectorises this, but neither isinf nor isnan
             nan = nan - inf
-        return {**state, "min": low, "max": high, "zeros": _count_zeros(x, axes), "nan": nan, "inf": inf}
+        return {**state, "min": low, "max": high, "zeros": count_if(torch.eq, x, 0, axes), "nan": nan, "inf": inf}
 
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
         state = super().lift_masked(x, mask, axes)
@@ -267,9 +258,3 @@ class Summary(Statistic):
 
 def _negatable(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.clamp(min=1 - 2**63)
-
-
-def _count_zeros(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    if len(axes) == x.ndim:  # count_nonzero is fast over all axes only
-        return x.numel() - torch.count_nonzero(x)
-    return (x == 0).sum(dim=axes)

@@ -14,7 +14,6 @@ from reducers.core.counted import nothing_to_nan
 from reducers.core.reducer import Reduction
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
-from reducers.kernels.cpu import fast_sum, min_max, sum_squares
 from reducers.kernels.precision import abs_squared, counts_of, finite, positive_zero, real, real_or_complex, reduce_finite, widen
 from reducers.state import Result, State
 
@@ -24,6 +23,9 @@ __all__ = ["Norm"]
 @dataclass(frozen=True)
 class Norm(Statistic):
     """Vector norm of all finite elements: `(sum |x|^p)^(1/p)`.
+
+    Powers are added in float64. Kernels for GPUs, for the orders 1 and 2, add those of float32 and narrower numbers in float32
+    within a tile: there the relative error is below 1e-6.
 
     Args:
         p: order from 0 to infinity: 0 counts the non-zero elements, infinity gives the largest magnitude.
@@ -61,20 +63,6 @@ class Norm(Statistic):
     def columns(self) -> Mapping[str, str]:
         power = {1: "magnitudes", 2: "squares", math.inf: "peak"}.get(self.p)
         return {"count": "count", "nonfinite": "nonfinite", "power": power} if power else {}
-
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        power = self._fast_power(x, axes)
-        return super().observe(x, axes) if power is None else {**counts_of(x, None, axes), "power": power}
-
-    def _fast_power(self, x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
-        if self.p == 2:
-            return sum_squares(x, axes)
-        if self.p == 1:
-            return fast_sum(x, axes, magnitudes=True)
-        if self.p == math.inf and x.is_floating_point():  # the magnitude of int8 -128 overflows
-            both = min_max(x, axes, "min", "max")
-            return None if both is None else torch.maximum(-both["min"], both["max"]).double()
-        return None
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.p == 0:  # a NaN does not show in this power, so reduce_finite would miss it

@@ -20,7 +20,6 @@ from reducers.errors import DTypeError
 from reducers.kernels.chunks import paired_pieces
 from reducers.kernels.dispatch import device_weighted, loop_weighted
 from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
-from reducers.kernels.weighted import weighted_sum, weighted_sweep
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
 
@@ -45,10 +44,6 @@ class _Weighted(Reducer):
         """Return the state of one observation, without `nonfinite`; all elements are finite, and excluded ones have weight 0."""
 
     @abstractmethod
-    def sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
-        """Return the same by a kernel for big tensors, with `nonfinite`; None if it does not take them."""
-
-    @abstractmethod
     def join(self, a: State, b: State) -> State:
         """Return the merged state, without `nonfinite`; neither argument is empty."""
 
@@ -58,21 +53,20 @@ class _Weighted(Reducer):
             raise DTypeError(f"{self!r} takes real weights, and got {weights.dtype}")
         if x.numel() == 0:
             return state
-        (swept, axes), (given, _) = arrange(x, self.pattern), arrange(weights.expand(x.shape), self.pattern)
+        (x, axes), (weights, _) = arrange(x, self.pattern), arrange(weights.expand(x.shape), self.pattern)
         state = to_device(state, x.device)
         if self.columns:
-            joined = device_weighted(swept, given, axes, self.columns, state)
+            joined = device_weighted(x, weights, axes, self.columns, state)
             if joined is not None:
                 return joined
-            joined = loop_weighted(swept, given, axes, self.columns, state)
+            joined = loop_weighted(x, weights, axes, self.columns, state)
             if joined is not None:
                 return joined
-        fast = (loop_weighted(swept, given, axes, self.columns) if self.columns else None) or self.sweep(swept, given, axes)
-        if fast is not None:
-            return self.merge(state, fast)
-        x, (weights, _) = swept, arrange(real(weights).expand(x.shape), self.pattern)
-        for part, part_weights in paired_pieces(x, weights, axes) if self.divisible else ((x, weights),):
-            piece = nan_capable(part)
+            looped = loop_weighted(x, weights, axes, self.columns) if state else None
+            if looped is not None:
+                return self.merge(state, looped)
+        for part, given in paired_pieces(x, weights, axes) if self.divisible else ((x, weights),):
+            piece, part_weights = nan_capable(part), real(given)
             finite = torch.isfinite(piece) & torch.isfinite(part_weights)
             wide = wide_float(torch.where(finite, piece, torch.zeros_like(piece)))
             lifted = self.lift(wide, torch.where(finite, part_weights, 0.0), axes)
@@ -100,13 +94,9 @@ class _Weighted(Reducer):
     def _check(self, state: State) -> None:
         check_specimen(self, state, kept_axes(self.pattern))
 
-    def _no_sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
-        return None
-
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
         *Reducer.shortcuts,
-        Shortcut("columns", columns, frozenset({"lift", "join", "merge", "sweep"})),
-        Shortcut("sweep", _no_sweep, frozenset({"lift"})),
+        Shortcut("columns", columns, frozenset({"lift", "join", "merge"})),
         Shortcut("divisible", False, frozenset({"lift", "join", "merge"}), frozenset({"columns"}), completed=True),
     )
 
@@ -116,10 +106,8 @@ class WeightedMean(_Weighted):
     """Weighted mean of the finite elements, `sum(w x) / sum(w)`.
 
     `update(state, x, weights)`: weights are real numbers from 0 up. Their axes are the leading axes of `x`, and they broadcast
-    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. All is summed in float64.
-    Without the loops in C++, or if more than 8 kept or 8 reduced axes are left when neighbours are merged, CPU observations of
-    8,192 elements or more, with weights also in float32 or narrower, are summed in float32 with an error below 1e-6 of the sum of
-    magnitudes.
+    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. All is summed in float64,
+    on GPUs too.
 
     Args:
         pattern: see `Statistic`.
@@ -139,9 +127,6 @@ class WeightedMean(_Weighted):
 
     reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("nonfinite", "weight", "sum"), "sum")
     columns: ClassVar[tuple[str, ...]] = ("nonfinite", "weight", "sum")
-
-    def sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
-        return weighted_sum(x, weights, axes)
 
     def lift(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State:
         return {"weight": weights.sum(dim=axes), "sum": (weights * x).sum(dim=axes)}
@@ -164,10 +149,8 @@ class WeightedMoments(_Weighted):
     1983, with weights in place of counts.
 
     `update(state, x, weights)`: weights are real numbers from 0 up. Their axes are the leading axes of `x`, and they broadcast
-    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. All is summed in float64.
-    Without the loops in C++, or if more than 8 kept or 8 reduced axes are left when neighbours are merged, CPU observations of
-    8,192 elements or more, with weights also in float32 or narrower, are summed in float32 about their centre: then the relative
-    error of the sum of squared deviations is below 1e-6, and the error of the mean below 1e-6 standard deviations, for any mean.
+    over the others: `[batch]` with `[batch, channels]`. Elements with a non-finite weight are excluded. All is summed in float64,
+    on GPUs too.
 
     Args:
         pattern: see `Statistic`.
@@ -195,9 +178,6 @@ class WeightedMoments(_Weighted):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_correction(self.correction, "WeightedMoments")
-
-    def sweep(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State | None:
-        return weighted_sweep(x, weights, axes)
 
     def lift(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State:
         weight = weights.sum(dim=axes, keepdim=True)

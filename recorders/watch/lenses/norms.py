@@ -85,9 +85,6 @@ class SampleNorms(Norm):
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {**super().lift(x, axes), "elements": count_of(x, None, axes)}
 
-    def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        return {**super().observe(x, axes), "elements": count_of(x, None, axes)}
-
     def join(self, a: State, b: State) -> State:
         return {**super().join(a, b), "elements": a["elements"] + b["elements"]}
 

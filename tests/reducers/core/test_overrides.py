@@ -396,7 +396,7 @@ def test_the_classes_of_the_package_keep_their_fast_paths() -> None:
     assert {name for name, one in made.items() if one.stackable_join} == {*WAIT} - {"Histogram", "Quantile"}
     assert all(one.lifts_together for one in made.values())
     assert {name for name, one in made.items() if one.update_all.__func__ is Reducer.update_all} == set()
-    assert {name for name, one in made.items() if type(one).observe is not Statistic.observe} == {*WAIT, "Idle"} - {"Histogram"}
+    assert {name for name, one in made.items() if type(one).observe is not Statistic.observe} == set()
     assert {name for name, one in made.items() if type(one).swept is not Statistic.swept} == {"Histogram", "Quantile"}
     parts = Product(a=Mean(), b=Summary().postmap(one_more))
     assert len(statistics_of(parts) or ()) == 2

@@ -15,7 +15,6 @@ from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Activity, Last, Max, Mean, Moments, Norm, PatternError, Product, Reducer, Summary
 from reducers.execution.fused import Fused
 from reducers.kernels.chunks import BIG
-from reducers.kernels.inductor import fused_moments
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")  # of the compiler, about the machine
 
@@ -59,11 +58,6 @@ def test_one_loop_is_as_exact_as_several(kind: str, pattern: str) -> None:
     assert ((result["mean"] - wanted["mean"]).abs() <= 1e-9 * (scale + wanted["mean"].abs())).all()
     assert ((result["var"] - wanted["var"]).abs() <= 1e-9 * wanted["var"] + 1e-25 * wanted["mean"] ** 2).all()
     assert (result["var"] >= 0).all()
-
-
-def test_rows_too_long_and_numbers_too_wide_are_left_to_several_loops() -> None:
-    assert fused_moments(drawn(1 << 15), (0,)) is None
-    assert fused_moments(drawn(8, 8).double(), (0, 1)) is None
 
 
 @pytest.mark.slow
