@@ -40,7 +40,7 @@ from recorders.recorder.selection import (
     select_parameters,
     unwrapped,
 )
-from recorders.recordings.recording import lookup
+from recorders.recordings.recording import lookup, stands_for_one
 from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
 from recorders.schedule.meter import Meter
@@ -70,7 +70,7 @@ class Recorder(Results):
         monitor: the one kind of monitor to put on every selected module; subrecorders have the names of the modules.
         fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass: faster for reducers made of
             several others and tensors of several MB, but the first observation of each kind takes seconds. If compilation fails,
-            there is one warning. Compiled nets reduce in their own graph anyway.
+            there is one warning.
         budget: the share of the steps' time that recording may take, such as 0.03; docs/speed.md shows that it takes more of steps
             of a millisecond or less. If it takes more, only one in 3, 4, 5, ... of the steps that a monitor chooses is recorded; if
             steps that record nothing exceed it too, recording stops with a warning. Needs a clock that advances (`attach` or
@@ -121,6 +121,7 @@ class Recorder(Results):
     def _begin(self) -> None:
         """Sets what a copy does not take over: nets, the hook on them, `with` blocks and given values."""
         self._nets: list[weakref.ref[nn.Module]] = []
+        self._places: dict[int, list[str]] = {}  # by the `id` of a module, the names of what was put there
         self._counting: RemovableHandle | None = None
         self._blocks, self._lock = 0, new_lock()
         self._context = BatchContext(weakref.ref(self))
@@ -132,7 +133,9 @@ class Recorder(Results):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            key: value for key, value in vars(self).items() if key not in ("_nets", "_counting", "_blocks", "_lock", "_context")
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("_nets", "_places", "_counting", "_blocks", "_lock", "_context")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -270,13 +273,11 @@ class Recorder(Results):
     def _put(self, wanted: Iterable[ToPlace], *, alone: bool = False) -> list[Monitor]:
         """Puts monitors on their modules and returns them; if one cannot be put, none is. An equal one gets a further name."""
         on: dict[int, list[Monitor]] = {}
-        for monitor in self._monitors.values():
-            on.setdefault(id(monitor.module), []).append(monitor)
         added: dict[str, Monitor] = {}
         aliases: dict[str, str] = {}
         try:
             for names, module, attr, recipe, unknown in wanted:
-                name, beside = names[0], on.setdefault(id(module), [])
+                name, beside = names[0], on.get(id(module)) or on.setdefault(id(module), self._found_on(module))
                 found = next((one for one in beside if one.attr == attr and one.constructor == recipe), None)
                 if found is None:
                     if name in self._monitors or name in added or name in self._aliases:
@@ -291,9 +292,8 @@ class Recorder(Results):
             for monitor in added.values():
                 monitor.deregister()
             raise
-        self._monitors.update(added)
         for name, monitor in added.items():
-            self._meter.add(name, monitor)
+            self._keep(name, monitor)
         self._aliases.update(aliases)
         self._alone.update(added if alone else ())
         return list(added.values())
@@ -309,8 +309,17 @@ class Recorder(Results):
     def _take_in(self, name: str, monitor: Monitor) -> None:
         """Makes a monitor a subrecorder."""
         self._configure(name, monitor)
+        self._keep(name, monitor)
+
+    def _keep(self, name: str, monitor: Monitor) -> None:
         self._monitors[name] = monitor
+        self._places.setdefault(id(monitor.module), []).append(name)
         self._meter.add(name, monitor)
+
+    def _found_on(self, module: nn.Module) -> list[Monitor]:
+        """The monitors that were put on a module, and still are."""
+        found = [self._monitors.get(name) for name in self._places.get(id(module), ())]
+        return [monitor for monitor in found if monitor is not None and monitor.module is module]
 
     def _live_nets(self) -> list[nn.Module]:
         """The nets that modules were selected from and that still exist."""
@@ -400,6 +409,9 @@ class Recorder(Results):
 
     def __delitem__(self, name: str | int) -> None:
         self.remove(name)
+
+    def __contains__(self, name: object) -> bool:
+        return stands_for_one(name, self._monitors, self._aliases)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._monitors)

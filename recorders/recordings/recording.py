@@ -24,7 +24,17 @@ from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 from reducers.errors import did_you_mean
 
-__all__ = ["Missing", "Recording", "Subrecording", "check_alike", "check_same_names", "lookup", "part_rows", "register_writer"]
+__all__ = [
+    "Missing",
+    "Recording",
+    "Subrecording",
+    "check_alike",
+    "check_same_names",
+    "lookup",
+    "part_rows",
+    "register_writer",
+    "stands_for_one",
+]
 
 
 Missing: TypeAlias = Literal["error", "keep"]
@@ -167,10 +177,7 @@ class Recording(ShownAsTable, Exported, ValuesByName, Mapping[str, Subrecording]
 
     def __contains__(self, name: object) -> bool:
         """Whether a name, a further name or an index stands for a subrecorder; nothing is read for it."""
-        if isinstance(name, int):
-            return -len(self) <= name < len(self)
-        known = name in self.subrecordings or name in self.aliases
-        return known or (name == NET and ("" in self.subrecordings or "" in self.aliases))
+        return stands_for_one(name, self.subrecordings, self.aliases)
 
     # A mapping compares its items, and they hold tensors, which have no truth value: recordings equal themselves only.
     __eq__ = object.__eq__
@@ -293,6 +300,13 @@ def check_same_names(first: Iterable[str], second: Iterable[str], this: str, oth
     if here != there:
         mine, theirs = listed(sorted(here - there)), listed(sorted(there - here))
         raise MergeError(f"the names differ: only {this} has {mine}, only {other} {theirs}")
+
+
+def stands_for_one(name: object, names: Mapping[str, Any], aliases: Mapping[str, str]) -> bool:
+    """Whether a name, an alias or an index stands for one of the names, without the search for similar ones that an error takes."""
+    if isinstance(name, int):
+        return -len(names) <= name < len(names)
+    return name in names or name in aliases or (name == NET and ("" in names or "" in aliases))
 
 
 def lookup(name: str | int, names: Mapping[str, Any], aliases: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from profiled import calls_of
 from torch import Tensor, nn
 
 from recorders import (
@@ -422,3 +423,19 @@ def test_monitors_of_modules_outside_the_net_are_planned_reported_and_saved(tmp_
     assert load(tmp_path / "run")["other"].samples == 1
     alone = Recorder(loss=CallMonitor(Sum())).add("only", ForwardMonitor(Last()), other)
     assert alone.plan(torch.ones(2, 3)).rows[1].shapes == {"": (2, 1)}
+
+
+def test_adding_one_by_one_costs_the_same_however_many_there_are() -> None:
+    """The two hundredth took ten times the calls of the first: similar names were looked for, and all modules compared."""
+    recorder, layers = Recorder(ForwardMonitor(Mean())), [nn.Identity() for _ in range(200)]
+    costs = [calls_of(lambda at=at: recorder.add(f"layer.{at}", ForwardMonitor(Mean()), layers[at])) for at in range(200)]  # type: ignore[misc]
+    assert costs[199] == costs[20]
+    recorder.add("again", ForwardMonitor(Mean()), layers[7])
+    assert recorder.aliases == {"again": "layer.7"}
+    recorder.remove("layer.7")
+    recorder.add("new", ForwardMonitor(Mean()), layers[7])
+    assert recorder.aliases == {}
+    assert recorder["new"].module is layers[7]
+    own = nn.Identity()
+    again = copy.deepcopy(recorder).add("own", ForwardMonitor(Mean()), own).add("alias", ForwardMonitor(Mean()), own)
+    assert again.aliases == {"alias": "own"}
