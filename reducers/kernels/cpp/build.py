@@ -75,8 +75,12 @@ def _stamp(*folders: Path) -> str:
     return f'-DSOURCES="{hash_of_sources(*folders)}"'
 
 
-def build(into: Path) -> str:
-    """Build all libraries, each at its path below a folder; return "", or why there are none."""
+def build(into: Path, flags: Sequence[str] = ()) -> str:
+    """Build all libraries, each at its path below a folder; return "", or why there are none.
+
+    Args:
+        flags: more of them, for the compiler and the linker, such as `-fsanitize=address`.
+    """
     if not sys.platform.startswith("linux"):
         return "they are for Linux"
     names = [name for name in (os.environ.get("CXX"), "c++", "g++", "clang++") if name]
@@ -85,9 +89,9 @@ def build(into: Path) -> str:
         return f"there is no C++ compiler ({', '.join(dict.fromkeys(names))})"
     try:
         with tempfile.TemporaryDirectory() as work:
-            linked = _compiled(compiler, libraries(), Path(work))
+            linked = _compiled(compiler, libraries(), flags, Path(work))
             for library, objects in linked.items():
-                _link(compiler, objects, into / library.path)
+                _link(compiler, objects, flags, into / library.path)
     except subprocess.CalledProcessError as error:
         return f"{compiler} failed: {_last_line(error.stderr)}"
     except OSError as error:
@@ -95,25 +99,25 @@ def build(into: Path) -> str:
     return ""
 
 
-def _compiled(compiler: str, wanted: Iterable[Library], work: Path) -> dict[Library, list[Path]]:
+def _compiled(compiler: str, wanted: Iterable[Library], more: Sequence[str], work: Path) -> dict[Library, list[Path]]:
     """Compile all objects, several at once; return them by library."""
     commands, found = [], {}
     for library in wanted:
         found[library] = [work / f"{library.path.name}-{number}.o" for number in range(len(library.objects))]
         for (source, flags), path in zip(library.objects, found[library], strict=True):
-            commands.append((compiler, *_FLAGS, *flags, "-c", str(ROOT / source), "-o", str(path)))
+            commands.append((compiler, *_FLAGS, *flags, *more, "-c", str(ROOT / source), "-o", str(path)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, commands))
     return found
 
 
-def _link(compiler: str, objects: Sequence[Path], library: Path) -> None:
+def _link(compiler: str, objects: Sequence[Path], flags: Sequence[str], library: Path) -> None:
     """Link a library, which gets its name when it is whole: another process may load the one before."""
     library.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:
-        _run((compiler, "-shared", "-s", *map(str, objects), "-o", name, "-ldl", "-pthread"))
+        _run((compiler, *(flags or ("-s",)), "-shared", *map(str, objects), "-o", name, "-ldl", "-pthread"))
         os.chmod(name, 0o755)
         os.replace(name, library)
     finally:
