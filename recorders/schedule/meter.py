@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from recorders.errors import RecordingWarning
-from recorders.schedule.steps import parameters_watched
 from recorders.schedule.stopwatch import Stopwatch, now, time_joins
 from reducers.errors import warn_user
 
@@ -278,7 +277,7 @@ class Meter:
         """The work of hooks on optimizers is that of the monitors whose parameters they read, by the number of elements."""
         work = {name: stopwatch.seconds[id(monitor)] for name, monitor in self.monitors.items()}
         rest = sum(seconds for key, seconds in stopwatch.seconds.items() if isinstance(key, str))
-        elements = {id(monitor): elements for monitor, elements in parameters_watched()}
+        elements = stopwatch.elements
         mine = {name: elements.get(id(monitor), 0) for name, monitor in self.monitors.items()}
         total = sum(elements.values())
         if records and total:

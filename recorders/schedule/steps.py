@@ -28,7 +28,7 @@ from recorders.schedule.notices import notices, tell
 from recorders.schedule.table import CHANGE, GRADIENTS, HERE, VALUES, Tables
 from reducers._torch import constant_in_graphs
 
-__all__ = ["StepHandle", "count_steps", "monitors_of_steps", "notice_steps", "parameters_watched", "stop_counting"]
+__all__ = ["StepHandle", "count_steps", "monitors_of_steps", "notice_steps", "stop_counting"]
 
 
 class Step(SimpleNamespace):
@@ -344,17 +344,6 @@ def monitors_of_steps(module: nn.Module) -> list[Any]:
     """The monitors that are told of the optimizer steps which change parameters of `module`."""
     with SWITCHING:
         return list(_steps.monitors.get(module, ()))
-
-
-def parameters_watched() -> list[tuple[Any, int]]:
-    """The monitors that are told of optimizer steps, and the elements of the parameters that each of them watches."""
-    with SWITCHING:
-        found: list[tuple[nn.Module, list[Any]]] = [(module, [*monitors]) for module, monitors in _steps.monitors.items()]
-    return [
-        (monitor, sum(parameter.numel() for _, parameter in monitor._parameters(module)))
-        for module, monitors in found
-        for monitor in monitors
-    ]
 
 
 IN_ONE_GRAPH = "its optimizer steps inside a graph made with fullgraph=True"

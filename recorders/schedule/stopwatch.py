@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any, TypeAlias
 from weakref import WeakSet
@@ -19,7 +19,7 @@ from recorders.graphs.ring import GraphRing
 from recorders.graphs.sinks import find_sink
 from reducers.kernels.locks import new_lock
 
-__all__ = ["Stopwatch", "now", "time_joins"]
+__all__ = ["Stopwatch", "note_elements", "now", "time_joins"]
 
 Key: TypeAlias = "int | str"  # the `id` of a monitor, or the name of an entrance that no monitor owns
 
@@ -47,11 +47,13 @@ class Stopwatch:
     Attributes:
         seconds: by the `id` of a monitor, or by the name of an entrance that no monitor owns.
         events: device events, before and after the work of a thread.
+        elements: of the parameters that monitors read at the steps of optimizers, by the `id` of the monitor.
     """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[Key, float] = defaultdict(float)
         self.events: list[tuple[Any, Any]] = []
+        self.elements: dict[int, int] = {}
         self._rings: dict[GraphRing, tuple[float, list[Key]]] = {}
 
     def start(self, monitors: Iterable[Any]) -> float:
@@ -80,6 +82,12 @@ class Stopwatch:
         with _lock:
             for key in keys:
                 self.seconds[key] += seconds / len(keys)
+
+
+def note_elements(elements: Mapping[int, int]) -> None:
+    """Notes how many elements of parameters monitors read at a step of an optimizer, by the `id` of the monitor."""
+    for stopwatch in list(_running):
+        stopwatch.elements.update(elements)
 
 
 def time_joins(meter: Any, on: bool) -> None:

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders._torch import copy_all, graph_task, inside_transform, is_being_traced, negate_all, subtract_all
+from recorders.capture import entering
 from recorders.capture.context import as_monitor
 from recorders.capture.cuda_graphs import CAPTURES
 from recorders.capture.entering import failure_of
 from recorders.capture.switching import SWITCHING, forget
 from recorders.ring.rows import LOCK, ParameterRows, RowBlock
+from recorders.schedule.stopwatch import note_elements
 
 __all__ = ["CHANGE", "GRADIENTS", "HERE", "NOT_DUE", "ODD", "VALUES", "Reading", "Tables", "alike"]
 
@@ -242,6 +244,11 @@ class Table:
             block.add(view, path, position, like)
         return True
 
+    def elements(self, parameters: list[Any]) -> dict[int, int]:
+        """The number of elements that each monitor watches, by its `id`."""
+        views = chain(*self.views.values(), *self.alone.values())
+        return {id(view.monitor()): sum(parameters[at].numel() for _, at in view.leaves) for view in views}
+
     def settle(self, moment: str, found: list[Found], stream: object, listening: Collection[int]) -> Iterable[View]:
         """Counts the calls of monitors, and leaves out what is not due; returns the views of those that must be asked."""
         views, odd, all_there = self.views[moment], dict[View, None](), True
@@ -324,6 +331,8 @@ class Tables:
         if not parameters:
             return
         table, found = self._read(step, optimizer, keeper, parameters, moments) if reads else (before, {})
+        if entering.timing is not None and reads:
+            note_elements(table.elements(parameters))
         fits = table is before and (reads or [*map(id, parameters)] == table.ids)
         step.table, step.copied, step.notified, failed = table, [], [], None
         together, changes = list[Found](), list[Any]()

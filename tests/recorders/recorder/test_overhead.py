@@ -281,6 +281,7 @@ def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mine = Recorder(ParameterMonitor(Norm())).parameters(model, names=["a", "b"]).attach(optimizer)
     other = Recorder(ParameterMonitor(Norm())).parameters(model, names=["c"]).attach(optimizer)
+    of_another_training = Recorder(ParameterMonitor(Norm())).modules(layer := nn.Linear(100, 100))
     for recorder in (mine, other):
         recorder.overhead()
     for _ in range(4):
@@ -290,6 +291,7 @@ def test_parameters_reduced_together_share_the_time_by_their_elements(time: Time
     assert dict(mine.overhead().by_name) == pytest.approx({"a": 1.0, "b": 4.0})
     assert dict(other.overhead().by_name) == pytest.approx({"c": 5.0})
     assert mine["a"].samples == other["c"].samples == 4
+    assert of_another_training[0].module is layer  # its optimizer never steps, so it has no share
 
 
 def test_steps_that_record_are_compared_with_those_that_do_not(time: Time) -> None:
