@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,22 +34,22 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 WARPS = 8
 
+_TOTALS = frozenset(name for name, column in COLUMNS.items() if column.is_total)
+_COUNTED = frozenset(("zeros", "nan", "inf"))
+
 Arguments = tuple[tuple[int, int, int], tuple[int | None, ...], dict[str, Any]]
 """The grid of a launch, and the numbers and the constants that its kernel is given."""
 
 
 def takes_columns(dtype: torch.dtype, columns: Iterable[str]) -> bool:
     """Return whether the kernels compute these columns of a dtype: a `sum` of int64 may exceed int64, in which they add."""
-    return dtype in DTYPES and are_computed(tuple(columns)) and not (dtype is torch.int64 and "sum" in columns)
+    return dtype in DTYPES and are_computed({*columns}) and not (dtype is torch.int64 and "sum" in columns)
 
 
-@lru_cache(maxsize=256)
-def are_computed(columns: tuple[str, ...]) -> bool:
+def are_computed(columns: set[str]) -> bool:
     """Return whether one launch computes these columns, and the next joins them with those of a state."""
-    if not COLUMNS.keys() >= {*columns} or not joinable(columns):
-        return False
-    counted = {"zeros", "nan", "inf"} & {*columns}  # all in one row of the table each, if any is asked for
-    return sum(COLUMNS[name].is_total for name in columns) <= 1 and len(counted) in (0, 3)
+    # Graphs are traced through this, so no cache is asked. What is counted beside the others is counted together.
+    return len(columns & _TOTALS) <= 1 and len(columns & _COUNTED) in (0, 3) and columns <= COLUMNS.keys() and joinable(columns)
 
 
 def sweep_arguments(x: Tensor, axes: Sequence[int], columns: str, threshold: float, mask: Tensor | None = None) -> Arguments:
