@@ -24,7 +24,10 @@ __all__ = ["FIRST", "ROUND", "WINDOW", "MeasuredSteps", "Meter"]
 FIRST = 8  # the measured steps that record before the first choice of a cadence
 WINDOW = 64  # those in a window, but for the second, which has a quarter of it; up to four times as many if steps differ much
 ROUND = 31 * WINDOW  # the fewest steps from the beginning of one window to that of the next, if there is a budget
+SHARE = 4  # a window takes at most one in so many steps, because those that are measured take longer
 SPAN = 8 * WINDOW  # the most steps in a window at a low cadence, at which measured steps are far apart
+COSTLY = 8  # from this cadence on, the step after one that records is measured, too: recording takes so long that it is slower
+SELDOM_TIMED = 8  # pairs of steps for each step that does not record in which the work of monitors is timed
 FEWEST = 5  # the fewest pairs of steps that are compared
 EXACT = 0.1  # the standard error of what is clear, as a share of it
 CLEAR = 1.5  # the standard errors by which the budget must be exceeded, before fewer steps record
@@ -88,10 +91,11 @@ class Timed(NamedTuple):
 class MeasuredSteps:
     """What was measured in some steps: under True of steps that record, under False of others."""
 
-    def __init__(self, chosen: int = 0) -> None:
+    def __init__(self, chosen: int = 0, span: int = 1) -> None:
         self.steps = self.told = self.measured = self.records = self.recorded = 0  # told: those of which the clock told the meter
         self.chosen = chosen  # the steps that would have recorded at cadence 1
-        self.pairs: list[tuple[float, float]] = []  # seconds of a step that records, and of one that does not
+        self.span = span  # how many steps are measured at once, of which the first may record
+        self.pairs: list[tuple[float, float]] = []  # seconds of steps of which one records, and of as many of which none does
         self.timed: dict[bool, list[Timed]] = {True: [], False: []}
         self.advances: dict[bool, list[float]] = {True: [], False: []}  # seconds in which the clock advances to the step
         self.joins = defaultdict[str, float](float)  # seconds in which pending observations were reduced, by monitor
@@ -126,7 +130,7 @@ class MeasuredSteps:
         else:
             recording = median(differences)
             error = 1.86 * median(abs(each - recording) for each in differences) / math.sqrt(len(differences))
-            bare = median(without for _, without in self.pairs) - idle - rest - 2 * advance
+            bare = (median(without for _, without in self.pairs) - (self.span + 1) * advance) / self.span - idle - rest
         recording = max(0.0, recording) + sum(self.joins.values()) / max(1, self.recorded)
         steps = max(1, self.steps)
         return Cost(max(0.0, bare), idle + (rest + advance) * self.told / steps, recording, error, min(1.0, self.chosen / steps))
@@ -141,6 +145,7 @@ class Measured(NamedTuple):
         began: when it began itself.
         joined: what `Meter.joined` was then.
         stopwatch: times the work of the monitors; None if only the step is timed.
+        more: how many steps after it are measured with it, because recording slows these, too.
     """
 
     records: bool
@@ -148,6 +153,7 @@ class Measured(NamedTuple):
     began: float
     joined: float
     stopwatch: Stopwatch | None
+    more: int
 
 
 class Meter:
@@ -234,7 +240,9 @@ class Meter:
             any_due: whether any monitor that the clock switches records in it.
         """
         records, (step, self._step) = any_due or self._ungated, (self._step, None)
-        if step is not None:
+        if step is not None and step.more:
+            self._step = None if records else step._replace(more=step.more - 1)
+        elif step is not None:
             self._take(step)
         if not self.measuring:
             return MANY
@@ -243,16 +251,23 @@ class Meter:
         resting = self._rest > 0
         self.skip(1, records)
         self._window.told += 1
+        if self._step is not None:
+            return 0
         if resting or (not records and self._wait > 0):
             return self._rest or (0 if records else max(0, self._wait - 1))
         # What a step is compared with comes an even number of steps later: so both have one place in a rhythm of two steps, such as
         # that of a training that does something in every other one.
-        self._wait = 2 * self._chance.randint(1, max(1, (self.every_step - 1) // 2)) if records and not self._ungated else MANY
-        self._half = None if records else self._half
-        compared = records and self._window.records and self._window.recorded < self._window.steps
+        more, self._wait = self._window.span - 1, MANY
+        if records:
+            if not self._ungated:
+                self._wait = 2 * self._chance.randint(1, max(1, (self.every_step - 1 - more) // 2))
+            self._half = None
+            compared = self._window.records and self._window.recorded < self._window.steps
+        else:  # what is compared is not slowed by a stopwatch
+            compared = SELDOM_TIMED * len(self._window.timed[False]) > len(self._window.pairs)
         stopwatch = None if compared else Stopwatch()
         began = now() if stopwatch is None else stopwatch.start(self.monitors.values())
-        self._step = Measured(records, self._ended, began, self.joined, stopwatch)
+        self._step = Measured(records, self._ended, began, self.joined, stopwatch, more if compared else 0)
         return 0
 
     def _take(self, step: Measured) -> None:
@@ -260,11 +275,11 @@ class Meter:
         window, records, joined, advance = self._window, step.records, self.joined - step.joined, step.began - step.before
         if records:
             window.records += 1
-        if step.stopwatch is None:  # the clock puts hooks in before it, and takes them out after it
+        if step.stopwatch is None and records:  # the clock puts hooks in before it, and takes them out after it
             self._half = now() - step.before - joined
-        elif not records and self._half is not None:  # the clock advances before and after it, too
+        elif step.stopwatch is None and self._half is not None:  # the clock advances before and after it, too
             window.pairs.append((self._half, self._ended - step.before - joined + advance))
-        if step.stopwatch is not None:
+        elif step.stopwatch is not None:
             window.timed[records].append(self._timed(step.stopwatch, records, self._ended - step.began - joined))
             if records and step.stopwatch.events:
                 window.events.append(step.stopwatch.events)
@@ -296,7 +311,8 @@ class Meter:
             return
         else:
             self._choose(budget, cost, before)
-        self._before, self._window = window, MeasuredSteps(self.every_step - 1)  # the steps left out after the one that recorded
+        span = 2 if self.every_step >= COSTLY else 1
+        self._before, self._window = window, MeasuredSteps(self.every_step - 1, span)  # steps left out after the one that recorded
 
     def _choose(self, budget: float, cost: Cost, before: MeasuredSteps | None) -> None:
         """Chooses the cadence, and when to measure again. The first choice can only lower the cadence."""
@@ -306,7 +322,8 @@ class Meter:
         elif before is not None:
             self.every_step = min(every, cost.every_within(budget * SLACK))
         self._size = 2 * FIRST if before is None else max(FIRST, min(WINDOW, SPAN // self.every_step))
-        self._rest = 0 if before is None else max(0, ROUND - self._size * self.every_step)
+        steps = self._size * self.every_step
+        self._rest = 0 if before is None else max(ROUND, SHARE * steps) - steps
         give_up = self.give_up()
         least = 0.0 if before is None else min(one.share(one.least) for one in (cost, before.cost()))
         if least > budget + TOLERANCE and give_up is not None:  # fewer recorded steps would not help

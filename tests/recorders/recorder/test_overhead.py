@@ -634,6 +634,20 @@ def test_a_budget_chooses_every_fourth_step_and_comes_back_when_costs_fall(time:
     assert sum(a != b for a, b in pairwise(cost.cadences)) == 2
 
 
+def test_what_recording_slows_in_the_next_step_is_a_cost_of_recording(time: Time) -> None:
+    """Caches hold other things then. What is compared reads no clock but at its ends, which would make it slower, too."""
+    cost, samples = Cost(time, 0.4, budget=0.03), [0, 0, 0]
+
+    def step(_: int) -> float:
+        samples[:] = [*samples[1:], cost.recorder.samples("loss")]
+        return 1.2 if samples[1] > samples[0] else 1.0
+
+    cost.run(4000, step)
+    every = cost.cadences[-1]
+    assert every == pytest.approx(0.6 / (0.03 / 0.97), rel=0.2)
+    assert cost.recorder.overhead().seconds == pytest.approx(0.6 / every, rel=0.05)
+
+
 @pytest.mark.slow
 def test_nothing_flutters_where_costs_do(time: Time) -> None:
     cost = Cost(time, 0.1, budget=0.03)
