@@ -7,8 +7,9 @@
 
 #include <cmath>
 
-#include "simd.h"
+#include "merge.h"
 #include "partition.h"
+#include "simd.h"
 
 namespace {
 
@@ -261,5 +262,37 @@ static bool find_centre(Partial<WHAT>& part, const typename T::Type* x, const ui
   }
   return false;
 }
+
+// Joins what was observed before to the results, all but the counts that are integers. It is no part of its callers, so that all of
+// them get the same bits.
+__attribute__((noinline)) static void join_results(double* found, const double* old, const bool* asked) {
+  for (int result : {SUM, SQUARES, TOTAL})
+    if (asked[result]) found[result] += old[result];
+  if (asked[MIN]) found[MIN] = std::min(old[MIN], found[MIN]);
+  for (int result : {MAX, PEAK})
+    if (asked[result]) found[result] = std::max(old[result], found[result]);
+  if (!asked[MEAN]) return;
+  Moments moments = {found[COUNT], found[MEAN], found[M2], found[M3], found[M4]};
+  join_moments(moments, {old[COUNT], old[MEAN], old[M2], old[M3], old[M4]}, asked[M3]);
+  found[MEAN] = moments.mean;
+  found[M2] = moments.second;
+  found[M3] = moments.third;
+  found[M4] = moments.fourth;
+}
+
+// What was observed before, of one kept position.
+struct Before {
+  double numbers[RESULTS] = {};
+  bool asked[RESULTS] = {}, any = false;  // of results that are no integers
+
+  Before(const Task& task, int64_t position) {
+    for (int result = 0; result < RESULTS; ++result) {
+      if (!task.before[result]) continue;
+      numbers[result] = before(task, result, position);
+      asked[result] = task.kinds[result] != 1;
+      any = true;
+    }
+  }
+};
 
 }  // namespace

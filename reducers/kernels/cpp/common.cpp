@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "merge.h"
+#include "accumulate.h"
 
 OpenMP reducers_openmp;
 

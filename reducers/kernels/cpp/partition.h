@@ -115,14 +115,15 @@ static double before(const Task& task, int result, int64_t position) {
   return task.kinds[result] == 2 ? double(static_cast<const float*>(all)[position]) : static_cast<const double*>(all)[position];
 }
 
-// Returns whether there was memory. A kernel is what reads a part, joins two, and writes a result. A position that one part has needs no table: its results are written at once.
+// Returns whether there was memory. A kernel is what reads a part, says what it found, joins that of two,
+// and writes it. A position that one part has needs no table: its results are written at once.
 template <class Kernel> static bool run(const Task& task, int64_t most_threads) {
   typedef typename Kernel::Partial Partial;
   const Cut cut(task, sizeof(Partial));
   if (cut.parts == 1 && !task.columns) {  // without a parallel region, which would take longer than a small tensor
     Partial found;
     Kernel::rows(task, cut, 0, &found);
-    Kernel::write(task, found, 0);
+    Kernel::write(task, Kernel::found(found), 0);
     return true;
   }
   const int64_t threads = std::min(most_threads, (cut.parts + cut.together - 1) / cut.together);
@@ -138,7 +139,7 @@ template <class Kernel> static bool run(const Task& task, int64_t most_threads) 
       if ((joined && !table) || !found) return;
       task.columns ? Kernel::columns(task, cut, index, found) : Kernel::rows(task, cut, index, found);
       int64_t number, first = cut.begin(task, index, number);
-      for (int64_t position = 0; !joined && position < number; ++position) Kernel::write(task, found[position], first + position);
+      for (int64_t position = 0; !joined && position < number; ++position) Kernel::write(task, Kernel::found(found[position]), first + position);
     });
     delete[] own;
   });
@@ -146,8 +147,8 @@ template <class Kernel> static bool run(const Task& task, int64_t most_threads) 
     int64_t number, first = cut.begin(task, index, number);
     for (int64_t position = 0; position < number; ++position) {
       const Partial* shares = table + index * cut.width + position;
-      Partial found = shares[0];
-      for (int64_t share = 1; share < cut.shares; ++share) Kernel::join(found, shares[share * cut.width]);
+      auto found = Kernel::found(shares[0]);
+      for (int64_t share = 1; share < cut.shares; ++share) Kernel::join(found, Kernel::found(shares[share * cut.width]));
       Kernel::write(task, found, first + position);
     }
   }

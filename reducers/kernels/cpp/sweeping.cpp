@@ -1,6 +1,5 @@
 // Statistics of a tensor in one read. Parts are cut by sizes only and are joined in order, so threads do not change a result.
 
-#include "merge.h"
 #include "traverse.h"
 
 namespace {
@@ -9,48 +8,20 @@ template <int W, class T> struct Statistics {
   typedef ::Partial<W> Partial;
   static void rows(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_rows<W, T>(task, cut, index, found); }
   static void columns(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_columns<W, T>(task, cut, index, found); }
-  // Joins b to a, which is earlier.
-  static void join(Partial& a, const Partial& b) {
-    if (b.count > 0) {
-      if (a.count == 0) a.centre = b.centre;
-      if (a.centre == b.centre) {
-        a.first += b.first;
-        a.second += b.second;
-        if (HIGHER<W>) {
-          *a.third += *b.third;
-          *a.fourth += *b.fourth;
-        }
-      } else {  // about the mean of b, then about the centre of a
-        const Central<W> about(b);
-        const double distance = (b.centre - a.centre) + about.shift, square = distance * distance;
-        a.first += b.count * distance;
-        a.second += about.second + b.count * square;
-        if (HIGHER<W>) {
-          *a.third += about.third + distance * (3 * about.second + b.count * square);
-          *a.fourth += about.fourth + distance * (4 * about.third + distance * (6 * about.second + b.count * square));
-        }
-      }
-      a.low = std::min(a.low, b.low);
-      a.high = std::max(a.high, b.high);
-    }
-    a.count += b.count;
-    a.nan += b.nan;
-    a.inf += b.inf;
-    a.zeros += b.zeros;
-    a.total += b.total;
-  }
-  static void write(const Task& task, const Partial& part, int64_t position) {
-    const Central<W> about(part);
-    const double centre = part.centre;
-    double found[RESULTS] = {
+  struct Found {
+    double numbers[RESULTS];
+  };
+  static Found found(const Partial& part) {
+    const Moments about = moments_of<HIGHER<W>>(part.count, part.centre, part.first, part.second, *part.third, *part.fourth);
+    return {{
         part.count,
         part.nan,
         part.inf,
         part.zeros,
-        centre + about.shift,
+        about.mean,
         std::max(0.0, about.second),
-        part.first + part.count * centre,
-        part.second + centre * (2 * part.first + part.count * centre),
+        part.first + part.count * part.centre,
+        part.second + part.centre * (2 * part.first + part.count * part.centre),
         part.low,
         part.high,
         std::max(0.0, std::max(-part.low, part.high)),
@@ -58,10 +29,20 @@ template <int W, class T> struct Statistics {
         about.third,
         std::max(0.0, about.fourth),
         part.nan + part.inf,
-    };
+    }};
+  }
+  static void join(Found& earlier, Found later) {
+    bool asked[RESULTS];
+    std::fill(asked, asked + RESULTS, true);
+    asked[M3] = asked[M4] = HIGHER<W>;
+    join_results(later.numbers, earlier.numbers, asked);
+    for (int result : {COUNT, NAN_COUNT, INF_COUNT, ZEROS_COUNT, NONFINITE}) later.numbers[result] += earlier.numbers[result];
+    earlier = later;
+  }
+  static void write(const Task& task, Found found, int64_t position) {
     const Before old(task, position);
-    if (old.any) join_results(found, old.numbers, old.asked);
-    write_all(task, found, RESULTS, position);
+    if (old.any) join_results(found.numbers, old.numbers, old.asked);
+    write_all(task, found.numbers, RESULTS, position);
   }
 };
 
@@ -87,7 +68,7 @@ template <int W, class T> static int read_rows_of(const Rows* told, int64_t rows
     task.x = told->addresses[row];
     task.length = told->lengths[row];
     if (!task.x || !task.length) {
-      if (!joined) Statistics<W, T>::write(task, Partial<W>(), 0);
+      if (!joined) Statistics<W, T>::write(task, Statistics<W, T>::found(Partial<W>()), 0);
       return false;
     }
     return !run<Statistics<W, T>>(task, most_threads);

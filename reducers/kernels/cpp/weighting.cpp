@@ -6,8 +6,9 @@
 #include <cmath>
 #include <string>
 
-#include "simd.h"
+#include "merge.h"
 #include "partition.h"
+#include "simd.h"
 
 namespace {
 
@@ -269,15 +270,15 @@ template <class T, class W> struct Weighted {
   typedef ::Partial Partial;
   static void rows(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_rows<T, W>(task, cut, index, found); }
   static void columns(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_columns<T, W>(task, cut, index, found); }
+  static const Partial& found(const Partial& part) { return part; }
   // Joins b to a, which is earlier.
   static void join(Partial& a, const Partial& b) {
-    if (a.weight > 0 && b.weight > 0) {  // about the means of both, then about that of both together, which is the centre then
-      const double shift_a = a.first / a.weight, shift_b = b.first / b.weight, weight = a.weight + b.weight;
-      const double distance = (b.centre - a.centre) + (shift_b - shift_a);
-      const double deviations = (a.second - a.first * shift_a) + (b.second - b.first * shift_b);
-      a.second = deviations + distance * distance * a.weight * (b.weight / weight);
-      a.centre += shift_a + distance * (b.weight / weight);
+    if (a.weight > 0 && b.weight > 0) {  // about the mean of both together, which is the centre then
+      Moments both = moments(b);
+      join_moments(both, moments(a), false);
+      a.centre = both.mean;
       a.first = 0;
+      a.second = both.second;
     } else {  // there is no mean: about the centre of one of them
       Partial other = b;
       move(b.weight > 0 ? a : other, b.weight > 0 ? b.centre : a.centre);
@@ -288,24 +289,16 @@ template <class T, class W> struct Weighted {
     a.squares += b.squares;
     a.nonfinite += b.nonfinite;
   }
-  // Joins what was observed before to the results: West 1979.
-  static void join_before(const Task& task, double* found, int64_t position) {
-    if (task.before[MEAN]) {
-      const double a = before(task, WEIGHT, position), mean = before(task, MEAN, position), delta = found[MEAN] - mean;
-      const double share = found[WEIGHT] / (a + found[WEIGHT] > 0 ? a + found[WEIGHT] : 1);
-      found[MEAN] = mean + delta * share;
-      found[M2] += before(task, M2, position) + delta * delta * share * a;
-    }
+  static Moments moments(const Partial& part) { return moments_of<false>(part.weight, part.centre, part.first, part.second); }
+  static void write(const Task& task, const Partial& part, int64_t position) {
+    Moments all = moments(part);
+    if (all.second < 0 && all.second > -FAR * std::fabs(part.second)) all.second = 0;  // rounded
+    if (task.before[MEAN])
+      join_moments(all, {before(task, WEIGHT, position), before(task, MEAN, position), before(task, M2, position), 0, 0}, false);
+    const double sum = part.first + part.weight * part.centre;
+    double found[RESULTS] = {part.weight, part.squares, all.mean, all.second, sum, part.nonfinite};
     for (int result : {WEIGHT, SQUARES, SUM})
       if (task.before[result]) found[result] += before(task, result, position);
-  }
-  static void write(const Task& task, const Partial& part, int64_t position) {
-    const double sum = part.first + part.weight * part.centre;
-    const double shift = part.weight > 0 ? part.first / part.weight : sum - part.centre;
-    const double m2 = part.second - shift * (2 * part.first - part.weight * shift);
-    const bool rounded = m2 < 0 && m2 > -FAR * std::fabs(part.second);
-    double found[RESULTS] = {part.weight, part.squares, part.centre + shift, rounded ? 0 : m2, sum, part.nonfinite};
-    join_before(task, found, position);
     write_all(task, found, RESULTS, position);
   }
 };
