@@ -60,7 +60,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 def take_no_loop(patch: pytest.MonkeyPatch) -> None:
     """The loops in C++ take no tensor, as without a compiler, or on a device that has none."""
-    patch.setattr("reducers.kernels.dispatch.looped", lambda *_: None)
+    patch.setattr("reducers.kernels.dispatch.loop_plan", lambda *_: None)
     patch.setattr("reducers.kernels.dispatch.looped_weights", lambda *_: None)
     patch.setattr("reducers.kernels.counting.looped_bits", lambda *_: None)
     patch.setattr("reducers.kernels.counting.looped_edges", lambda *_: None)

@@ -46,18 +46,15 @@ class Counted(Reducer):
 
     def lifted(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return `lift`, with the number of elements that are not finite."""
-        return self.counted(self.lift(x, axes), x, axes)
+        state = self.lift(x, axes)
+        if NONFINITE in state or not self.counts_nonfinite or not self._has_count:
+            return state
+        return {**state, NONFINITE: count_nonfinite(x, axes)}
 
     def lifted_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
         """Return `lift_masked`, in which what the mask excludes may count as not finite, with the right number."""
         state = self.lift_masked(x, mask, axes)
         return {**state, NONFINITE: count_nonfinite(x, axes, mask)} if self._has_count else state
-
-    def counted(self, state: State, x: Tensor, axes: tuple[int, ...]) -> State:
-        """Return the state of an observation with the number, unless it has one."""
-        if NONFINITE in state or not self._has_count:
-            return state
-        return {**state, NONFINITE: count_nonfinite(x, axes)}
 
     def joined(self, a: State, b: State) -> State:
         """Return `join`, with the sum of the numbers."""

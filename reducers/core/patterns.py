@@ -150,7 +150,12 @@ def arrange(x: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
     Raises:
         PatternError: the pattern does not match the shape of `x`.
     """
-    return _arrange(x, pattern, 0)
+    layout = _layout(pattern, x.ndim)
+    if isinstance(layout, str) or layout.rearrange is not None:
+        return _rearranged(x, pattern, layout, 0)
+    if layout.permute is not None:
+        x = x.permute(layout.permute)
+    return (x, layout.axes) if layout.axes else (x.unsqueeze(0), (0,))
 
 
 def fits(pattern: str, ndim: int) -> bool:
@@ -170,12 +175,11 @@ def moves_nothing(pattern: str, ndim: int) -> bool:
 
 def arrange_all(xs: Tensor, pattern: str) -> tuple[Tensor, tuple[int, ...]]:
     """Return the same for observations stacked along a new first axis, which the pattern does not name and which is reduced."""
-    return _arrange(xs, pattern, 1)
+    return _rearranged(xs, pattern, _layout(pattern, xs.ndim - 1), 1)
 
 
-def _arrange(x: Tensor, pattern: str, stacked: int) -> tuple[Tensor, tuple[int, ...]]:
+def _rearranged(x: Tensor, pattern: str, layout: Arrangement | str, stacked: int) -> tuple[Tensor, tuple[int, ...]]:
     try:
-        layout = _layout(pattern, x.ndim - stacked)
         if isinstance(layout, str):
             raise PatternError(layout)
         if layout.rearrange is not None:

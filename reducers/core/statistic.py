@@ -6,7 +6,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,8 @@ from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, copy_aliased, require_state, to_device
 from reducers.errors import ReducerTypeError
 from reducers.kernels.chunks import CHUNK, paired_pieces, pieces
-from reducers.kernels.dispatch import device_sweep, loop_sweep
+from reducers.kernels.cpp.sweeping import Asked
+from reducers.kernels.dispatch import sweep
 from reducers.kernels.masks import can_compact, compact
 from reducers.kernels.merging import join_stacked, same_layout, stack
 from reducers.kernels.precision import count_along, count_nonfinite, nan_capable
@@ -126,43 +127,36 @@ class Statistic(Counted):
     def read(self, state: State) -> Result:
         """Return the statistic of a non-empty state."""
 
+    @cached_property
+    def _asked(self) -> Asked:
+        """What kernels are asked for."""
+        return tuple(self.columns.items()), self.threshold
+
     def update(self, state: State, *xs: Tensor) -> State:
-        x, axes = arrange(observation(self, xs), self.pattern)
+        return self._updated(state, *arrange(observation(self, xs), self.pattern))
+
+    def _updated(self, state: State, x: Tensor, axes: tuple[int, ...]) -> State:
         if x.numel() == 0:
             return state
         state = to_device(state, x.device)
         swept = self.swept(x, axes, state)
-        return self.merge(state, self.counted(self.observe(x, axes), x, axes)) if swept is None else swept
+        return self.merge(state, self.observe(x, axes)) if swept is None else swept
 
-    def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
+    def swept(self, x: Tensor, axes: tuple[int, ...], state: State, mask: Tensor | None = None) -> State | None:
         """Return the state joined with that of an observation, by a kernel that reads it once; None if there is none."""
-        return self._by_kernel(x, axes, state)
-
-    def _by_kernel(self, x: Tensor, axes: tuple[int, ...], state: State, mask: Tensor | None = None) -> State | None:
-        swept = device_sweep(x, axes, self.columns, self.threshold, state, mask)
-        if swept is not None:
-            return swept
-        swept = loop_sweep(x, axes, self.columns, self.threshold, state, mask)
-        if swept is not None or not state:
-            return swept
-        looped = loop_sweep(x, axes, self.columns, self.threshold, None, mask)
-        return None if looped is None else self.merge(state, looped)
+        return sweep(self._asked, x, axes, state, mask, self.merge)
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if not self.batchable or xs.numel() == 0:
             return super().update_all(state, xs)
-        x, axes = arrange_all(xs.detach(), self.pattern)
-        swept = self._by_kernel(x, axes, to_device(state, x.device))
-        if swept is not None:
-            return swept
-        return self.merge(to_device(state, x.device), self.counted(self.observe(x, axes), x, axes))
+        return self._updated(state, *arrange_all(xs.detach(), self.pattern))
 
     def observe(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        """Return the state of one observation of any size, in new contiguous tensors; big ones are lifted in parts."""
-        swept = self._by_kernel(x, axes, {})
-        if swept is not None:
-            return swept
-        parts = pieces(x, axes) if self.divisible else (x,)
+        """Return the state of one observation of any size without a kernel, in new contiguous tensors: big ones in parts."""
+        parts = pieces(x, axes)
+        if len(parts) == 1 or not self.divisible:
+            lifted = self.lifted(x, axes)
+            return lifted if x.is_contiguous() and not torch.compiler.is_compiling() else _contiguous(lifted, x)
         lifted = (_contiguous(self.lifted(part, axes), part) for part in parts)
         if len(parts) < _MIN_STACK or not self.stackable_join or len(parts) * x.numel() > CHUNK * count_along(x, axes):
             return reduce(self.merge, lifted, {})  # does not hold the states of all parts at once, which may be big
@@ -175,12 +169,12 @@ class Statistic(Counted):
         state = to_device(state, x.device)
         if not self.masks_by_lift:
             return self.merge(state, {key: value.contiguous() for key, value in self.lifted_masked(x, mask, axes).items()})
-        joined = self._by_kernel(x, axes, state, mask)
+        joined = Statistic.swept(self, x, axes, state, mask)
         if joined is not None:
             return joined
         if self.stackable_join and self.divisible and can_compact(x, mask, axes):
             chosen = [(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
-            selected = [self.counted(self.observe(part, rest), part, rest) for part, rest in chosen]
+            selected = [self.observe(part, rest) for part, rest in chosen]
             if selected:
                 return self.merge_all([state, *selected])
         parts = paired_pieces(x, mask, axes) if self.divisible else ((x, mask),)
@@ -275,7 +269,7 @@ def lift_each(statistic: Statistic, xs: Tensor) -> State:
         axis += "s"
     each = replace(statistic, pattern=f"{axis} {left} -> {axis} {right}")
     x, axes = arrange(xs.detach(), each.pattern)
-    return each.counted(each.observe(x, axes), x, axes)
+    return each._updated({}, x, axes)
 
 
 def _contiguous(state: State, source: Tensor) -> State:

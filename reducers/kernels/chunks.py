@@ -14,37 +14,33 @@ PIECE = 1 << 19  # elements: 2 MiB in float32
 CHUNK = 1 << 16  # elements: 512 KiB in float64, the accumulation dtype
 
 
-def pieces(x: Tensor, axes: tuple[int, ...], size: int | None = None) -> Sequence[Tensor]:
-    """Return views of `x` of about `size` elements (default `CHUNK`), split along the reduced axes, largest stride first.
+def pieces(x: Tensor, axes: tuple[int, ...], size: int = CHUNK) -> Sequence[Tensor]:
+    """Return views of `x` of about `size` elements, split along the reduced axes, largest stride first.
 
     Only CPU tensors are split, because full-size temporaries cost page faults there. Nothing is split while compiling: the
     fused kernel reads each element only once anyway.
     """
-    split = _plan_split(x, axes, size or CHUNK)
-    if split is None:
+    if torch.compiler.is_compiling() or x.numel() < 2 * size or x.device.type != "cpu":
         return (x,)
-    axis, length, done = split
+    axis, length, done = _split(x, axes, size)
     parts = torch.split(x, length, dim=axis)
     return parts if done else [piece for part in parts for piece in pieces(part, axes, size)]
 
 
-def paired_pieces(x: Tensor, other: Tensor, axes: tuple[int, ...], size: int | None = None) -> Sequence[tuple[Tensor, Tensor]]:
+def paired_pieces(x: Tensor, other: Tensor, axes: tuple[int, ...], size: int = CHUNK) -> Sequence[tuple[Tensor, Tensor]]:
     """Return the `pieces` of `x`, each paired with the same part of `other`, which has the shape of `x`."""
-    split = _plan_split(x, axes, size or CHUNK)
-    if split is None:
+    if torch.compiler.is_compiling() or x.numel() < 2 * size or x.device.type != "cpu":
         return ((x, other),)
-    axis, length, done = split
+    axis, length, done = _split(x, axes, size)
     parts = list(zip(torch.split(x, length, dim=axis), torch.split(other, length, dim=axis), strict=True))
     return parts if done else [piece for part in parts for piece in paired_pieces(*part, axes, size)]
 
 
-def _plan_split(x: Tensor, axes: tuple[int, ...], size: int) -> tuple[int, int, bool] | None:
-    """Return the axis to split, the length of the parts, and whether they are small enough; None if `x` is not split."""
-    if x.device.type != "cpu" or x.numel() < 2 * size or torch.compiler.is_compiling():
-        return None
+def _split(x: Tensor, axes: tuple[int, ...], size: int) -> tuple[int, int, bool]:
+    """Return the axis to split, the length of the parts, and whether they are small enough, or cannot be split."""
     candidates = [axis for axis in axes if x.shape[axis] > 1]
     if not candidates:
-        return None
+        return 0, x.shape[0], True
     axis = max(candidates, key=x.stride)
     wanted = x.numel() // size
     return axis, max(1, x.shape[axis] // wanted), x.shape[axis] >= wanted

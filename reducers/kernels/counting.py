@@ -48,7 +48,7 @@ def device_edges(
         state: what was observed before, or nothing.
 
     Returns:
-        what `reducers.kernels.triton.bins.binned_by_edges` returns; None in the same cases as `device_sweep`.
+        what `reducers.kernels.triton.bins.binned_by_edges` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
     kernels = found(BINS, x.device)
     if not (kernels or _is_for_loop(x)) or not _counts_fit(x, axes, len(bounds) + 2, state):
@@ -64,7 +64,7 @@ def device_bits(
     """Return the `counts` of the elements of `x` by their leading bits, `min`, `max` and `nonfinite`, joined with those of a state.
 
     Returns:
-        what `reducers.kernels.triton.bins.binned_by_bits` returns; None in the same cases as `device_sweep`.
+        what `reducers.kernels.triton.bins.binned_by_bits` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
     kernels = found(BINS, x.device)
     bins = (2 * (exponents[1] - exponents[0]) << bits) + 3
@@ -104,7 +104,7 @@ def device_best(
         state: what was observed before, or nothing.
 
     Returns:
-        what `reducers.kernels.triton.best.best_elements` returns; None in the same cases as `device_sweep`.
+        what `reducers.kernels.triton.best.best_elements` returns; None in the same cases as `sweep` of `dispatch.py`.
     """
     kernel = found(BEST, x.device)
     if kernel is None:

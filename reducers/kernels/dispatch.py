@@ -7,28 +7,31 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reducers.kernels.columns import column_dtypes
 from reducers.kernels.cpp import library, loop_rows
-from reducers.kernels.cpp.sweeping import looped
+from reducers.kernels.cpp.sweeping import Asked, loop_plan
 from reducers.kernels.cpp.weighting import looped_weights
 from reducers.kernels.failing import Kernels, failures, found, has_failed, tried
 from reducers.state import State
 
 __all__ = [
     "device_accumulation",
-    "device_sweep",
     "device_sweep_rows",
     "device_weighted",
     "fits",
-    "loop_sweep",
     "loop_weighted",
     "row_dtypes",
+    "sweep",
     "troubles",
 ]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
+
+
+_PLAIN = (Tensor, nn.Parameter)
+Merge: TypeAlias = "Callable[[State, State], State]"
 
 
 @lru_cache(maxsize=1)
@@ -75,24 +78,46 @@ def troubles() -> tuple[str, ...]:
     return (*(() if library.in_order() else (library.state(),)), *failures())
 
 
-def loop_sweep(
-    x: Tensor,
-    axes: tuple[int, ...],
-    columns: Mapping[str, str],
-    threshold: float = 0.0,
-    state: State | None = None,
-    mask: Tensor | None = None,
+def sweep(
+    asked: Asked, x: Tensor, axes: tuple[int, ...], state: State, mask: Tensor | None = None, merge: Merge | None = None
 ) -> State | None:
-    """Return the statistics of a CPU tensor over `axes`, joined with those of a state, by a loop in C++ that reads it once.
+    """Return the statistics of `x` over `axes`, joined with those of a state, by a kernel that reads `x` once.
 
-    The arguments are those of `device_sweep`.
+    How the loop in C++ reduces tensors of one layout, or that it does not, is found once.
+
+    Args:
+        asked: the keys of the state, and which column each is; the magnitude above which an element is active.
+        state: what was observed before, with the same keys; or nothing.
+        mask: bool, in the shape of `x`: which elements are observed; integers become float64 then, on a GPU.
+        merge: joins the state with that of `x` alone, if a kernel does not.
 
     Returns:
-        None if the loop does not take the tensor, the state does not fit, or there are no loops; and inside graphs.
+        None if no kernel takes `x`, or its device has none; and inside graphs. If the kernel of a GPU fails, such as without a C
+        compiler, there is one warning, and None from then on; without memory there is the error.
     """
-    if not columns or x.device.type != "cpu" or x.layout is not torch.strided or torch.compiler.is_compiling():
+    if not asked[0] or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    return looped(x, axes, columns, threshold, mask, state)
+    x = x.resolve_neg()
+    if x.device.type in SWEEPS and (kernel := found(SWEEPS, x.device)) is not None:
+        dtype, columns = x.dtype if mask is None or x.is_floating_point() else torch.float64, dict(asked[0])
+        before = state if fits(x, axes, columns, state, dtype) else {}
+        swept = tried(SWEEPS, x.device, kernel, x, axes, columns, asked[1], before, *(() if mask is None else (mask,)))
+        return swept if before is state or swept is None or merge is None else merge(state, swept)
+    if x.device.type != "cpu" or type(x) not in _PLAIN:
+        return None
+    if mask is None:
+        plan = loop_plan(asked, x.shape, x.stride(), x.dtype, axes)
+    elif type(mask) in _PLAIN and mask.device.type == "cpu" and mask.dtype is torch.bool:
+        plan = loop_plan(asked, x.shape, x.stride(), x.dtype, axes, mask.stride())
+    else:
+        return None
+    if plan is None:
+        return None
+    swept = plan.run(x, state, mask)
+    if swept is not None or not state or merge is None:
+        return swept
+    alone = plan.run(x, {}, mask)
+    return None if alone is None else merge(state, alone)
 
 
 def loop_weighted(
@@ -116,33 +141,6 @@ def device_accumulation(device: str) -> Any:
     return accumulate
 
 
-def device_sweep(
-    x: Tensor,
-    axes: tuple[int, ...],
-    columns: Mapping[str, str],
-    threshold: float = 0.0,
-    state: State | None = None,
-    mask: Tensor | None = None,
-) -> State | None:
-    """Return the statistics of `x` over `axes`, joined with those of a state, by a kernel that reads `x` once.
-
-    Args:
-        columns: the keys of the state, and which statistic each is: one of `reducers.kernels.columns.COLUMNS`.
-        threshold: the magnitude above which an element is active.
-        state: what was observed before, with the same keys.
-        mask: bool, in the shape of `x`: which elements are observed; integers become float64 then.
-
-    Returns:
-        None if no kernel takes `x`, the device has none, or the state does not fit. If the kernel fails, such as without a C
-        compiler, there is one warning, and None from then on; without memory there is the error.
-    """
-    kernel = found(SWEEPS, x.device) if columns else None
-    dtype = x.dtype if mask is None or x.is_floating_point() else torch.float64
-    if kernel is None or not fits(x, axes, columns, state, dtype):
-        return None
-    return tried(SWEEPS, x.device, kernel, x.resolve_neg(), axes, columns, threshold, state, *(() if mask is None else (mask,)))
-
-
 def device_weighted(
     x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State | None = None
 ) -> State | None:
@@ -154,7 +152,7 @@ def device_weighted(
         state: what was observed before, with the same keys.
 
     Returns:
-        None in the same cases as `device_sweep`.
+        None in the same cases as `sweep`.
     """
     kernel = found(WEIGHTED, x.device)
     if kernel is None or not fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64):
@@ -169,11 +167,11 @@ def device_sweep_rows(
 
     Args:
         xs: for each row a tensor, or None if the row stays as it is; of one dtype, on one device, at least one of them.
-        families: the columns and the threshold of each statistic, as for `device_sweep`, and its rows until now; {} if none.
+        families: the columns and the threshold of each statistic, as for `sweep`, and its rows until now; {} if none.
         tables: what an earlier call returned for these rows, or None.
 
     Returns:
-        for each statistic its rows now, and the tables for the next call. None in the same cases as `device_sweep`.
+        for each statistic its rows now, and the tables for the next call. None in the same cases as `sweep`.
     """
     device = next(x for x in xs if x is not None).device
     room = found(ROWS, device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reducers.errors import DTypeError
+from reducers.kernels.chunks import BIG
 
 __all__ = [
     "NARROW",
@@ -28,6 +29,7 @@ __all__ = [
     "is_finite",
     "is_rounding_error",
     "nan_capable",
+    "no_sum",
     "positive_zero",
     "real",
     "real_or_complex",
@@ -49,7 +51,9 @@ def real(x: Tensor) -> Tensor:
 
 def wide_float(x: Tensor) -> Tensor:
     """Return `x` in complex128 if it is complex, else as `real` does."""
-    return x.to(torch.complex128) if x.is_complex() else real(x)
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def wide_dtype(x: Tensor, caller: str) -> torch.dtype:
@@ -63,8 +67,13 @@ def wide_dtype(x: Tensor, caller: str) -> torch.dtype:
     if x.is_floating_point():
         return torch.float32 if x.device.type == "mps" else torch.float64
     if x.dtype is torch.uint64:
-        raise DTypeError(f"{caller} has no exact sum for torch.uint64; convert it first, for example .premap(torch.Tensor.double)")
+        raise no_sum(x, caller)
     return torch.int64
+
+
+def no_sum(x: Tensor, caller: str) -> DTypeError:
+    """Return the error of a dtype that has no wider one."""
+    return DTypeError(f"{caller} has no exact sum for {x.dtype}; convert it first, for example .premap(torch.Tensor.double)")
 
 
 def widen(x: Tensor, caller: str) -> Tensor:
@@ -124,7 +133,8 @@ def reduce_finite(x: Tensor, reduction: Callable[[Tensor], Tensor], fill: float 
     """
     if not (x.is_floating_point() or x.is_complex()):
         return x, None, reduction(x)
-    x = _upcast_float8(x)
+    if x.dtype.itemsize == 1:
+        x = _upcast_float8(x)
     if can_read_values(x):
         reduced = reduction(x)
         if is_finite(reduced):
@@ -231,9 +241,9 @@ def counts_of(x: Tensor, mask: Tensor | None, axes: tuple[int, ...]) -> dict[str
 def count_if(compare: Callable[..., Tensor], x: Tensor, other: float, axes: tuple[int, ...]) -> Tensor:
     """Return for how many elements a comparison such as `torch.eq` with a number is true: int64, in the shape of the kept axes.
 
-    On the CPU the answers are added as float32, which holds so many exactly, in a quarter of the time that bools take.
+    Many answers on a CPU are added as float32, which holds so many exactly, in a quarter of the time that bools take.
     """
-    if not can_read_values(x) or count_along(x, axes) > 1 << 24:
+    if torch.compiler.is_compiling() or not BIG <= x.numel() <= 1 << 24 or not can_read_values(x):
         return compare(x, other).sum(dim=axes)
     return compare(x, other, out=torch.empty_like(x, dtype=torch.float32)).sum(dim=axes).to(torch.int64)
 

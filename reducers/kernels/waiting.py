@@ -63,7 +63,7 @@ SLOTS: Kernels[Callable[..., Slots | None]] = Kernels(
 
 
 def device_slots(x: Tensor, axes: tuple[int, ...], columns: Mapping[str, str], threshold: float = 0.0) -> Slots | None:
-    """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `device_sweep`."""
+    """Return how observations like `x` wait as partial statistics, or None; the arguments are those of `sweep` of `dispatch.py`."""
     find = found(SLOTS, x.device) if columns else None
     return None if find is None else find(x, axes, columns, threshold)
 

@@ -14,7 +14,7 @@ from reducers.core.states import to_device
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError
 from reducers.kernels.chunks import pieces
-from reducers.kernels.dispatch import device_sweep, loop_sweep
+from reducers.kernels.dispatch import sweep
 from reducers.kernels.precision import count_along, count_if, counts_of, finite, real
 from reducers.state import Result, State
 
@@ -221,8 +221,7 @@ def _check_eps(eps: float, caller: str) -> None:
 
 def _counts_of_whole(x: Tensor, axes: tuple[int, ...], eps: float) -> State:
     """Return the counts of an observation of any size, by a kernel or in parts."""
-    swept = device_sweep(x, axes, _COLUMNS, eps)
-    swept = loop_sweep(x, axes, _COLUMNS, eps) if swept is None else swept
+    swept = sweep((tuple(_COLUMNS.items()), eps), x, axes, {})
     if swept is not None:
         return swept
     first, *others = (_lift_counts(part, axes, eps) for part in pieces(x, axes))

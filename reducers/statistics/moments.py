@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,19 +14,17 @@ from torch import Tensor
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.precision import (
-    abs_squared,
     comparable,
     count_along,
     count_if,
-    counts_of,
     extremes,
     infinite_to_nan,
     is_rounding_error,
+    no_sum,
     positive_zero,
     real,
     reduce_finite,
     square_sum,
-    wide_dtype,
     wide_float,
 )
 from reducers.state import Nonfinite, Result, State
@@ -43,14 +42,19 @@ def lift_moments(x: Tensor, axes: tuple[int, ...], caller: str, order: int = 2) 
     """Return count, mean and central power sums up to `order` of the finite elements, the number of others, `nonfinite`, and the
     mask of the finite ones (None if all are).
     """
-    wide_dtype(x, caller)  # raises if there is none
-    filled, mask, added = reduce_finite(wide_float(x), lambda part: part.sum(dim=axes, keepdim=True))
-    counts = counts_of(x, mask, axes)
-    mean = added / (count_along(x, axes) if mask is None else real(counts["count"].clamp(min=1)).reshape(added.shape))
+    if x.dtype is torch.uint64:
+        raise no_sum(x, caller)
+    filled, mask, added = reduce_finite(wide_float(x), partial(torch.sum, dim=axes, keepdim=True))
+    number = count_along(x, axes)
+    if mask is None:
+        mean, count = added / number, torch.full_like(added.squeeze(axes), number, dtype=torch.int64)
+    else:
+        count = mask.sum(dim=axes)
+        mean = added / real(count.clamp(min=1)).reshape(added.shape)
     distance = filled - mean if filled is x else filled.sub_(mean)  # a copy may be overwritten
     if mask is not None:
         distance = torch.where(mask, distance, 0.0)
-    state = {**counts, "mean": mean.squeeze(axes)}
+    state = {"count": count, "nonfinite": number - count, "mean": mean.squeeze(axes)}
     if order == 2:
         return {**state, "m2": square_sum(distance, axes)}, mask
     square = distance * distance
@@ -66,14 +70,15 @@ def join_moments(a: State, b: State) -> State:
     count = a["count"] + b["count"]
     share_b = b["count"] / real(count.clamp(min=1))
     delta = b["mean"] - a["mean"]
+    square = (delta * delta.conj()).real  # of its magnitude
     joined = {
         "count": count,
         "mean": torch.addcmul(a["mean"], delta, share_b),
-        "m2": torch.addcmul(a["m2"] + b["m2"], abs_squared(delta), share_b * a["count"]),
+        "m2": torch.addcmul(a["m2"] + b["m2"], square, share_b * a["count"]),
     }
     if "m3" in a:
         share_a = a["count"] / real(count.clamp(min=1))
-        product, square = share_b * share_a, delta * delta
+        product = share_b * share_a
         joined["m3"] = (
             a["m3"]
             + b["m3"]
@@ -235,7 +240,9 @@ class Summary(Statistic):
             **join_moments(a, b),
             "min": torch.minimum(a["min"], b["min"]),
             "max": torch.maximum(a["max"], b["max"]),
-            **{key: a[key] + b[key] for key in ("zeros", "nan", "inf")},
+            "zeros": a["zeros"] + b["zeros"],
+            "nan": a["nan"] + b["nan"],
+            "inf": a["inf"] + b["inf"],
         }
 
     def nonfinite(self, state: State) -> Nonfinite:

@@ -18,7 +18,7 @@ from reducers.state import State
 __all__ = ["row_dtypes", "swept_rows"]
 
 Family = tuple[Mapping[str, str], float, State]
-"""The columns, the threshold and the state of one statistic, as `looped` takes them; the tensors of the state are rows."""
+"""The columns, the threshold and the state of one statistic, as `call_for` takes them; the tensors of the state are rows."""
 
 _LENGTH = 8  # of a tensor that stands for all: what the loop is given depends on the length only by the number itself
 

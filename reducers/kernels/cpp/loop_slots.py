@@ -88,7 +88,7 @@ def slots_for(
     """Return how observations like `x` are written and joined; None if the loop does not take them, or there is none.
 
     Args:
-        columns: the keys of the state, and which statistic each of them is, as for `looped`.
+        columns: the keys of the state, and which statistic each of them is, as for `call_for`.
         threshold: the magnitude above which an element is active.
         least: the neighbours in memory that are worth a run of the loop.
     """

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reducers.kernels.chunks import BIG
 from reducers.kernels.columns import COLUMNS, Needs, column_dtypes, joinable, needs_of
@@ -19,74 +20,10 @@ from reducers.kernels.cpp.threads import in_threads
 from reducers.kernels.precision import float32_threshold
 from reducers.state import State
 
-__all__ = [
-    "LoopCall",
-    "are_numbers",
-    "call_for",
-    "is_built",
-    "looped",
-    "needed_of",
-    "prepared",
-    "task_for",
-]
+__all__ = ["Asked", "LoopCall", "LoopPlan", "are_numbers", "call_for", "is_built", "loop_plan", "needed_of", "task_for"]
 
-_PLAIN = {Tensor, nn.Parameter, type(None)}
-
-
-def looped(
-    x: Tensor,
-    axes: tuple[int, ...],
-    columns: Mapping[str, str],
-    threshold: float = 0.0,
-    mask: Tensor | None = None,
-    state: State | None = None,
-) -> State | None:
-    """Return the statistics of `x` over `axes`, joined with those of a state, in float64 throughout.
-
-    Args:
-        columns: the keys of the state, and which of `COLUMNS` each of them is.
-        threshold: the magnitude above which an element is active, at least 0.
-        mask: bool, in the shape of `x`, of any strides: the elements that are observed.
-        state: what was observed before, or nothing.
-
-    Returns:
-        counts int64; `min` and `max` in the dtype of `x`; all else float64, in the shape of the kept axes. None if there is no
-        compiler, the loop lacks a statistic, the dtype or the strides of `x` are not supported, or the state has other keys, shapes
-        or dtypes than the results.
-    """
-    names, x = tuple(columns.values()), x.resolve_neg()
-    call = prepared(x, axes, names, mask)
-    if call is None and x.numel() >= BIG and is_built(names, x.dtype):  # smaller ones are reduced in float64 without the loop
-        x, mask = x.contiguous(), None if mask is None else mask.contiguous()
-        call = prepared(x, axes, names, mask, least=1)
-    if call is None:
-        return None
-    before = _before(call, columns, state) if state else []
-    if before is None:
-        return None
-    results = [x.new_empty(call.kept, dtype=dtype) for dtype in call.dtypes]
-    if not _PLAIN.issuperset(map(type, results)):
-        return None
-    if not _run(call, x, threshold, mask, results, before):
-        return None
-    if call.dtypes != call.state_dtypes:
-        results = [result.to(dtype) for result, dtype in zip(results, call.state_dtypes, strict=True)]
-    return dict(zip(columns, results, strict=True))
-
-
-def _before(call: LoopCall, columns: Mapping[str, str], state: State) -> list[Tensor] | None:
-    """Return what was observed before, by column, in the dtypes that the loop writes; None if the state does not fit."""
-    if not call.joins or len(state) != len(columns):
-        return None
-    before = []
-    for key, dtype, own in zip(columns, call.dtypes, call.state_dtypes, strict=True):
-        value = state.get(key)
-        if type(value) is not Tensor or value.dtype is not own or value.shape != call.kept:
-            return None
-        if not value.is_contiguous() or value.is_neg():
-            return None
-        before.append(value if own is dtype else value.to(dtype))
-    return before
+Asked: TypeAlias = tuple[tuple[tuple[str, str], ...], float]
+"""What a kernel is asked for: the keys of a state, each with the one of `COLUMNS` that it is, and the threshold of `active`."""
 
 
 def are_numbers(sizes: Sequence[int]) -> bool:
@@ -117,13 +54,95 @@ class LoopCall:
     places: tuple[int, ...]
 
 
-def prepared(
-    x: Tensor, axes: tuple[int, ...], names: tuple[str, ...], mask: Tensor | None, least: int = LEAST_RUN
-) -> LoopCall | None:
-    """Return what the loop is given; None if it does not take the tensor, the mask or the columns, or runs are below `least`."""
-    if x.device.type != "cpu" or (mask is not None and (mask.device.type != "cpu" or mask.dtype is not torch.bool)):
+@dataclass(frozen=True)
+class LoopPlan:
+    """How the loop reduces tensors and masks of some shape, strides and dtype.
+
+    Attributes:
+        call: what is the same for all of them.
+        task: that of the call, with the threshold.
+        keys: those of the state, in the order of the columns.
+        copies: whether tensors are made contiguous first.
+    """
+
+    call: LoopCall
+    task: Task
+    keys: tuple[str, ...]
+    copies: bool
+
+    def run(self, x: Tensor, state: State, mask: Tensor | None = None) -> State | None:
+        """Return the statistics of `x`, joined with those of a state, in float64 throughout.
+
+        Returns:
+            counts int64; `min` and `max` in the dtype of `x`; all else float64, in the shape of the kept axes. None if the state
+            has other keys, shapes or dtypes than the results, a tensor has no memory of its own, or there is none for the loop.
+        """
+        call = self.call
+        before = self._before(state) if state else ()
+        if before is None:
+            return None
+        if self.copies:
+            x, mask = x.contiguous(), None if mask is None else mask.contiguous()
+        results = [x.new_empty(call.kept, dtype=dtype) for dtype in call.dtypes]
+        if type(results[0]) is not Tensor:  # while fake tensors are made
+            return None
+        task = Task.from_buffer_copy(self.task)
+        try:
+            for place, result in zip(call.places, results, strict=True):
+                task.results[place] = result.data_ptr()
+            for place, value in zip(call.places, before, strict=False):
+                task.before[place] = value.data_ptr()
+            task.x, task.mask = x.data_ptr(), 0 if mask is None else mask.data_ptr()
+        except RuntimeError:  # such as inside vmap
+            return None
+        if not task.x or (mask is not None and not task.mask):
+            return None
+        if in_threads(call.function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes) != 0:
+            return None
+        if call.dtypes != call.state_dtypes:
+            results = [result.to(dtype) for result, dtype in zip(results, call.state_dtypes, strict=True)]
+        return dict(zip(self.keys, results, strict=True))
+
+    def _before(self, state: State) -> list[Tensor] | None:
+        """Return what was observed before, by column, in the dtypes that the loop writes; None if the state does not fit."""
+        call = self.call
+        if not call.joins or len(state) != len(self.keys):
+            return None
+        before = []
+        for key, dtype, own in zip(self.keys, call.dtypes, call.state_dtypes, strict=True):
+            value = state.get(key)
+            if type(value) is not Tensor or value.dtype is not own or value.shape != call.kept:
+                return None
+            if not value.is_contiguous() or value.is_neg():
+                return None
+            before.append(value if own is dtype else value.to(dtype))
+        return before
+
+
+@lru_cache(maxsize=4096)
+def loop_plan(
+    asked: Asked,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    axes: tuple[int, ...],
+    mask_strides: tuple[int, ...] | None = None,
+) -> LoopPlan | None:
+    """Return how the loop reduces CPU tensors of this layout over `axes`; None if there are no loops, or they lack something.
+
+    Args:
+        mask_strides: those of masks in the shape of the tensors; None without masks.
+    """
+    columns, threshold = asked
+    names = tuple(name for _, name in columns)
+    call, copies = call_for(shape, strides, dtype, axes, names, mask_strides), False
+    if call is None and math.prod(shape) >= BIG and is_built(names, dtype):  # a copy of smaller ones takes longer than it saves
+        dense, copies = torch.empty(shape, device="meta").stride(), True
+        call = call_for(shape, dense, dtype, axes, names, None if mask_strides is None else dense, 1)
+    if call is None:
         return None
-    return call_for(tuple(x.shape), x.stride(), x.dtype, axes, names, None if mask is None else mask.stride(), least)
+    task = task_for(call, dtype, threshold, [0] * len(names))
+    return LoopPlan(call, task, tuple(key for key, _ in columns), copies)
 
 
 @lru_cache(maxsize=4096)
@@ -176,33 +195,6 @@ def needed_of(names: tuple[str, ...]) -> Needs | None:
     one_result = len({*map(_place, names)}) < len(names)  # for two columns
     one_sum = needed & Needs.MAGNITUDES and needed & (Needs.SUM | Needs.SQUARES)
     return None if not names or one_result or one_sum else needed
-
-
-def _run(
-    call: LoopCall,
-    x: Tensor,
-    threshold: float,
-    mask: Tensor | None,
-    results: Sequence[Tensor],
-    before: Sequence[Tensor] = (),
-) -> bool:
-    """Write the results into these tensors; return False if a tensor has no memory of its own, or if there is none.
-
-    Args:
-        before: what was observed before, to which results are joined; or nothing.
-    """
-    if type(x) not in _PLAIN or type(mask) not in _PLAIN:
-        return False
-    try:
-        task = task_for(call, x.dtype, threshold, [result.data_ptr() for result in results])
-        for place, value in zip(call.places if before else (), before, strict=True):
-            task.before[place] = value.data_ptr()
-        task.x, task.mask = x.data_ptr(), 0 if mask is None else mask.data_ptr()
-    except RuntimeError:  # such as inside vmap
-        return False
-    if not task.x or (mask is not None and not task.mask):
-        return False
-    return in_threads(call.function, ctypes.byref(task), 1, torch.get_num_threads(), x.nbytes) == 0
 
 
 def task_for(call: LoopCall, dtype: torch.dtype, threshold: float, results: Sequence[int]) -> Task:

@@ -320,7 +320,7 @@ def test_a_subclass_may_leave_the_kernels(monkeypatch: pytest.MonkeyPatch) -> No
             seen.append(tuple(x.shape))
             return super().lift(x, axes)
 
-    monkeypatch.setattr(dispatch, "looped", lambda *_: pytest.fail("a loop was called"))
+    monkeypatch.setattr(dispatch, "loop_plan", lambda *_: pytest.fail("a loop was called"))
     assert Slow().compute(Slow().update({}, torch.ones(9))) == 1
     assert Whole().compute(Whole().update_all({}, torch.ones(3, 9))) == 1
     Whole().update({}, torch.ones(1 << 18))
@@ -406,13 +406,13 @@ def test_the_classes_of_the_package_keep_their_fast_paths() -> None:
 
 def test_kernels_of_the_package_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, ...]] = []
-    looped = dispatch.looped
+    loop_plan = dispatch.loop_plan
 
-    def noted(x: Tensor, axes: Any, columns: Any, *rest: Any) -> Any:
-        called.append(tuple(columns))
-        return looped(x, axes, columns, *rest)
+    def noted(asked: Any, *rest: Any) -> Any:
+        called.append(tuple(asked[0]))
+        return loop_plan(asked, *rest)
 
-    monkeypatch.setattr(dispatch, "looped", noted)
+    monkeypatch.setattr(dispatch, "loop_plan", noted)
     kept = [Mean(), Summary(), Norm(), Max(), Activity("b c -> c")]
     for reducer in kept:
         reducer.update({}, torch.randn(100, 8))

@@ -24,14 +24,14 @@ def axes(x):
 
 ENTRANCES = {
     "sweeping": """
-from reducers.kernels.cpp.sweeping import looped
-columns = {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
+from reducers.kernels.dispatch import sweep
+columns = tuple((name, name) for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf"))
 for x in MADE:
     for along in axes(x):
         if not along:
             continue
         for mask in (None, torch.ones_like(x, dtype=torch.bool)):
-            found = looped(x, along, columns, 0.0, mask)
+            found = sweep((columns, 0.0), x, along, {}, mask)
             assert x.numel() or found is None
 """,
     "rows": """

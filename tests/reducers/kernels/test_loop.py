@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from looped import looped
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,7 +20,6 @@ from recorders import BackwardMonitor, ForwardMonitor, Recorder
 from reducers import Extremes, Max, Mean, Min, Moments, Norm, Reducer, Sparsity, Sum, Summary
 from reducers.kernels import dispatch
 from reducers.kernels.cpp import library, sweeping
-from reducers.kernels.cpp.sweeping import looped
 from reducers.kernels.cpp.task import task_of
 
 pytestmark = pytest.mark.skipif(not library.in_order(), reason="no C++ compiler")
@@ -212,7 +212,7 @@ def test_reducers_without_a_compiler_give_the_same(reducer: Reducer, monkeypatch
         return [*(reducer.update({}, x) for x in xs), reducer.update(reducer.update({}, xs[0]), xs[1]), masked]
 
     found = states()
-    monkeypatch.setattr(dispatch, "looped", lambda *_: None)
+    monkeypatch.setattr(dispatch, "loop_plan", lambda *_: None)
     for one, other in zip(found, states(), strict=True):
         assert one.keys() == other.keys()
         for key, value in one.items():
@@ -224,8 +224,8 @@ def test_reducers_without_a_compiler_give_the_same(reducer: Reducer, monkeypatch
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls of the loop."""
     made: list[Any] = []
-    run = sweeping._run
-    monkeypatch.setattr(sweeping, "_run", lambda *args: made.append(args[1].shape) or run(*args))
+    run = sweeping.LoopPlan.run
+    monkeypatch.setattr(sweeping.LoopPlan, "run", lambda plan, x, *rest: made.append(x.shape) or run(plan, x, *rest))
     return made
 
 
@@ -243,7 +243,7 @@ def test_what_has_no_memory_of_its_own_is_left_to_others() -> None:
         assert looped(mode.from_tensor(x), (0, 1), columns) is None
         assert looped(torch.empty(100, 100), (0, 1), columns) is None
     assert looped(torch.empty(100, 100, device="meta"), (0, 1), columns) is None
-    assert dispatch.loop_sweep(x.to_sparse(), (0, 1), columns) is None
+    assert looped(x.to_sparse(), (0, 1), columns) is None
     assert looped(x.double(), (0, 1), columns) is None
     assert looped(x, (0, 1), {"m5": "m5"}) is None
     assert looped(x, (0, 1), {"sum": "sum", "magnitudes": "magnitudes"}) is None
@@ -269,7 +269,7 @@ def test_a_threshold_is_compared_as_in_plain_calls(eps: float, dtype: torch.dtyp
     near = torch.tensor(min(eps, 3e4), dtype=dtype).view(torch.int32 if dtype is torch.float32 else torch.int16)
     x = (near + steps).to(near.dtype).view(dtype)
     counts = [Sparsity(eps=eps).update({}, x)]
-    monkeypatch.setattr(dispatch, "looped", lambda *_: None)
+    monkeypatch.setattr(dispatch, "loop_plan", lambda *_: None)
     counts += [Sparsity(eps=eps).update({}, x), Sparsity(eps=eps).lift(x, (0,))]
     for other in counts[1:]:
         assert torch.equal(counts[0]["active"], other["active"])
