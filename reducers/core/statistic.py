@@ -129,7 +129,7 @@ class Statistic(Counted):
 
     @cached_property
     def _asked(self) -> Asked:
-        """What kernels are asked for."""
+        """What kernels are asked for. Not while compiling: the compiler does not know such properties."""
         return tuple(self.columns.items()), self.threshold
 
     def update(self, state: State, *xs: Tensor) -> State:
@@ -142,9 +142,9 @@ class Statistic(Counted):
         swept = self.swept(x, axes, state)
         return self.merge(state, self.observe(x, axes)) if swept is None else swept
 
-    def swept(self, x: Tensor, axes: tuple[int, ...], state: State, mask: Tensor | None = None) -> State | None:
+    def swept(self, x: Tensor, axes: tuple[int, ...], state: State) -> State | None:
         """Return the state joined with that of an observation, by a kernel that reads it once; None if there is none."""
-        return sweep(self._asked, x, axes, state, mask, self.merge)
+        return None if torch.compiler.is_compiling() else sweep(self._asked, x, axes, state, merge=self.merge)
 
     def update_all(self, state: State, xs: Tensor) -> State:
         if not self.batchable or xs.numel() == 0:
@@ -155,8 +155,8 @@ class Statistic(Counted):
         """Return the state of one observation of any size without a kernel, in new contiguous tensors: big ones in parts."""
         parts = pieces(x, axes)
         if len(parts) == 1 or not self.divisible:
-            lifted = self.lifted(x, axes)
-            return lifted if x.is_contiguous() and not torch.compiler.is_compiling() else _contiguous(lifted, x)
+            whole = self.lifted(x, axes)
+            return whole if x.is_contiguous() and not torch.compiler.is_compiling() else _contiguous(whole, x)
         lifted = (_contiguous(self.lifted(part, axes), part) for part in parts)
         if len(parts) < _MIN_STACK or not self.stackable_join or len(parts) * x.numel() > CHUNK * count_along(x, axes):
             return reduce(self.merge, lifted, {})  # does not hold the states of all parts at once, which may be big
@@ -169,7 +169,7 @@ class Statistic(Counted):
         state = to_device(state, x.device)
         if not self.masks_by_lift:
             return self.merge(state, {key: value.contiguous() for key, value in self.lifted_masked(x, mask, axes).items()})
-        joined = Statistic.swept(self, x, axes, state, mask)
+        joined = None if torch.compiler.is_compiling() else sweep(self._asked, x, axes, state, mask, self.merge)
         if joined is not None:
             return joined
         if self.stackable_join and self.divisible and can_compact(x, mask, axes):

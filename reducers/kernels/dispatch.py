@@ -19,12 +19,11 @@ from reducers.state import State
 __all__ = [
     "device_accumulation",
     "device_sweep_rows",
-    "device_weighted",
     "fits",
-    "loop_weighted",
     "row_dtypes",
     "sweep",
     "troubles",
+    "weigh",
 ]
 
 Kernel: TypeAlias = "Callable[..., State | None]"  # of a tensor, axes, and `with_extremes`
@@ -120,17 +119,6 @@ def sweep(
     return None if alone is None else merge(state, alone)
 
 
-def loop_weighted(
-    x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State | None = None
-) -> State | None:
-    """Weighted statistics by the loop on a CPU; the arguments are those of `device_weighted`. None inside graphs."""
-    if x.layout is not torch.strided or torch.compiler.is_compiling():
-        return None
-    if not fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64):
-        return None
-    return looped_weights(x, weights, axes, columns, state)
-
-
 def device_accumulation(device: str) -> Any:
     """Return the room of what accumulates statistics in place on this type of device, inside CUDA graphs; None if there is none."""
     find = SWEEPS.get(device)
@@ -141,23 +129,25 @@ def device_accumulation(device: str) -> Any:
     return accumulate
 
 
-def device_weighted(
-    x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State | None = None
-) -> State | None:
-    """Return weighted sums of `x` over `axes`, joined with those of a state, by a kernel that reads `x` and its weights once.
+def weigh(x: Tensor, weights: Tensor, axes: tuple[int, ...], columns: tuple[str, ...], state: State, merge: Merge) -> State | None:
+    """Return weighted statistics of `x` over `axes`, joined with those of a state, by a kernel that reads both tensors once.
 
     Args:
         weights: in the shape of `x`.
-        columns: the keys of the state, as `reducers.kernels.triton.weigh.weighted_swept` takes them.
-        state: what was observed before, with the same keys.
+        columns: the keys of the state, names of `reducers.kernels.columns.WEIGHTED`.
+        state: what was observed before, with the same keys; or nothing.
+        merge: joins the state with that of `x` alone, if a kernel does not.
 
     Returns:
         None in the same cases as `sweep`.
     """
-    kernel = found(WEIGHTED, x.device)
-    if kernel is None or not fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64):
+    if not columns or x.layout is not torch.strided or torch.compiler.is_compiling():
         return None
-    return tried(WEIGHTED, x.device, kernel, x.resolve_neg(), weights.resolve_neg(), axes, columns, state)
+    kernel = found(WEIGHTED, x.device)
+    before = state if fits(x, axes, dict(zip(columns, columns, strict=True)), state, torch.float64) else {}
+    observed = (x.resolve_neg(), weights.resolve_neg(), axes, columns, before)
+    swept = looped_weights(*observed) if kernel is None else tried(WEIGHTED, x.device, kernel, *observed)
+    return swept if before is state or swept is None else merge(state, swept)
 
 
 def device_sweep_rows(

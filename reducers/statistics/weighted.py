@@ -18,7 +18,7 @@ from reducers.core.reducer import Reducer, Reduction
 from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import DTypeError
 from reducers.kernels.chunks import paired_pieces
-from reducers.kernels.dispatch import device_weighted, loop_weighted
+from reducers.kernels.dispatch import weigh
 from reducers.kernels.precision import abs_squared, nan_capable, real, wide_float
 from reducers.state import Nonfinite, Result, State
 from reducers.statistics.moments import check_correction
@@ -55,16 +55,9 @@ class _Weighted(Reducer):
             return state
         (x, axes), (weights, _) = arrange(x, self.pattern), arrange(weights.expand(x.shape), self.pattern)
         state = to_device(state, x.device)
-        if self.columns:
-            joined = device_weighted(x, weights, axes, self.columns, state)
-            if joined is not None:
-                return joined
-            joined = loop_weighted(x, weights, axes, self.columns, state)
-            if joined is not None:
-                return joined
-            looped = loop_weighted(x, weights, axes, self.columns) if state else None
-            if looped is not None:
-                return self.merge(state, looped)
+        joined = weigh(x, weights, axes, self.columns, state, self.merge)
+        if joined is not None:
+            return joined
         for part, given in paired_pieces(x, weights, axes) if self.divisible else ((x, weights),):
             piece, part_weights = nan_capable(part), real(given)
             finite = torch.isfinite(piece) & torch.isfinite(part_weights)

@@ -203,7 +203,7 @@ def test_what_the_loop_does_not_take_is_left_to_others() -> None:
     strided = weights.repeat_interleave(2, 1)[:, ::2]
     assert looped_weights(x[:50], strided[:50], (0, 1), COLUMNS) is None
     check(x, strided, (0, 1))  # big ones are copied
-    assert dispatch.loop_weighted(x.to_sparse(), weights, (0, 1), COLUMNS) is None
+    assert dispatch.weigh(x.to_sparse(), weights, (0, 1), COLUMNS, {}, WeightedMoments().merge) is None
     parameter = looped_weights(nn.Parameter(x), nn.Parameter(weights), (0, 1), COLUMNS)
     assert parameter is not None
     assert not parameter["sum"].requires_grad
