@@ -40,10 +40,17 @@ class Library:
     Attributes:
         path: from the root on.
         objects: what it is linked of: a source, and the arguments of the compiler.
+        sources: what identifies its sources, which it contains.
     """
 
     path: Path
     objects: tuple[tuple[Path, tuple[str, ...]], ...]
+    sources: str
+
+    def is_built(self, into: Path) -> bool:
+        """Return whether it is there already, built from the present sources."""
+        path = into / self.path
+        return path.is_file() and self.sources.encode() in path.read_bytes()
 
 
 def loops_for(instructions: str) -> Path:
@@ -53,30 +60,28 @@ def loops_for(instructions: str) -> Path:
 
 def libraries() -> list[Library]:
     """Return what is built for this kind of processor."""
-    found = []
+    found, loops, both = [], hash_of_sources(LOOPS), hash_of_sources(LOOPS, GRAPHS)
     for name, flags in INSTRUCTION_SETS.get(platform.machine(), {"DEFAULT": ()}).items():
         objects = [
             (LOOPS / source, (*flags, f"-DELEMENTS={elements}"))
             for source in ("sweeping.cpp", "weighting.cpp", "binned.cpp")
             for elements in _ELEMENTS
         ]
-        found.append(Library(loops_for(name), (*objects, (LOOPS / "common.cpp", (*flags, _stamp(LOOPS))))))
-    reading = (GRAPHS / "reading.cpp", (f"-I{ROOT / LOOPS}", _stamp(LOOPS, GRAPHS)))
-    return [*found, Library(READING, (reading,))]
+        common = LOOPS / "common.cpp", (*flags, f'-DSOURCES="{loops}"')
+        found.append(Library(loops_for(name), (*objects, common), loops))
+    reading = GRAPHS / "reading.cpp", (f"-I{ROOT / LOOPS}", f'-DSOURCES="{both}"')
+    return [*found, Library(READING, (reading,), both)]
 
 
 def hash_of_sources(*folders: Path) -> str:
-    """Return what identifies the sources in these folders; "" if there are none, as where a wheel was installed."""
+    """Return what identifies the sources in these folders, and how they are built; "" if there are none, as in a wheel."""
     found = sorted(path for folder in folders for suffix in ("cpp", "h") for path in (ROOT / folder).glob(f"*.{suffix}"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in found)).hexdigest()[:32] if found else ""
-
-
-def _stamp(*folders: Path) -> str:
-    return f'-DSOURCES="{hash_of_sources(*folders)}"'
+    whole = [path.read_bytes() for path in (*found, Path(__file__))]
+    return hashlib.sha256(b"\0".join(whole)).hexdigest()[:32] if found else ""
 
 
 def build(into: Path, flags: Sequence[str] = ()) -> str:
-    """Build all libraries, each at its path below a folder; return "", or why there are none.
+    """Build all libraries that are not there yet, each at its path below a folder; return "", or why there are none.
 
     Args:
         flags: more of them, for the compiler and the linker, such as `-fsanitize=address`.
@@ -89,7 +94,8 @@ def build(into: Path, flags: Sequence[str] = ()) -> str:
         return f"there is no C++ compiler ({', '.join(dict.fromkeys(names))})"
     try:
         with tempfile.TemporaryDirectory() as work:
-            linked = _compiled(compiler, libraries(), flags, Path(work))
+            wanted = [library for library in libraries() if flags or not library.is_built(into)]
+            linked = _compiled(compiler, wanted, flags, Path(work))
             for library, objects in linked.items():
                 _link(compiler, objects, flags, into / library.path)
     except subprocess.CalledProcessError as error:

@@ -230,6 +230,18 @@ def test_a_compiler_that_fails_is_told_with_its_error_and_leaves_nothing(tmp_pat
     assert not (tmp_path / "into").exists()
 
 
+def test_what_is_there_is_not_built_again(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To install a clone with further extras built everything anew."""
+    compiler = tmp_path / "odd"
+    compiler.write_text("#!/bin/sh\necho 'error: called' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build.build(own) == ""
+    with (own / build.LOOPS / "accumulate.h").open("a") as file:
+        file.write("// changed")
+    assert build.build(own) == f"{compiler} failed: error: called"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_what_is_built_is_loaded(tmp_path: Path, own: Path) -> None:
