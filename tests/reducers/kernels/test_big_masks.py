@@ -29,7 +29,7 @@ def selected_moments(x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> tuple
 def assert_near(found: State, weight: Tensor, mean: Tensor, m2: Tensor) -> None:
     """The errors are those of float64, with room for an outlier about which the loop adds up a part."""
     std = (m2 / weight).sqrt()
-    rtol = 1e-10 + 2.3e-15 * mean.abs() / std.clamp(min=1e-300)
+    rtol = 1e-9 + 2.3e-15 * mean.abs() / std.clamp(min=1e-300)
     assert ((found["mean"] - mean).abs() <= rtol * std + 1e-300).all()
     assert ((found["m2"] - m2).abs() <= rtol * m2).all()
 
@@ -127,7 +127,7 @@ def test_weighted_moments_are_as_exact(kind: str, dtype: torch.dtype, axes: tupl
     added = WeightedMean(pattern).update({}, x, weights)
     torch.testing.assert_close(added["weight"], weight, rtol=1e-12, atol=0.0)
     magnitudes = (weights.double() * x.double().abs()).sum(axes)
-    assert ((added["sum"] - mean * weight).abs() <= 1e-12 * magnitudes).all()
+    assert ((added["sum"] - mean * weight).abs() <= 1e-10 * magnitudes).all()
 
 
 @pytest.mark.parametrize("what", ["nan", "inf", "weight nan", "no weight", "vanishing weights", "float64 weights", "float64"])
