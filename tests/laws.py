@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 import reducers
-from reducers import Reducer, State, from_recipe, to_recipe
+from reducers import Reducer, State, Statistic, from_recipe, to_recipe
+from reducers.core.counted import uncounted
+from reducers.core.patterns import arrange
+from reducers.kernels.columns import column_dtypes
+from reducers.kernels.dispatch import sweep
 
 Stream = Sequence[Tensor]
 
@@ -255,7 +259,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "
 
 
 def reduces(reducer: Reducer, xs: Stream, cut: int) -> None:
-    """What is declared in `reductions` is what `merge` computes, also beside an empty state, and the rest merges without it."""
+    """What `reductions_of` declares is what `merge` computes, also beside an empty state, and the rest merges without it."""
     whole = run(reducer, xs)
     for a, b in ((run(reducer, xs[:cut]), run(reducer, xs[cut:])), (whole, {}), ({}, whole)):
         declared = {**reducer.reductions_of(a), **reducer.reductions_of(b)}
@@ -276,6 +280,33 @@ def reduces(reducer: Reducer, xs: Stream, cut: int) -> None:
         except Exception as error:
             raise AssertionError(f"{sorted(left)} does not merge without {sorted(declared)}") from error
         same_bits(rest, {key: value for key, value in merged.items() if key not in declared})
+
+
+def declared(reducer: Reducer, xs: Stream) -> None:
+    """The fields of a statistic are the entries of its lifts, merge as they say, and are what kernels compute for their columns."""
+    assert isinstance(reducer, Statistic)
+    lifted = []
+    for x in xs:
+        kept, axes = arrange(x, reducer.pattern)
+        state = reducer.lifted(kept, axes)
+        lifted.append(state)
+        assert uncounted(state).keys() == {key for key in reducer.fields if key != "nonfinite"}
+        asked = tuple(reducer.columns.items()), reducer.threshold
+        for kernel in (sweep(asked, kept, axes, {}), reducer.update({}, x)):
+            if kernel is None:
+                continue
+            assert {key: value.dtype for key, value in kernel.items()} == {key: value.dtype for key, value in state.items()}
+            close(kernel, state, 1e-5, 1e-5)
+        if x.is_floating_point():
+            wanted = column_dtypes(tuple(reducer.columns.values()), x.dtype)
+            assert [state[key].dtype for key in reducer.columns] == [*wanted]
+    merged = reducer.merge(*lifted)
+    for key, field in reducer.fields.items():
+        if field.reduction:
+            torch.testing.assert_close(merged[key], REDUCTIONS[field.reduction](*(state[key] for state in lifted)))
+    assert merged.keys() == lifted[0].keys()
+    if reducer.divisible:
+        agree(reducer, merged, reducer.lifted(*arrange(torch.cat(list(xs)), reducer.pattern)))
 
 
 def by_element(reducer: Reducer, xs: Stream, cut: int) -> bool:

@@ -21,7 +21,7 @@ def test_the_guide_runs() -> None:
 
 def test_the_reducer_of_the_guide_obeys_the_laws() -> None:
     namespace: dict[str, object] = {"__name__": __name__}
-    for example in doctest.DocTestParser().get_examples(GUIDE.read_text())[:4]:
+    for example in doctest.DocTestParser().get_examples(GUIDE.read_text())[:5]:
         exec(example.source, namespace)
     above = namespace["Above"](threshold=0.5)  # type: ignore[operator]
     xs = [torch.randn(size, 3, generator=torch.Generator().manual_seed(size)) for size in (4, 2, 1)]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_cost, check_shape
+from reducers.core.fields import Reduction
 from reducers.core.inputs import observation_with
-from reducers.core.reducer import Reducer, Reduction, check_reducer, check_size
+from reducers.core.reducer import Reducer, check_reducer, check_size
 from reducers.core.states import check_states, require_state, to_device, tree_map
 from reducers.errors import ReducerTypeError
 from reducers.kernels.merging import stack

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from reducers.core.reducer import Reducer, Reduction, check_reducer
+from reducers.core.fields import Reduction
+from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import most_nonfinite, require_state
 from reducers.errors import ReducerTypeError, StateMismatchError
 from reducers.state import Nonfinite, Result, State

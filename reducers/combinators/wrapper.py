@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from reducers.core.reducer import Reducer, Reduction, check_reducer
+from reducers.core.fields import Reduction
+from reducers.core.reducer import Reducer, check_reducer
 from reducers.state import Nonfinite, Result, State
 
 __all__ = ["InputWrapper", "Wrapper"]

@@ -9,13 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.fields import Add, Field
 from reducers.core.reducer import Reducer
 from reducers.kernels.precision import count_nonfinite
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["NONFINITE", "Counted", "nothing_to_nan", "uncounted"]
+__all__ = ["COUNTS", "NONFINITE", "Counted", "nothing_to_nan", "uncounted"]
 
 NONFINITE = "nonfinite"  # a key of the state
+COUNTS: Mapping[str, Field] = {"count": Add("count"), NONFINITE: Add(NONFINITE)}
+"""The fields of what `counts_of` returns: the numbers of finite and of other elements."""
 
 
 class Counted(Reducer):
@@ -23,14 +26,6 @@ class Counted(Reducer):
 
     counts_nonfinite: ClassVar[bool] = True
     """Whether the state has `nonfinite`, int64 in the shape of the kept axes. False if the result shows what is not finite."""
-
-    counts_finite: ClassVar[bool] = False
-    """Whether the state has `count`, the number of finite elements, in the same shape."""
-
-    @property
-    @abstractmethod
-    def columns(self) -> Mapping[str, str]:
-        """Which statistic of a kernel each entry of the state is."""
 
     @abstractmethod
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
@@ -47,14 +42,14 @@ class Counted(Reducer):
     def lifted(self, x: Tensor, axes: tuple[int, ...]) -> State:
         """Return `lift`, with the number of elements that are not finite."""
         state = self.lift(x, axes)
-        if NONFINITE in state or not self.counts_nonfinite or not self._has_count:
+        if NONFINITE in state or not self.counts_nonfinite:
             return state
         return {**state, NONFINITE: count_nonfinite(x, axes)}
 
     def lifted_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
         """Return `lift_masked`, in which what the mask excludes may count as not finite, with the right number."""
         state = self.lift_masked(x, mask, axes)
-        return {**state, NONFINITE: count_nonfinite(x, axes, mask)} if self._has_count else state
+        return {**state, NONFINITE: count_nonfinite(x, axes, mask)} if self.counts_nonfinite else state
 
     def joined(self, a: State, b: State) -> State:
         """Return `join`, with the sum of the numbers."""
@@ -63,15 +58,12 @@ class Counted(Reducer):
         joined = {**self.join(uncounted(a), uncounted(b)), NONFINITE: a[NONFINITE] + b[NONFINITE]}
         return {key: joined[key] for key in a} if joined.keys() == a.keys() else joined
 
-    @property
-    def _has_count(self) -> bool:
-        return self.counts_nonfinite and (not self.columns or NONFINITE in self.columns)
-
     def nonfinite(self, state: State) -> Nonfinite | None:
         if NONFINITE not in state:
             return None
         number = state[NONFINITE].sum()
-        return Nonfinite(number, state["count"].sum() + number if self.counts_finite else None)
+        finite = self.fields.get("count") == COUNTS["count"]
+        return Nonfinite(number, state["count"].sum() + number if finite else None)
 
 
 def nothing_to_nan(result: Result, state: State) -> Result:

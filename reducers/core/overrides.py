@@ -32,17 +32,21 @@ class Shortcut(NamedTuple):
 
 
 def switch_off(cls: type, shortcuts: Iterable[Shortcut]) -> None:
-    """Switch off the shortcuts that would bypass what `cls` or a base overrides; `cls` is being made."""
-    found = {}
+    """Switch off what would bypass methods that `cls` or a base overrides, and on again what it vouches for; it is being made."""
+    off, on = {}, {}
     for shortcut in shortcuts:
         overridden = _place(cls, shortcut.bypasses)
         vouched = _place(cls, {shortcut.name, *shortcut.vouchers})
         if shortcut.completed:
             vouched = min(vouched, _completed(cls))
-        if overridden < vouched and inspect.getattr_static(cls, shortcut.name) is not shortcut.off:
-            found[shortcut.name] = shortcut.off
-    for name, off in found.items():  # only now, because what is set here vouches for nothing
-        setattr(cls, name, off)
+        if overridden < vouched:
+            off[shortcut.name] = shortcut.off
+        elif not shortcut.vouchers.isdisjoint(vars(cls)):
+            values = (vars(base).get(shortcut.name, shortcut.off) for base in cls.__mro__)
+            on[shortcut.name] = next((value for value in values if value is not shortcut.off), shortcut.off)
+    for name, value in {**on, **off}.items():  # only now, because what is set here vouches for nothing
+        if inspect.getattr_static(cls, name) is not value:
+            setattr(cls, name, value)
 
 
 def _place(cls: type, names: Iterable[str]) -> int:

@@ -6,22 +6,20 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from reducers.core.checks import check_cost, check_layout
+from reducers.core.fields import Add, Field, Reduction
 from reducers.core.overrides import Shortcut, switch_off
 from reducers.errors import ArgumentError, ReducerTypeError, StateError
 from reducers.state import Nonfinite, Result, State
 
-__all__ = ["MAX_SIZE", "Reducer", "Reduction", "check_reducer", "check_size", "register_combinator", "registry"]
+__all__ = ["MAX_SIZE", "Reducer", "check_reducer", "check_size", "register_combinator", "registry"]
 
 MAX_SIZE = 2**31 - 1
 """The largest number of bins, slots or groups that a field may ask for."""
-
-Reduction: TypeAlias = Literal["sum", "min", "max"]
-"""How two tensors of one shape merge, element by element; the lowest and the highest of a number and NaN are NaN."""
 
 registry: dict[str, type[Reducer]] = {}
 """Reducer classes by their name in recipes."""
@@ -54,9 +52,10 @@ class Reducer(ABC):
     state_version: ClassVar[int] = 1
     """The version of the form of the states: raise it if saved states mean something else from now on."""
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {}
-    """How the tensors of two states merge, by key, if all of them merge element by element; empty if not. Then many processes
-    merge by a few all-reduces. A subclass with another `join` or `merge` declares its own."""
+    fields: ClassVar[Mapping[str, Field]] = {}
+    """What a state is made of, by key, if all of it merges element by element; empty if not. From this follow how states join,
+    which of them stack, what many processes all-reduce, and what kernels compute. A subclass with another `join` or `merge`
+    declares its own."""
 
     looks_inside: ClassVar[bool] = False
     """Whether the reducers that it is made of may be updated and merged without it: it only names them, or maps their results."""
@@ -157,8 +156,12 @@ class Reducer(ABC):
 
     def reductions_of(self, state: State) -> Mapping[str, Reduction]:
         """Return how tensors of this state merge, by key, for those that merge element by element whatever the others are."""
-        declared: dict[str, Reduction] = {"nonfinite": "sum", **self.reductions}  # which the base class of statistics counts
-        return {key: declared[key] for key in state} if self.reductions and state.keys() <= declared.keys() else {}
+        fields = {"nonfinite": Add(), **self.fields}  # which the base class of statistics counts
+        found = {key: how for key in state if (how := fields[key].reduction if key in fields else None)}
+        return found if self.fields and len(found) == len(state) else {}
+
+    def _nothing_reduces(self, state: State) -> Mapping[str, Reduction]:
+        return {}
 
     def update_masked(self, state: State, x: Tensor, mask: Tensor) -> State:
         """Return the state after the elements of `x` where `mask`, a bool tensor of the same shape, is True.
@@ -177,8 +180,7 @@ class Reducer(ABC):
         Shortcut("batchable", batchable, frozenset({"update"}), frozenset({"update_all"})),
         Shortcut("update_masked", update_masked, frozenset({"update"})),
         Shortcut("merge_all", merge_all, frozenset({"merge"})),
-        Shortcut("reductions", reductions, frozenset({"join", "merge"}), frozenset({"reductions_of"})),
-        Shortcut("reductions_of", reductions_of, frozenset({"join", "merge"}), frozenset({"reductions"})),
+        Shortcut("reductions_of", _nothing_reduces, frozenset({"join", "merge"}), frozenset({"fields"})),
         Shortcut("looks_inside", looks_inside, frozenset({"update", "update_all", "merge", "merge_all"})),
     )
     """What would bypass methods that a subclass overrides; see `reducers.core.overrides`."""

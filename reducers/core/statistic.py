@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reducers.core.checks import check_specimen
 from reducers.core.counted import NONFINITE, Counted, uncounted
+from reducers.core.fields import columns_of, join_fields
 from reducers.core.inputs import observation
 from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, arrange_all, kept_axes, moves_nothing, sides, validate
@@ -33,12 +34,13 @@ __all__ = ["Statistic", "lift_each", "slots_of", "update_slots"]
 
 _MIN_STACK = 4  # fewer states are joined as fast one by one
 _LIFTING = frozenset({"lift", "join", "merge"})
-_TOGETHER = frozenset({"columns", "batchable", "divisible"})  # a class that declares one of them knows of other ways to its lifts
+_TOGETHER = frozenset({"batchable", "divisible"})  # a class that declares one of them knows of other ways to its lifts
+_NO_COLUMNS = property(lambda self: {})
 
 
 @dataclass(frozen=True)
 class Statistic(Counted):
-    """Base class of reducers over the axes of one tensor. Subclasses implement only `lift`, `join` and `read`.
+    """Base class of reducers over the axes of one tensor. Subclasses declare `fields`, and implement only `lift` and `read`.
 
     The number of elements that are NaN or infinite is counted beside what `lift` returns, as `nonfinite` of the state; `join` and
     `read` need not know of it, and do not see it. See `Reducer.nonfinite`.
@@ -56,28 +58,26 @@ class Statistic(Counted):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if inspect.getattr_static(cls, "columns") is Statistic.columns:
+        fields = inspect.getattr_static(cls, "fields")
+        if inspect.getattr_static(cls, "columns") is _NO_COLUMNS or (isinstance(fields, Mapping) and not columns_of(fields)):
             return
         for method in ("update", "merge"):
             if getattr(cls, method) is not getattr(Statistic, method):
                 instead = {"update": "lift", "merge": "join"}[method]
                 raise ReducerTypeError(
-                    f"{cls.__name__} declares `columns`, which stand for its `lift` and `join`, and has a `{method}` of its own, "
-                    f"which kernels would bypass: override `{instead}` instead, or do not declare `columns`"
+                    f"{cls.__name__} declares `fields` with columns, which stand for its `lift` and `join`, and has a "
+                    f"`{method}` of its own, which kernels would bypass: override `{instead}` instead, or declare no columns"
                 )
 
     def __post_init__(self) -> None:
         validate(self.pattern)
-
-    stackable_join: ClassVar[bool] = False
-    """Whether `join` works element by element, so that it can join many stacked states at once."""
 
     lifts_together: ClassVar[bool] = True
     """Whether one call of `lift` may lift several observations. A class with an `update` of its own sees each of them."""
 
     masks_by_lift: ClassVar[bool] = True
     """Whether `lift_masked` may be replaced by a lift of the selected elements, and taken part by part; if a class overrides it,
-    only if that class declares `columns` or `divisible`."""
+    only if that class declares `fields` or `divisible`."""
 
     @property
     def divisible(self) -> bool:
@@ -92,13 +92,20 @@ class Statistic(Counted):
         return self.divisible and not self.ordered
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        """Which statistic of a kernel each entry of the state is, by its key; empty if the kernel lacks one of them.
+    def stackable(self) -> bool:
+        """Whether many states stack, to be joined at once: they join element by element, and lifts of parts are as small."""
+        return bool(self.fields) and self.divisible
 
-        They stand for `lift` and `join`: kernels call neither. A subclass that overrides one of these declares its own.
-        `nonfinite` is one of the entries, unless the state lacks it.
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Which column of a kernel each entry of the state is, by its key, as `fields` say; empty if one of them is none.
+
+        They stand for `lift` and `join`: kernels call neither. A subclass that overrides one of these declares its own `fields`.
         """
-        return {}
+        columns = columns_of(self.fields)
+        if columns and self.counts_nonfinite:
+            columns.setdefault(NONFINITE, NONFINITE)
+        return columns
 
     @property
     def threshold(self) -> float:
@@ -119,9 +126,15 @@ class Statistic(Counted):
         """
         return self.lift(torch.where(mask, nan_capable(x), torch.nan), axes)
 
-    @abstractmethod
     def join(self, a: State, b: State) -> State:
-        """Return the merged state; neither argument is empty."""
+        """Return the merged state; neither argument is empty. A class whose `fields` do not say it all overrides it.
+
+        Raises:
+            ReducerTypeError: a class has neither `fields` nor a `join` of its own.
+        """
+        if not self.fields:
+            raise ReducerTypeError(f"{type(self).__name__} has nothing to join states by: declare `fields`, or implement `join`")
+        return join_fields(self.fields, a, b)
 
     @abstractmethod
     def read(self, state: State) -> Result:
@@ -158,7 +171,7 @@ class Statistic(Counted):
             whole = self.lifted(x, axes)
             return whole if x.is_contiguous() and not torch.compiler.is_compiling() else _contiguous(whole, x)
         lifted = (_contiguous(self.lifted(part, axes), part) for part in parts)
-        if len(parts) < _MIN_STACK or not self.stackable_join or len(parts) * x.numel() > CHUNK * count_along(x, axes):
+        if len(parts) < _MIN_STACK or not self.stackable or len(parts) * x.numel() > CHUNK * count_along(x, axes):
             return reduce(self.merge, lifted, {})  # does not hold the states of all parts at once, which may be big
         return self.merge_all(list(lifted))
 
@@ -172,7 +185,7 @@ class Statistic(Counted):
         joined = None if torch.compiler.is_compiling() else sweep(self._asked, x, axes, state, mask, self.merge)
         if joined is not None:
             return joined
-        if self.stackable_join and self.divisible and can_compact(x, mask, axes):
+        if self.stackable and can_compact(x, mask, axes):
             chosen = [(part, rest) for part, rest in compact(x, mask, axes) if part.numel()]
             selected = [self.observe(part, rest) for part, rest in chosen]
             if selected:
@@ -204,7 +217,7 @@ class Statistic(Counted):
 
     def merge_all(self, states: Sequence[State]) -> State:
         nonempty = [state for state in states if state]
-        if not self.stackable_join or len(nonempty) < _MIN_STACK or not same_layout(nonempty):
+        if not self.stackable or len(nonempty) < _MIN_STACK or not same_layout(nonempty):
             return super().merge_all(nonempty)
         return join_stacked(self.joined, stack(nonempty))
 
@@ -223,12 +236,12 @@ class Statistic(Counted):
 
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
         *(shortcut for shortcut in Reducer.shortcuts if shortcut.name != "update_masked"),
-        Shortcut("columns", columns, frozenset({"update", "swept", "observe", *_LIFTING})),
+        Shortcut("columns", _NO_COLUMNS, frozenset({"update", "swept", "observe", *_LIFTING}), frozenset({"fields"})),
         Shortcut("swept", swept, frozenset({"observe", *_LIFTING})),
         Shortcut("observe", observe, frozenset({"lift"})),
-        Shortcut("divisible", property(lambda self: False), _LIFTING, frozenset({"columns"}), completed=True),
-        Shortcut("stackable_join", stackable_join, frozenset({"join", "merge"})),
-        Shortcut("masks_by_lift", False, frozenset({"lift_masked"}), frozenset({"columns", "divisible"})),
+        Shortcut("divisible", property(lambda self: False), _LIFTING, completed=True),
+        Shortcut("stackable", False, frozenset({"join", "merge"}), frozenset({"fields"})),
+        Shortcut("masks_by_lift", False, frozenset({"lift_masked"}), frozenset({"fields", "divisible"})),
         Shortcut("update_masked", _update_masked_by_update, frozenset({"update"}), frozenset({"lift_masked"})),
         Shortcut("update_masked", _update_masked_by_update, frozenset({"observe", "swept"}), _TOGETHER | {"lift_masked"}),
         Shortcut("lifts_together", False, frozenset({"update"})),

@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import Reduction, check_size
+from reducers.core.fields import Add, Field, Greatest
+from reducers.core.reducer import check_size
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.binning import bin_counts, kept_shape, unit_count, unit_index
@@ -43,7 +44,7 @@ class CountByValue(Statistic):
     {'counts': tensor([1, 0, 2]), 'outside': tensor(1)}
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum"}
+    fields: ClassVar[Mapping[str, Field]] = {"counts": Add()}
 
     counts_nonfinite: ClassVar[bool] = False  # integers are finite
 
@@ -68,9 +69,6 @@ class CountByValue(Statistic):
     def _bin(self, x: Tensor) -> Tensor:
         x = integers(x)
         return torch.where((x >= 0) & (x < self.values), x, self.values)
-
-    def join(self, a: State, b: State) -> State:
-        return {"counts": a["counts"] + b["counts"]}
 
     def read(self, state: State) -> Result:
         return {"counts": state["counts"][..., :-1].clone(), "outside": state["counts"][..., -1].clone()}
@@ -103,7 +101,7 @@ class DistinctCount(Statistic):
     997
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {"ranks": "max"}
+    fields: ClassVar[Mapping[str, Field]] = {"ranks": Greatest()}
 
     counts_nonfinite: ClassVar[bool] = False
 
@@ -135,9 +133,6 @@ class DistinctCount(Statistic):
         unmasked = torch.where(mask, x, torch.iinfo(torch.int64).min).amax(dim=axes, keepdim=True)
         ranks = self.lift(torch.where(mask, x, unmasked), axes)["ranks"]
         return {"ranks": torch.where(mask.any(dim=axes).unsqueeze(-1), ranks, 0)}
-
-    def join(self, a: State, b: State) -> State:
-        return {"ranks": torch.maximum(a["ranks"], b["ranks"])}
 
     def read(self, state: State) -> Tensor:
         ranks = state["ranks"]
@@ -186,7 +181,7 @@ class HeavyHitters(Statistic):
     {'values': tensor([50256,    13]), 'counts': tensor([500, 301]), 'outside': tensor(0)}
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {"cells": "sum", "outside": "sum"}
+    fields: ClassVar[Mapping[str, Field]] = {"cells": Add(), "outside": Add()}
 
     counts_nonfinite: ClassVar[bool] = False
 
@@ -229,9 +224,6 @@ class HeavyHitters(Statistic):
     def lift_masked(self, x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> State:
         state = self.lift(_mask_as_outside(x, mask, "HeavyHitters"), axes)
         return {**state, "outside": state["outside"] - (~mask).sum(dim=axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {key: value + b[key] for key, value in a.items()}
 
     def read(self, state: State) -> Result:
         cells = state["cells"]

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import Reduction, check_size
+from reducers.core.fields import Add, Field
+from reducers.core.reducer import check_size
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.binning import bin_counts
@@ -53,7 +54,7 @@ class Histogram(Statistic):
     {'counts': [1, 3], 'edges': [0.0, 1.0, 2.0], 'under': 1, 'over': 1, 'nan': 1}
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum"}
+    fields: ClassVar[Mapping[str, Field]] = {"counts": Add()}
 
     counts_nonfinite: ClassVar[bool] = False  # `counts` has them: NaN in the last bin, infinite ones below and above the edges
 
@@ -147,9 +148,6 @@ class Histogram(Statistic):
         counts = super().lift_masked(x, mask, axes)["counts"]
         nan = counts[..., -1] - (~mask).sum(dim=axes)
         return {"counts": torch.cat((counts[..., :-1], nan.unsqueeze(-1)), dim=-1)}
-
-    def join(self, a: State, b: State) -> State:
-        return {"counts": a["counts"] + b["counts"]}
 
     def nonfinite(self, state: State) -> Nonfinite:
         """Return how many elements were NaN, the last of `counts`; infinite ones are below the first edge or above the last."""

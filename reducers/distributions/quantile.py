@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import Reduction, check_size
+from reducers.core.fields import Add, Field, Greatest, Least
+from reducers.core.reducer import check_size
 from reducers.core.states import require_state
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
@@ -68,7 +69,7 @@ class Quantile(Statistic):
     494
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = {"counts": "sum", "min": "min", "max": "max", "nonfinite": "sum"}
+    fields: ClassVar[Mapping[str, Field]] = {"counts": Add(), "min": Least(), "max": Greatest()}
 
     q: float | tuple[float, ...] = (0.25, 0.5, 0.75)
     bits: int = 5
@@ -115,13 +116,6 @@ class Quantile(Statistic):
         if mask is not None:  # non-finite elements are zero in `filled`
             counts[..., self._buckets_per_sign + 1] -= nonfinite
         return {"counts": counts, "min": low, "max": high, "nonfinite": nonfinite}
-
-    def join(self, a: State, b: State) -> State:
-        return {
-            "counts": a["counts"] + b["counts"],
-            "min": torch.minimum(a["min"], b["min"]),
-            "max": torch.maximum(a["max"], b["max"]),
-        }
 
     def nonfinite(self, state: State) -> Nonfinite:
         number = state["nonfinite"].sum()

@@ -34,9 +34,8 @@ def is_stackable(reducer: Reducer) -> bool:
         return reducer.looks_inside and is_stackable(reducer.reducer)
     return (
         isinstance(reducer, Statistic)
-        and reducer.stackable_join
+        and reducer.stackable
         and reducer.lifts_together
-        and reducer.divisible
         and "".join(reducer.pattern.split()) == "...->"
     )
 

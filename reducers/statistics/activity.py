@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.reducer import Reduction
+from reducers.core.counted import COUNTS
+from reducers.core.fields import Add, Field, columns_of
 from reducers.core.states import to_device
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError
@@ -20,7 +21,9 @@ from reducers.state import Result, State
 
 __all__ = ["Activity", "Idle", "Sparsity"]
 
-_COLUMNS = {"count": "count", "nonfinite": "nonfinite", "active": "active"}
+_FIELDS = {**COUNTS, "active": Add("active")}
+_COLUMNS = columns_of(_FIELDS)
+_PER_BATCH = {**_FIELDS, "deaths": Add(), "observations": Add()}
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,6 @@ class Activity(Statistic):
     ([0.0, 0.5, 0.5], [True, False, False], 0.5)
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "active", "deaths", "observations"), "sum")
-
     pattern: str = "b c ... -> c"
     eps: float = 1e-8
     death: bool = False
@@ -67,8 +66,8 @@ class Activity(Statistic):
         return not self.death
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return {} if self.death else _COLUMNS
+    def fields(self) -> Mapping[str, Field]:  # type: ignore[override]
+        return _PER_BATCH if self.death else _FIELDS
 
     @property
     def threshold(self) -> float:
@@ -82,9 +81,6 @@ class Activity(Statistic):
         units = observed.sum()
         deaths = real(dead.sum()) / real(units.clamp(min=1))
         return {**state, "deaths": deaths, "observations": (units > 0).to(torch.int64)}
-
-    def join(self, a: State, b: State) -> State:
-        return {key: value + b[key] for key, value in a.items()}
 
     def read(self, state: State) -> Result:
         observed, dead = _observed_and_dead(state)
@@ -118,9 +114,7 @@ class Sparsity(Statistic):
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "active"), "sum")
+    fields: ClassVar[Mapping[str, Field]] = _FIELDS
 
     eps: float = 0.0
 
@@ -129,18 +123,11 @@ class Sparsity(Statistic):
         _check_eps(self.eps, "Sparsity")
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return _COLUMNS
-
-    @property
     def threshold(self) -> float:
         return self.eps
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return _lift_counts(x, axes, self.threshold)
-
-    def join(self, a: State, b: State) -> State:
-        return {key: value + b[key] for key, value in a.items()}
 
     def read(self, state: State) -> Tensor:
         count = state["count"]

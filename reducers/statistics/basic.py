@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from reducers.core.counted import nothing_to_nan
-from reducers.core.reducer import Reduction
+from reducers.core.counted import COUNTS, nothing_to_nan
+from reducers.core.fields import Add, Field, Greatest, Least
 from reducers.core.statistic import Statistic
 from reducers.kernels.precision import (
     comparable,
@@ -40,19 +40,10 @@ class Count(Statistic):
     tensor([2, 1])
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum"}
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {"count": "count", "nonfinite": "nonfinite"}
+    fields: ClassVar[Mapping[str, Field]] = COUNTS
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return counts_of(x, finite(x)[1], axes)
-
-    def join(self, a: State, b: State) -> State:
-        return {"count": a["count"] + b["count"]}
 
     def read(self, state: State) -> Tensor:
         return state["count"]
@@ -73,20 +64,11 @@ class Sum(Statistic):
     tensor([4., 6.], dtype=torch.float64)
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "sum"), "sum")
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {"count": "count", "nonfinite": "nonfinite", "sum": "exact"}
+    fields: ClassVar[Mapping[str, Field]] = {**COUNTS, "sum": Add("exact")}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         _, mask, added = total(x, axes, "Sum", wraps=True)
         return {**counts_of(x, mask, axes), "sum": added.squeeze(axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {"count": a["count"] + b["count"], "sum": a["sum"] + b["sum"]}
 
     def read(self, state: State) -> Tensor:
         return positive_zero(state["sum"])
@@ -113,21 +95,12 @@ class Mean(Statistic):
     tensor([3., 5.], dtype=torch.float64)
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "sum"), "sum")
+    fields: ClassVar[Mapping[str, Field]] = {**COUNTS, "sum": Add("sum")}
     interpolation: ClassVar[str] = "linear"
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {"count": "count", "nonfinite": "nonfinite", "sum": "sum"}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         _, mask, added = total(x, axes, "Mean")
         return {**counts_of(x, mask, axes), "sum": added.squeeze(axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {"count": a["count"] + b["count"], "sum": a["sum"] + b["sum"]}
 
     def read(self, state: State) -> Tensor:
         return torch.where(state["count"] > 0, positive_zero(state["sum"] / real(state["count"])), torch.nan)
@@ -152,21 +125,12 @@ class Min(Statistic):
     tensor([-2.,  3.])
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum", "min": "min"}
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {"count": "count", "nonfinite": "nonfinite", "min": "min"}
+    fields: ClassVar[Mapping[str, Field]] = {**COUNTS, "min": Least("min")}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x, mask = finite(comparable(x, "Min"))
         usable = x if mask is None else torch.where(mask, x, torch.inf)
         return {**counts_of(x, mask, axes), "min": usable.amin(dim=axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {"count": a["count"] + b["count"], "min": torch.minimum(a["min"], b["min"])}
 
     def read(self, state: State) -> Tensor:
         return infinite_to_nan(state["min"])
@@ -191,21 +155,12 @@ class Max(Statistic):
     tensor([1., 3.])
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum", "max": "max"}
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {"count": "count", "nonfinite": "nonfinite", "max": "max"}
+    fields: ClassVar[Mapping[str, Field]] = {**COUNTS, "max": Greatest("max")}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x, mask = finite(comparable(x, "Max"))
         usable = x if mask is None else torch.where(mask, x, -torch.inf)
         return {**counts_of(x, mask, axes), "max": usable.amax(dim=axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {"count": a["count"] + b["count"], "max": torch.maximum(a["max"], b["max"])}
 
     def read(self, state: State) -> Tensor:
         return infinite_to_nan(state["max"])
@@ -231,22 +186,12 @@ class Extremes(Statistic):
     (tensor([-2.,  3.]), tensor([1., 3.]))
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = {"count": "sum", "nonfinite": "sum", "min": "min", "max": "max"}
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {name: name for name in ("count", "nonfinite", "min", "max")}
+    fields: ClassVar[Mapping[str, Field]] = {**COUNTS, "min": Least("min"), "max": Greatest("max")}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x, mask = finite(comparable(x, "Extremes"))
         low, high = extremes(x, axes, mask)
         return {**counts_of(x, mask, axes), "min": low, "max": high}
-
-    def join(self, a: State, b: State) -> State:
-        extremes = {"min": torch.minimum(a["min"], b["min"]), "max": torch.maximum(a["max"], b["max"])}
-        return {"count": a["count"] + b["count"], **extremes}
 
     def read(self, state: State) -> Result:
         return {name: infinite_to_nan(state[name]) for name in ("min", "max")}

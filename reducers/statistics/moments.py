@@ -11,6 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from reducers.core.counted import COUNTS
+from reducers.core.fields import Add, Field, Greatest, Joined, Least
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.precision import (
@@ -112,6 +114,10 @@ def _read_skewness_and_kurtosis(state: State) -> dict[str, Tensor]:
     return shape
 
 
+_POWERS = {name: Joined(name) for name in ("mean", "m2", "m3", "m4")}
+_FIELDS = {order: {**COUNTS, **dict(list(_POWERS.items())[:order])} for order in (2, 3, 4)}
+
+
 @dataclass(frozen=True)
 class Moments(Statistic):
     """Count, mean, variance and standard deviation of the finite elements; optionally skewness and excess kurtosis.
@@ -160,12 +166,9 @@ class Moments(Statistic):
         if not isinstance(self.order, int) or self.order not in (2, 3, 4):
             raise ArgumentError(f"Moments takes order 2, 3 or 4 and got {self.order!r}")
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-
     @property
-    def columns(self) -> Mapping[str, str]:
-        return {name: name for name in ("count", "nonfinite", "mean", "m2", "m3", "m4")[: self.order + 2]}
+    def fields(self) -> Mapping[str, Field]:  # type: ignore[override]
+        return _FIELDS[self.order]
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.order > 2 and x.is_complex():
@@ -208,16 +211,19 @@ class Summary(Statistic):
 
     correction: float = 1
 
-    stackable_join: ClassVar[bool] = True
+    fields: ClassVar[Mapping[str, Field]] = {
+        "count": Add("count"),
+        "mean": Joined("mean"),
+        "m2": Joined("m2"),
+        "min": Least("min"),
+        "max": Greatest("max"),
+        **{name: Add(name) for name in ("zeros", "nan", "inf")},
+    }
     counts_nonfinite: ClassVar[bool] = False  # there are `nan` and `inf`
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_correction(self.correction, "Summary")
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {name: name for name in ("count", "mean", "m2", "min", "max", "zeros", "nan", "inf")}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         x = comparable(x, "Summary")
@@ -236,14 +242,7 @@ class Summary(Statistic):
         return {**state, "nan": state["nan"] - (~mask).sum(dim=axes)}
 
     def join(self, a: State, b: State) -> State:
-        return {
-            **join_moments(a, b),
-            "min": torch.minimum(a["min"], b["min"]),
-            "max": torch.maximum(a["max"], b["max"]),
-            "zeros": a["zeros"] + b["zeros"],
-            "nan": a["nan"] + b["nan"],
-            "inf": a["inf"] + b["inf"],
-        }
+        return {**join_moments(a, b), **super().join(a, b)}
 
     def nonfinite(self, state: State) -> Nonfinite:
         number = (state["nan"] + state["inf"]).sum()

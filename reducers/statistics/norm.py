@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from reducers.core.counted import nothing_to_nan
-from reducers.core.reducer import Reduction
+from reducers.core.counted import COUNTS, nothing_to_nan
+from reducers.core.fields import Add, Field, Greatest
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError
 from reducers.kernels.precision import abs_squared, counts_of, finite, positive_zero, real, real_or_complex, reduce_finite, widen
 from reducers.state import Result, State
 
 __all__ = ["Norm"]
+
+_ANY_POWER = Add()
+_POWERS = {1: Add("magnitudes"), 2: Add("squares"), math.inf: Greatest("peak")}
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,6 @@ class Norm(Statistic):
     tensor(2., dtype=torch.float64)
     """
 
-    stackable_join: ClassVar[bool] = True
-    counts_finite: ClassVar[bool] = True
-    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("count", "nonfinite", "power"), "sum")
-
     p: float = 2.0
     normalize: bool = False
 
@@ -60,9 +58,8 @@ class Norm(Statistic):
             raise ArgumentError(f"Norm takes an order p from 0 to infinity and got {self.p!r}")
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        power = {1: "magnitudes", 2: "squares", math.inf: "peak"}.get(self.p)
-        return {"count": "count", "nonfinite": "nonfinite", "power": power} if power else {}
+    def fields(self) -> Mapping[str, Field]:  # type: ignore[override]
+        return {**COUNTS, "power": _POWERS.get(self.p, _ANY_POWER)}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         if self.p == 0:  # a NaN does not show in this power, so reduce_finite would miss it
@@ -79,14 +76,6 @@ class Norm(Statistic):
         if self.p == math.inf:
             return x.abs().amax(dim=axes)
         return (x.abs() if self.p == 1 else x.abs().pow(self.p)).sum(dim=axes)
-
-    def join(self, a: State, b: State) -> State:
-        join = torch.maximum if self.p == math.inf else torch.add
-        return {"count": a["count"] + b["count"], "power": join(a["power"], b["power"])}
-
-    def reductions_of(self, state: State) -> Mapping[str, Reduction]:
-        ops = super().reductions_of(state)
-        return {**ops, "power": "max"} if ops and self.p == math.inf else ops
 
     def read(self, state: State) -> Tensor:
         power = positive_zero(state["power"])

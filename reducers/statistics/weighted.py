@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from reducers.core.checks import check_specimen
+from reducers.core.fields import Add, Field, Joined, columns_of, join_fields
 from reducers.core.inputs import observation_with
 from reducers.core.overrides import Shortcut
 from reducers.core.patterns import arrange, kept_axes, validate
-from reducers.core.reducer import Reducer, Reduction
+from reducers.core.reducer import Reducer
 from reducers.core.states import check_states, require_state, to_device
 from reducers.errors import DTypeError
 from reducers.kernels.chunks import paired_pieces
@@ -30,8 +31,10 @@ __all__ = ["WeightedMean", "WeightedMoments"]
 class _Weighted(Reducer):
     pattern: str = "... ->"
 
-    columns: ClassVar[tuple[str, ...]] = ()
-    """The keys of the state, in the order of the kernels, which stand for `lift` and `join`; empty if they do not."""
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The keys of the state, in the order of the kernels, which stand for `lift` and `join`; empty if they do not."""
+        return tuple(columns_of(self.fields))
 
     divisible: ClassVar[bool] = True
     """Whether the lifts of the parts of an observation join to the lift of the whole."""
@@ -43,9 +46,9 @@ class _Weighted(Reducer):
     def lift(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State:
         """Return the state of one observation, without `nonfinite`; all elements are finite, and excluded ones have weight 0."""
 
-    @abstractmethod
     def join(self, a: State, b: State) -> State:
-        """Return the merged state, without `nonfinite`; neither argument is empty."""
+        """Return the merged state; neither argument is empty. A class whose `fields` do not say it all overrides it."""
+        return join_fields(self.fields, a, b)
 
     def update(self, state: State, *xs: Tensor) -> State:
         x, weights = observation_with(self, xs, "weights")
@@ -62,8 +65,8 @@ class _Weighted(Reducer):
             piece, part_weights = nan_capable(part), real(given)
             finite = torch.isfinite(piece) & torch.isfinite(part_weights)
             wide = wide_float(torch.where(finite, piece, torch.zeros_like(piece)))
-            lifted = self.lift(wide, torch.where(finite, part_weights, 0.0), axes)
-            lifted["nonfinite"] = (~finite).sum(dim=axes)
+            nonfinite = (~finite).sum(dim=axes)
+            lifted = {"nonfinite": nonfinite, **self.lift(wide, torch.where(finite, part_weights, 0.0), axes)}
             state = self.merge(state, {key: value.contiguous() for key, value in lifted.items()})
         return state
 
@@ -72,7 +75,7 @@ class _Weighted(Reducer):
             return a or b
         check_states(self, a, b)
         b = to_device(b, a["weight"].device)
-        return {**self.join(a, b), "nonfinite": a["nonfinite"] + b["nonfinite"]}
+        return self.join(a, b)
 
     def nonfinite(self, state: State) -> Nonfinite | None:
         """Return how many elements were left out because they, or their weights, were not finite."""
@@ -82,15 +85,15 @@ class _Weighted(Reducer):
         """Return the state of an observation of zeros whose kept axes have these sizes."""
         x = wide_float(torch.zeros((2, *kept), dtype=dtype, device=device))
         lifted = self.lift(x, real(x.real), (0,))
-        return {**lifted, "nonfinite": torch.zeros_like(lifted["weight"], dtype=torch.int64)}
+        return {"nonfinite": torch.zeros_like(lifted["weight"], dtype=torch.int64), **lifted}
 
     def _check(self, state: State) -> None:
         check_specimen(self, state, kept_axes(self.pattern))
 
     shortcuts: ClassVar[tuple[Shortcut, ...]] = (
         *Reducer.shortcuts,
-        Shortcut("columns", columns, frozenset({"lift", "join", "merge"})),
-        Shortcut("divisible", False, frozenset({"lift", "join", "merge"}), frozenset({"columns"}), completed=True),
+        Shortcut("columns", property(lambda self: ()), frozenset({"lift", "join", "merge"}), frozenset({"fields"})),
+        Shortcut("divisible", False, frozenset({"lift", "join", "merge"}), completed=True),
     )
 
 
@@ -118,14 +121,10 @@ class WeightedMean(_Weighted):
     tensor(2., dtype=torch.float64)
     """
 
-    reductions: ClassVar[Mapping[str, Reduction]] = dict.fromkeys(("nonfinite", "weight", "sum"), "sum")
-    columns: ClassVar[tuple[str, ...]] = ("nonfinite", "weight", "sum")
+    fields: ClassVar[Mapping[str, Field]] = {name: Add(name) for name in ("nonfinite", "weight", "sum")}
 
     def lift(self, x: Tensor, weights: Tensor, axes: tuple[int, ...]) -> State:
         return {"weight": weights.sum(dim=axes), "sum": (weights * x).sum(dim=axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {key: a[key] + b[key] for key in ("weight", "sum")}
 
     def compute(self, state: State) -> Tensor:
         require_state(self, state)
@@ -164,7 +163,10 @@ class WeightedMoments(_Weighted):
     {'weight': 4.0, 'mean': 2.0, 'var': 3.0}
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("nonfinite", "weight", "squares", "mean", "m2")
+    fields: ClassVar[Mapping[str, Field]] = {
+        **{name: Add(name) for name in ("nonfinite", "weight", "squares")},
+        **{name: Joined(name) for name in ("mean", "m2")},
+    }
 
     correction: float = 1
 
@@ -183,12 +185,11 @@ class WeightedMoments(_Weighted):
         }
 
     def join(self, a: State, b: State) -> State:
-        weight = a["weight"] + b["weight"]
-        share = b["weight"] / torch.where(weight > 0, weight, 1.0)
+        joined = super().join(a, b)
+        share = b["weight"] / torch.where(joined["weight"] > 0, joined["weight"], 1.0)
         delta = b["mean"] - a["mean"]
         return {
-            "weight": weight,
-            "squares": a["squares"] + b["squares"],
+            **joined,
             "mean": a["mean"] + delta * share,
             "m2": a["m2"] + b["m2"] + abs_squared(delta) * share * a["weight"],
         }

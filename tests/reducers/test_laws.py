@@ -34,6 +34,7 @@ from reducers import (
     Statistic,
     Sum,
 )
+from reducers.core.fields import Add, Joined
 from reducers.kernels.cpp import binned, sweeping, weighting
 
 every = pytest.mark.parametrize("case", CASES, ids=str)
@@ -142,7 +143,7 @@ def test_what_merges_element_by_element_declares_it(case: Case) -> None:
     xs = [values(kind, (4, *case.trailing), case.dtypes[0], generator) for kind in kinds]
     inner = case.reducer.reducer if isinstance(case.reducer, Premap) else case.reducer
     if not isinstance(inner, GATHERED) and laws.by_element(case.reducer, xs, 3):
-        assert case.reducer.reductions_of(laws.run(case.reducer, xs)), "declare `reductions`"
+        assert case.reducer.reductions_of(laws.run(case.reducer, xs)), "declare `fields`"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.splittable], ids=str)
@@ -424,7 +425,8 @@ class Twins(InPlace):
 class Mixes(InPlace):
     """Wrong: says that its join treats each element by itself, and adds what all elements have together."""
 
-    stackable_join = True
+    fields = {"sum": Joined()}  # noqa: RUF012
+    divisible = True  # type: ignore[assignment]
 
     def join(self, a: State, b: State) -> State:
         return {"sum": a["sum"] + b["sum"] + (a["sum"] * b["sum"]).sum()}
@@ -448,7 +450,7 @@ class DeathPerBatch(Statistic):
 class Overdeclared(Mean):
     """Wrong: declares a sum, and merges about the means."""
 
-    reductions = {"mean": "sum", "count": "sum"}  # noqa: RUF012
+    fields = {"mean": Add(), "count": Add()}  # noqa: RUF012
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"mean": x.double().mean(dim=axes), "count": torch.ones_like(x, dtype=torch.int64).sum(dim=axes)}
@@ -464,10 +466,8 @@ class Overdeclared(Mean):
 class Halfdeclared(Overdeclared):
     """Wrong: declares the key that is a sum, and needs it to merge the other."""
 
-    reductions = {"count": "sum"}  # noqa: RUF012
-
     def reductions_of(self, state: State) -> Any:
-        return self.reductions
+        return {"count": "sum"}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from recorders.watch.lenses.kinds import Classes, HasMatrix, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked, checked_line
 from recorders.watch.lenses.spread import Names, names_of, phase_of, size_of, spread
 from reducers import Geometry, Norm, PerObservation, State, condition_number
+from reducers.core.fields import Add, Field
 from reducers.kernels.precision import count_of
 
 __all__ = ["OutputNorm", "ParameterCond", "ParameterNorm"]
@@ -76,7 +77,9 @@ class SampleNorms(Norm):
 
     pattern: str = "b ... -> b"
 
-    stackable_join: ClassVar[bool] = True
+    @property
+    def fields(self) -> Mapping[str, Field]:  # type: ignore[override]
+        return {**super().fields, "elements": Add()}
 
     @property
     def divisible(self) -> bool:
@@ -84,9 +87,6 @@ class SampleNorms(Norm):
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {**super().lift(x, axes), "elements": count_of(x, None, axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {**super().join(a, b), "elements": a["elements"] + b["elements"]}
 
     def read(self, state: State) -> Tensor:
         return torch.where(state["count"] == state["elements"], super().read(state), torch.nan)

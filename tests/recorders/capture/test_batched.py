@@ -6,7 +6,7 @@ import gc
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from recorders import (
 )
 from recorders.ring.rows import LeafRow
 from reducers import Collect, Count, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
+from reducers.core.fields import Add, Field, Joined
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +230,7 @@ def test_what_is_not_finite_in_one_parameter_is_kept_out_of_it_alone() -> None:
 class Picky(Statistic):
     """Fails where it meets 13, and counts its calls."""
 
-    stackable_join: ClassVar[bool] = True
+    fields: ClassVar[Mapping[str, Field]] = {"sum": Joined()}
     calls: ClassVar[Counter[str]] = Counter()
     interrupt: ClassVar[str] = ""
 
@@ -491,13 +492,10 @@ def test_monitors_made_one_by_one_with_equal_reducers_share_a_batch() -> None:
 class Bins(Statistic):
     """Says that it joins element by element, and lifts no rows: all of a matrix into the same two bins, whatever the axes."""
 
-    stackable_join: ClassVar[bool] = True
+    fields: ClassVar[Mapping[str, Field]] = {"bins": Add()}
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"bins": torch.stack([(x < 2).sum(), (x >= 2).sum()])}
-
-    def join(self, a: State, b: State) -> State:
-        return {"bins": a["bins"] + b["bins"]}
 
     def read(self, state: State) -> Tensor:
         return state["bins"]

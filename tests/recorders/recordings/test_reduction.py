@@ -22,6 +22,7 @@ from recorders.recordings.message import pack, parse, payload_size, unpack
 from recorders.recordings.reduction import Reduction, _decoded, _encoded, _neutral
 from recorders.recordings.sync import sync
 from reducers import Count, CountByValue, Extremes, First, Max, Mean, Min, Moments, Norm, Product, Quantile, Sum
+from reducers.core.fields import Add, Greatest
 
 CPU = torch.device("cpu")
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -315,7 +316,7 @@ def skewed(place: Place) -> Any:
     rank, group = place
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(Mean, "reductions", {"count": "max", "sum": "sum"})
+            patch.setattr(Mean, "fields", {"count": Greatest("count"), "sum": Add("sum")})
         return sync(of(Mean(), torch.ones(2)), group) and "merged"
 
 

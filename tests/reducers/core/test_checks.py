@@ -7,10 +7,10 @@ import json
 import re
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import reducers
 from reducers import ArgumentError, EmptyStateError, RecipeError, Reducer, ReducerError, State, StateError, Statistic, from_recipe
+from reducers.core.fields import Add, Field
 from reducers.core.reducer import registry
 
 BOMBS: list[Any] = [
@@ -160,13 +161,12 @@ def test_the_bomb_of_the_hazards() -> None:
 class Above(Statistic):
     """The reducer of docs/adding-a-reducer.md."""
 
+    fields: ClassVar[Mapping[str, Field]] = {"above": Add(), "count": Add()}
+
     threshold: float = 0.0
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
         return {"above": (x > self.threshold).sum(dim=axes), "count": torch.ones_like(x, dtype=torch.int64).sum(dim=axes)}
-
-    def join(self, a: State, b: State) -> State:
-        return {key: a[key] + b[key] for key in a}
 
     def read(self, state: State) -> Tensor:
         return state["above"].double() / state["count"].double()

@@ -39,6 +39,7 @@ from reducers import (
     WeightedMean,
     WeightedMoments,
 )
+from reducers.core.fields import Add
 from reducers.core.statistic import slots_of, update_slots
 from reducers.errors import ReducerTypeError
 from reducers.execution.fused import Fused
@@ -332,7 +333,7 @@ def test_what_nobody_would_call_is_refused_when_the_class_is_made() -> None:
         type("Prior", (Mean,), {"init": lambda self: {"count": torch.ones(())}})
     for method, instead in (("update", "lift"), ("merge", "join")):
         with pytest.raises(ReducerTypeError, match=rf"`{method}` of its own, .* override `{instead}` instead"):
-            type("Both", (Mean,), {method: getattr(Mean, method).__get__, "columns": Mean.columns})
+            type("Both", (Mean,), {method: getattr(Mean, method).__get__, "fields": Mean.fields})
 
 
 def test_a_method_of_a_mixin_counts_as_one_of_the_subclass() -> None:
@@ -352,7 +353,7 @@ def test_a_subclass_vouches_for_what_it_declares() -> None:
 
     @dataclass(frozen=True)
     class Squares(Mean):
-        stackable_join = True
+        fields = {"count": Add(), "sum": Add()}  # noqa: RUF012
         divisible = True  # type: ignore[assignment]
 
         def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
@@ -393,7 +394,7 @@ def test_the_classes_of_the_package_keep_their_fast_paths() -> None:
     made = {kind.__name__: case_of[kind] for kind in statistics if kind in case_of}
     assert {name for name, one in made.items() if one.batchable} == {*WAIT, "FirstNonfinite", "Idle"}
     assert {name for name, one in made.items() if one.columns} == {*WAIT} - {"Histogram", "Quantile"}
-    assert {name for name, one in made.items() if one.stackable_join} == {*WAIT} - {"Histogram", "Quantile"}
+    assert {name for name, one in made.items() if one.stackable} == {*WAIT} - {"Histogram", "Quantile"}
     assert all(one.lifts_together for one in made.values())
     assert {name for name, one in made.items() if one.update_all.__func__ is Reducer.update_all} == set()
     assert {name for name, one in made.items() if type(one).observe is not Statistic.observe} == set()

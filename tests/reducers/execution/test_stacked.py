@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from names import name_of
 from torch import Tensor
 
 from reducers import Activity, Count, Max, Mean, Min, Moments, Norm, Product, Quantile, Reducer, State, Statistic, Sum, Summary
+from reducers.core.fields import Add, Field
 from reducers.execution.stacked import is_stackable, lift_stacked
 
 EACH = [
@@ -108,7 +110,7 @@ def test_what_keeps_axes_or_cuts_no_tensor_or_joins_no_elements_does_not_stack()
 
     @dataclass(frozen=True)
     class Marked(Plain):
-        stackable_join: ClassVar[bool] = True
+        fields: ClassVar[Mapping[str, Field]] = {"sum": Add()}
 
     others = [
         Summary("a b ->"),

@@ -1,0 +1,85 @@
+"""Fields: what a state is made of, declared once: how each entry of two states joins, and what kernels compute for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from reducers.errors import ArgumentError
+from reducers.kernels.columns import COLUMNS, WEIGHTED
+from reducers.state import State
+
+__all__ = ["Add", "Field", "Greatest", "Joined", "Least", "Reduction", "columns_of", "join_fields"]
+
+Reduction: TypeAlias = Literal["sum", "min", "max"]
+"""How two tensors of one shape merge, element by element; the lowest and the highest of a number and NaN are NaN."""
+
+_JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
+_KNOWN = {*COLUMNS, *WEIGHTED}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One entry of a state, which joins element by element.
+
+    Args:
+        column: which column of `reducers.kernels.columns` it is, of the elements that `lift` is given; "" if it is none, or if no
+            kernel may compute it.
+
+    Raises:
+        ArgumentError: there is no such column.
+    """
+
+    column: str = ""
+
+    reduction: ClassVar[Reduction | None] = None
+    """How two of them join; None if `join` of the statistic does it."""
+
+    def __post_init__(self) -> None:
+        if self.column and self.column not in _KNOWN:
+            raise ArgumentError(f"kernels have no column {self.column!r}; they have {', '.join(sorted(_KNOWN))}")
+
+
+@dataclass(frozen=True)
+class Add(Field):
+    """An entry of which two are added, such as a count."""
+
+    reduction: ClassVar[Reduction | None] = "sum"
+
+
+@dataclass(frozen=True)
+class Least(Field):
+    """An entry of which the lower one is kept."""
+
+    reduction: ClassVar[Reduction | None] = "min"
+
+
+@dataclass(frozen=True)
+class Greatest(Field):
+    """An entry of which the higher one is kept."""
+
+    reduction: ClassVar[Reduction | None] = "max"
+
+
+@dataclass(frozen=True)
+class Joined(Field):
+    """An entry that `join` of the statistic merges, such as a mean: element by element, with the help of other entries."""
+
+
+def join_fields(fields: Mapping[str, Field], a: State, b: State) -> State:
+    """Return the entries that merge by themselves, merged."""
+    return {key: _JOINS[field.reduction](a[key], b[key]) for key, field in fields.items() if field.reduction and key in a}
+
+
+def columns_of(fields: Mapping[str, Field]) -> dict[str, str]:
+    """Return which column each entry is; empty if one of them is none."""
+    columns: dict[str, str] = {}
+    for key, field in fields.items():
+        if not field.column:
+            return {}
+        columns[key] = field.column
+    return columns
