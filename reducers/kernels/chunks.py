@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ __all__ = ["BIG", "CHUNK", "PIECE", "paired_pieces", "pieces"]
 
 BIG = 1 << 13  # elements; from this size on, a copy or a compiled function pays off if it saves passes
 PIECE = 1 << 19  # elements: 2 MiB in float32
+_LEAST = 64  # elements of a piece at each kept position: fewer take longer to join than to add
 CHUNK = 1 << 16  # elements: 512 KiB in float64, the accumulation dtype
 
 
@@ -42,5 +44,6 @@ def _split(x: Tensor, axes: tuple[int, ...], size: int) -> tuple[int, int, bool]
     if not candidates:
         return 0, x.shape[0], True
     axis = max(candidates, key=x.stride)
-    wanted = x.numel() // size
+    kept = x.numel() // math.prod(x.shape[axis] for axis in axes)
+    wanted = max(1, x.numel() // max(size, _LEAST * kept))
     return axis, max(1, x.shape[axis] // wanted), x.shape[axis] >= wanted
