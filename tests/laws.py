@@ -189,13 +189,12 @@ def never_looks(reducer: Reducer, xs: Stream, merges: bool = True) -> None:
     assert all(value.device.type == "meta" for value in merged.values())
 
 
-def transformed(reducer: Reducer, xs: Stream, ys: Stream, error: float) -> None:
+def transformed(reducer: Reducer, xs: Stream, ys: Stream) -> None:
     """Inside vmap an update gives for each observation what it gives alone, and inside grad it raises nothing."""
     states = torch.vmap(lambda x: reducer.update({}, x))(torch.stack(list(xs)))
     states = torch.vmap(reducer.update)(states, torch.stack(list(ys)))
     for row, pair in enumerate(zip(xs, ys, strict=True)):
-        inside = {key: value[row] for key, value in states.items()}
-        close(reducer.compute(inside), reducer.compute(run(reducer, pair)), error, error)
+        agree(reducer, {key: value[row] for key, value in states.items()}, run(reducer, pair))
         if pair[0].is_floating_point():
             one = torch.func.grad(lambda x: reducer.update({}, x) and x.sum())(pair[0])
             assert one.eq(1).all()

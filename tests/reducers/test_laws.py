@@ -247,12 +247,12 @@ def counts_what_is_left_out(case: Case, size: int, holes: tuple[float, ...], dty
 
 
 @pytest.mark.usefixtures("loops")
-@pytest.mark.parametrize(("size", "error"), [(4, 1e-9), pytest.param(3000, 1e-5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [4, pytest.param(3000, marks=pytest.mark.slow)])
 @every
-def test_inside_transforms(case: Case, size: int, error: float) -> None:
+def test_inside_transforms(case: Case, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     xs = [values(kind, (size, *case.trailing), case.dtypes[0], generator) for kind in ("normal", "holes", "zeros", "offset")]
-    laws.transformed(case.reducer, xs[:2], xs[2:], error)
+    laws.transformed(case.reducer, xs[:2], xs[2:])
 
 
 ENDS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
