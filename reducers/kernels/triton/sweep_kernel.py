@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from reducers.kernels.triton.places import offset_of
+from reducers.kernels.triton.sums import moments_of, moved
 from reducers.kernels.triton.words import as_word
 
 __all__ = ["sweep"]
@@ -239,6 +240,9 @@ def sweep(
                 shift = tile_centre - centre
                 weight = number.to(tl.float64)
                 power_1 = tl.sum(distance, AXIS).to(tl.float64) * up
+                power_2 = tl.zeros([COLUMNS], tl.float64)
+                power_3 = tl.zeros([COLUMNS], tl.float64)
+                power_4 = tl.zeros([COLUMNS], tl.float64)
                 if ORDER > 1:
                     square = distance * distance
                     power_2 = tl.sum(square, AXIS).to(tl.float64) * up * up
@@ -246,12 +250,11 @@ def sweep(
                         power_3 = tl.sum(square * distance, AXIS).to(tl.float64) * up * up * up
                         if ORDER > 3:
                             power_4 = tl.sum(square * square, AXIS).to(tl.float64) * up * up * up * up
-                            fourth += power_4 + shift * (
-                                4 * power_3 + shift * (6 * power_2 + shift * (4 * power_1 + shift * weight))
-                            )
-                        third += power_3 + shift * (3 * power_2 + shift * (3 * power_1 + shift * weight))
-                    second += power_2 + shift * (2 * power_1 + shift * weight)
-                first += power_1 + shift * weight
+                power_1, power_2, power_3, power_4 = moved(weight, power_1, power_2, power_3, power_4, shift, ORDER)
+                first += power_1
+                second += power_2
+                third += power_3
+                fourth += power_4
         count += number
 
     field = parts.to(tl.int64) * kept
@@ -259,17 +262,14 @@ def sweep(
     place = slot * (FIELDS * field) + part.to(tl.int64) * kept + column
     tl.store(partials + place, count.to(tl.int64) + (others.to(tl.int64) << 32), mask=inside)
     if ORDER > 0:
-        divisor = tl.maximum(count, 1).to(tl.float64)
-        mean = first / divisor
-        tl.store(partials + field + place, as_word(centre + mean), mask=inside)
+        mean, m2, m3, m4 = moments_of(count.to(tl.float64), centre, first, second, third, fourth, ORDER)
+        tl.store(partials + field + place, as_word(mean), mask=inside)
         if ORDER > 1:
-            tl.store(partials + 2 * field + place, as_word(tl.maximum(second - first * mean, 0.0)), mask=inside)
+            tl.store(partials + 2 * field + place, as_word(tl.maximum(m2, 0.0)), mask=inside)
         if ORDER > 2:
-            cube = third - mean * (3 * second - 2 * first * mean)
-            tl.store(partials + 3 * field + place, as_word(cube), mask=inside)
+            tl.store(partials + 3 * field + place, as_word(m3), mask=inside)
         if ORDER > 3:
-            fourth = fourth - mean * (4 * third - mean * (6 * second - 3 * first * mean))
-            tl.store(partials + 4 * field + place, as_word(tl.maximum(fourth, 0.0)), mask=inside)
+            tl.store(partials + 4 * field + place, as_word(tl.maximum(m4, 0.0)), mask=inside)
     if EXTREMES:
         if INTEGER:
             tl.store(partials + (1 + ORDER) * field + place, low.to(tl.int64), mask=inside)

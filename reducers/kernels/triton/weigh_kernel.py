@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from reducers.kernels.triton.places import offset_of
+from reducers.kernels.triton.sums import moments_of, moved
 
 __all__ = ["join_weighted", "weigh"]
 
@@ -145,8 +146,7 @@ def weigh(
             heavier = tile_total > heaviest
             heaviest = tl.where(heavier, tile_total, heaviest)
             shift = tl.where(heavier, centre - middle, 0.0)
-            second += shift * (2 * first + shift * total)
-            first += shift * total
+            first, second, _, _ = moved(total, first, second, 0.0, 0.0, shift, 2)
             centre = tl.where(heavier, middle, centre)
             distance = tl.where(used, value - tl.expand_dims(centre, AXIS), 0.0)
             first += tl.sum(weight * distance, AXIS)
@@ -215,12 +215,8 @@ def join_weighted(
         centre = tl.max(tl.where(heaviest, centres, float("-inf")), 0)
         centre = tl.where(inside, centre, 0.0)
         shifts = tl.where(there, centres - centre[None, :], 0.0)
-        first = tl.sum(firsts + shifts * totals, 0)
-        second = tl.sum(seconds + shifts * (2 * firsts + shifts * totals), 0)
-        # Weights that add up to 0 or less are as on a CPU, where the mean is the sum then.
-        shift = tl.where(weight > 0, first / tl.where(weight > 0, weight, 1.0), first + centre * (weight - 1))
-        mean = centre + shift
-        m2 = second + shift * (shift * weight - 2 * first)
+        firsts, seconds, _, _ = moved(totals, firsts, seconds, 0.0, 0.0, shifts, 2)
+        mean, m2, _, _ = moments_of(weight, centre, tl.sum(firsts, 0), tl.sum(seconds, 0), 0.0, 0.0, 2)
         if STATE:
             both = before + weight
             share = weight / tl.where(both > 0, both, 1.0)
