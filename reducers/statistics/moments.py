@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reducers.core.counted import COUNTS
-from reducers.core.fields import Add, Field, Greatest, Joined, Least
+from reducers.core.fields import Add, Field, Greatest, Joined, Least, join_fields
 from reducers.core.statistic import Statistic
 from reducers.errors import ArgumentError, DTypeError
 from reducers.kernels.precision import (
@@ -242,7 +242,7 @@ class Summary(Statistic):
         return {**state, "nan": state["nan"] - (~mask).sum(dim=axes)}
 
     def join(self, a: State, b: State) -> State:
-        return {**join_moments(a, b), **super().join(a, b)}
+        return {**join_moments(a, b), **join_fields(self.fields, a, b)}
 
     def nonfinite(self, state: State) -> Nonfinite:
         number = (state["nan"] + state["inf"]).sum()
