@@ -70,7 +70,8 @@ def lift_moments(x: Tensor, axes: tuple[int, ...], caller: str, order: int = 2) 
 def join_moments(a: State, b: State) -> State:
     """Return the merged moments (Chan, Golub and LeVeque 1983, eqs. 1.5a and 1.5b; Pebay 2008 for the third and fourth power)."""
     count = a["count"] + b["count"]
-    share_b = b["count"] / real(count.clamp(min=1))
+    number = count.clamp(min=1).to(a["m2"].dtype)
+    share_b = b["count"] / number
     delta = b["mean"] - a["mean"]
     square = (delta * delta.conj()).real  # of its magnitude
     joined = {
@@ -79,7 +80,7 @@ def join_moments(a: State, b: State) -> State:
         "m2": torch.addcmul(a["m2"] + b["m2"], square, share_b * a["count"]),
     }
     if "m3" in a:
-        share_a = a["count"] / real(count.clamp(min=1))
+        share_a = a["count"] / number
         product = share_b * share_a
         joined["m3"] = (
             a["m3"]
