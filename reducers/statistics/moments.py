@@ -130,9 +130,10 @@ class Moments(Statistic):
     Each batch is centred on its own mean, and batches are merged about their means in float64: Chan, Golub and LeVeque 1983 for
     the second power, Pebay 2008, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
     statistical moments", for the third and fourth. For any merge order, relative errors are below `1e-12 + 10 eps |mean| / std`,
-    eps = 2.2e-16 (absolute errors, for shapes below 1). Kernels for GPUs add float32 and narrower numbers in
-    float32 within a tile, about its centre: there the relative error of the variance is below 1e-6, and the error of the mean below
-    1e-6 standard deviations, for any mean. Integers are taken as float64, which rounds those beyond 2**53.
+    eps = 2.2e-16 (absolute errors, for shapes below 1). Of big tensors the loops in C++ add distances from an element of each part:
+    if that lies a million times as far as the others, the error is below 1e-10. Kernels for GPUs add float32 and narrower
+    numbers in float32 within a tile, about its centre: there the relative error of the variance is below 1e-6, and the error of the
+    mean below 1e-6 standard deviations, for any mean. Integers are taken as float64, which rounds those beyond 2**53.
 
     Args:
         correction: 1 for the sample variance, 0 for the population variance, as in `torch.var`.
