@@ -1,6 +1,7 @@
-"""Runs the loops in C++ on random tensors and compares them with PyTorch's calls in float64: `python random_loops.py SECONDS SEED`.
+"""Runs the loops in C++ on random tensors and compares them with PyTorch's calls in float64.
 
-`tests/reducers/kernels/test_sanitizers.py` runs it on a copy of the package whose loops look for errors of memory by themselves.
+`test_sanitizers.py` runs it on a copy of the package whose loops look for errors of memory by themselves. By hand:
+`PYTHONPATH=.:tests python tests/reducers/kernels/random_loops.py SECONDS SEED`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
+from looped import looped
 from torch import Tensor
 
 from reducers.kernels.columns import COLUMNS, WEIGHTED, Needs
@@ -22,7 +24,7 @@ from reducers.kernels.cpp import library, threads
 from reducers.kernels.cpp.binned import looped_bits, looped_edges
 from reducers.kernels.cpp.loop_rows import swept_rows
 from reducers.kernels.cpp.loop_slots import slots_for
-from reducers.kernels.cpp.sweeping import call_for, looped, task_for
+from reducers.kernels.cpp.sweeping import call_for, task_for
 from reducers.kernels.cpp.weighting import looped_weights
 
 MOST = 1 << 17  # elements of a tensor

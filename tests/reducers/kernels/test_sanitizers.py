@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paths import ROOT
 
 from reducers.kernels.cpp import build, library
 
@@ -45,7 +46,7 @@ def run(copy: Path, instructions: str, *arguments: str) -> subprocess.CompletedP
         "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libstdc++.so')}",
         "ASAN_OPTIONS": "detect_leaks=0:strict_string_checks=1",  # Python's own memory is never given back
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "PYTHONPATH": str(copy),
+        "PYTHONPATH": os.pathsep.join((str(copy), str(ROOT / "tests"))),
         "ATEN_CPU_CAPABILITY": instructions.lower(),
     }
     command = [sys.executable, str(PROGRAM), *arguments]
