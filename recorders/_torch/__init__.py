@@ -87,7 +87,7 @@ _NOTHING = nullcontext()
 # Functions that a hook calls every time are bound here, because a global is found faster than an attribute.
 graph_task: Callable[[], int] = or_else("torch._C._current_graph_task_id", _task_by_node)  # -1 if no backward runs in this thread
 autocast_is_on = or_else("torch._C._is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu"))
-is_batched = or_else("torch._C._functorch.is_legacy_batchedtensor", lambda _: False)
+is_batched: Callable[[torch.Tensor], bool] = or_else("torch._C._functorch.is_legacy_batchedtensor", lambda _: False)
 _interpreter = or_else("torch._C._functorch.peek_interpreter_stack", None) or or_else(
     "torch._C._functorch.maybe_current_level", lambda: None
 )
@@ -225,6 +225,20 @@ def graph_task_address() -> int | None:
         return ctypes.cast(library._ZN5torch8autograd25get_current_graph_task_idEv, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of vmap or grad: it has no memory of its own then."""
+    try:
+        if tensor.layout is torch.strided:
+            tensor.data_ptr()
+    except RuntimeError:
+        return True
+    return False
+
+
+if or_else("torch._C._functorch.maybe_current_level", None) is None:  # then nothing else tells of them
+    is_batched = _has_no_memory
 
 
 def inside_transform() -> bool:
