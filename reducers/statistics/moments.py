@@ -46,7 +46,11 @@ def lift_moments(x: Tensor, axes: tuple[int, ...], caller: str, order: int = 2) 
     """
     if x.dtype is torch.uint64:
         raise no_sum(x, caller)
-    filled, mask, added = reduce_finite(wide_float(x), partial(torch.sum, dim=axes, keepdim=True))
+    wide, mask, add = wide_float(x), None, partial(torch.sum, dim=axes, keepdim=True)
+    if x.is_floating_point() or x.is_complex():
+        filled, mask, added = reduce_finite(wide, add)
+    else:  # all are finite, so that extremes keep the dtype of integers
+        filled, added = wide, add(wide)
     number = count_along(x, axes)
     if mask is None:
         mean, count = added / number, torch.full_like(added.squeeze(axes), number, dtype=torch.int64)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import reducers
 from reducers import (
+    Extremes,
     Fold,
     Geometry,
     HeavyHitters,
@@ -33,6 +34,7 @@ from reducers import (
     State,
     Statistic,
     Sum,
+    Summary,
 )
 from reducers.core.fields import Add, Joined
 from reducers.kernels.cpp import binned, sweeping, weighting
@@ -191,6 +193,15 @@ def test_resumable(case: Case, data: st.DataObject) -> None:
 def test_over_ranks(case: Case, data: st.DataObject) -> None:
     xs = data.draw(streams(case))
     laws.over_ranks(case.reducer, xs, data.draw(two_cuts(xs)))
+
+
+@pytest.mark.parametrize("reducer", [Summary(), Summary("b d -> d"), Moments(), Extremes()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16])
+def test_dtypes_of_a_state_are_those_of_the_cpu_where_no_value_may_be_looked_at(reducer: Reducer, dtype: torch.dtype) -> None:
+    """The extremes of integers were float32 there."""
+    x = torch.tensor([[1, 0, 3]]).to(dtype)
+    here, there = reducer.update({}, x), reducer.update({}, x.to("meta"))
+    assert {key: value.dtype for key, value in there.items()} == {key: value.dtype for key, value in here.items()}
 
 
 HOLES = (float("nan"), float("inf"), -float("inf"))
