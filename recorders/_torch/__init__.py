@@ -22,6 +22,7 @@ from recorders._torch.needs import NEEDS
 from recorders.errors import RecordingWarning
 from reducers._torch import MissingInTorchError, cpu_library, missing, or_else, reach
 from reducers.errors import warn_user
+from reducers.kernels.precision import has_memory
 
 __all__ = [
     "CAPTURES_IN_GRAPHS",
@@ -229,12 +230,7 @@ def graph_task_address() -> int | None:
 
 def _has_no_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one of vmap or grad: it has no memory of its own then."""
-    try:
-        if tensor.layout is torch.strided:
-            tensor.data_ptr()
-    except RuntimeError:
-        return True
-    return False
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not has_memory(tensor)
 
 
 if or_else("torch._C._functorch.maybe_current_level", None) is None:  # then nothing else tells of them
