@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from reducers.errors import ArgumentError
+from reducers.errors import ArgumentError, ReducerTypeError
 from reducers.kernels.columns import COLUMNS, WEIGHTED
 from reducers.state import State
 
@@ -71,11 +71,17 @@ class Joined(Field):
 
 
 def join_fields(fields: Mapping[str, Field], a: State, b: State) -> State:
-    """Return the entries that merge by themselves, merged."""
+    """Return the entries that merge by themselves, merged.
+
+    Raises:
+        ReducerTypeError: there is an entry that is no field, which would be lost.
+    """
     joined = {}
-    for key, field in fields.items():  # no comprehension, which would be a call more in each update
-        if field.reduction and key in a:
-            joined[key] = _JOINS[field.reduction](a[key], b[key])
+    for key, value in a.items():  # no comprehension, which would be a call more in each update
+        if key not in fields:
+            raise ReducerTypeError(f"`lift` returns {key!r}, which `fields` do not name: they name {', '.join(map(repr, fields))}")
+        if how := fields[key].reduction:
+            joined[key] = _JOINS[how](value, b[key])
     return joined
 
 

@@ -160,13 +160,7 @@ def _is_finite(x: Tensor) -> Tensor:
 
 def can_read_values(x: Tensor) -> bool:
     """Return whether values of `x` may be looked at: that makes an accelerator wait, breaks a graph, and fails inside vmap."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter):
-        return False
-    try:  # as `has_memory` does, without a call more in each update
-        x.data_ptr()
-    except RuntimeError:
-        return False
-    return True
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and has_memory(x)
 
 
 def has_memory(x: Tensor) -> bool:

@@ -153,3 +153,19 @@ def test_a_subclass_that_declares_fields_again_has_the_fast_ways_again() -> None
     assert (Shifted().columns, Shifted().stackable, Shifted().reductions_of(state)) == ({}, False, {})
     assert Again().columns == Count().columns
     assert Again().reductions_of(state) == {"count": "sum", "nonfinite": "sum"}
+
+
+def test_an_entry_that_no_field_names_is_an_error_and_not_lost() -> None:
+    @dataclass(frozen=True)
+    class Misnamed(Statistic):
+        fields: ClassVar[Mapping[str, Field]] = {"total": Add()}
+
+        def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
+            return {"sum": x.sum(dim=axes)}
+
+        def read(self, state: State) -> Tensor:
+            return state["sum"]
+
+    reducer = Misnamed()
+    with pytest.raises(ReducerTypeError, match="`lift` returns 'sum', which `fields` do not name: they name 'total'"):
+        reducer.update(reducer.update({}, torch.ones(3)), torch.ones(3))
