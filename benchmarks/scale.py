@@ -26,9 +26,9 @@ from measure import RESULTS, write
 from torch.distributed.device_mesh import init_device_mesh
 
 from recorders import Recording, Subrecording, merge
-from recorders.recordings import hierarchy
-from recorders.recordings.message import pack
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed import hierarchy
+from recorders.recordings.distributed.message import pack
+from recorders.recordings.distributed.sync import sync
 from reducers import Moments
 
 REDUCER = Moments("b c -> c", order=4)

@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 from measure import write
 
 from recorders import Recording, Subrecording
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed.sync import sync
 from reducers import Max, Min, Moments, Product
 
 PROCESSES = 2

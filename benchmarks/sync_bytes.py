@@ -17,10 +17,10 @@ from measure import write
 from torch import Tensor
 
 from recorders import Recording, Subrecording
-from recorders.recordings.exchange import REDUCE_FROM
-from recorders.recordings.message import pack, parse
-from recorders.recordings.reduction import Reduction
-from recorders.recordings.sync import _gathered
+from recorders.recordings.distributed.exchange import REDUCE_FROM
+from recorders.recordings.distributed.message import pack, parse
+from recorders.recordings.distributed.reduction import Reduction
+from recorders.recordings.distributed.sync import _gathered
 from reducers import Extremes, Mean, Moments, Product, Quantile, Reducer
 
 SUBRECORDERS = 120

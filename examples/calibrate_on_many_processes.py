@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Recorder
-from recorders.recordings.loading import load
+from recorders.recordings.storage.load import load
 from reducers import Max, Min, Moments, Product
 
 CHANNELS = Product(

@@ -38,11 +38,11 @@ from recorders.monitors.parameters import (
 from recorders.recorder.attached import Attached, attached, detach_all
 from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
-from recorders.recordings.handle import SyncHandle
-from recorders.recordings.loading import load
-from recorders.recordings.offline import merge, repair, verify
+from recorders.recordings.distributed.handle import SyncHandle
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.storage import save
+from recorders.recordings.storage.load import load
+from recorders.recordings.storage.offline import merge, repair, verify
+from recorders.recordings.storage.save import save
 from recorders.schedule.clock import Clock
 from recorders.streams.dataset import StreamDataset
 from recorders.streams.stream import Stream

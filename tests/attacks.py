@@ -18,8 +18,8 @@ import torch
 
 from recorders import Recording, Subrecording
 from recorders.errors import NotARecordingError, StorageError
-from recorders.recordings.loading import load
-from recorders.recordings.storage import save
+from recorders.recordings.storage.load import load
+from recorders.recordings.storage.save import save
 from reducers import Sum
 
 SYSCALLS = ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir", "listdir", "close")

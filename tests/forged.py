@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recorders.errors import RecordingWarning, StorageError
-from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.storage import save
+from recorders.recordings.storage.load import load
+from recorders.recordings.storage.save import save
 from reducers import Count, Mean, Product, Reducer, Sum
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from recorders import RecorderError, Subrecording
 from recorders.errors import CorruptRecordingError
-from recorders.recordings.checking import Checked
+from recorders.recordings.storage.checking import Checked
 from reducers import Fold, History, ReducerError, Scan, State
 
 DTYPES = [

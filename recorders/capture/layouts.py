@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from recorders._torch import is_distributed, without_modes
 from recorders.capture.operands import is_spread
 from recorders.errors import OperandError, RecordingWarning, TargetError
-from recorders.recordings.placement import Placement, from_plain, to_plain
+from recorders.recordings.distributed.placement import Placement, from_plain, to_plain
 from recorders.ring.changes import Changes
 from reducers.errors import did_you_mean, warn_user
 

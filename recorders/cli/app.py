@@ -27,7 +27,7 @@ from recorders.cli.show import show
 from recorders.cli.verify import verify
 from recorders.cli.watch import watch
 from recorders.errors import MissingExtraError, RecorderError
-from recorders.recordings.whole import as_path
+from recorders.recordings.atomic_files import as_path
 from reducers import ReducerError
 from reducers.kernels.cpp import library
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from recorders.cli.sources import AsJson, Source, console, cut, open_source, print_json, table
 from recorders.errors import NotARecordingError
-from recorders.recordings.shown import number
+from recorders.recordings.display import number
 from recorders.watch.compare import Change, Comparison, compare
 from recorders.watch.timeline import Timeline
 

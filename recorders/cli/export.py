@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from recorders.cli.sources import Names, Source, open_source, selected, working
+from recorders.recordings.atomic_files import written_whole
 from recorders.recordings.export import COLUMNS, rows
 from recorders.recordings.recording import Recording
-from recorders.recordings.whole import written_whole
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.visualizer import require
 

@@ -9,8 +9,8 @@ import typer
 
 from recorders.cli.sources import working
 from recorders.errors import StorageError
-from recorders.recordings import offline
-from recorders.recordings.whole import as_path, is_url
+from recorders.recordings.atomic_files import as_path, is_url
+from recorders.recordings.storage import offline
 
 __all__ = ["merge"]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recorders.recordings import offline
+from recorders.recordings.storage import offline
 
 __all__ = ["repair"]
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from recorders.cli.sources import AsJson, Names, Source, console, open_source, print_json, selected, table
+from recorders.recordings.display import Rows
 from recorders.recordings.export import as_data
-from recorders.recordings.shown import Rows
 from recorders.watch.findings import findings
 from recorders.watch.timeline import Timeline
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from recorders.errors import RecordingNotFoundError, SelectionError
+from recorders.recordings.atomic_files import as_path, is_url
+from recorders.recordings.display import is_named, listed, shown_name
+from recorders.recordings.display import rich_table as table
 from recorders.recordings.export import plain
-from recorders.recordings.loading import load
-from recorders.recordings.manifest import recording_of
 from recorders.recordings.recording import Recording
-from recorders.recordings.shown import is_named, listed, shown_name
-from recorders.recordings.shown import rich_table as table
-from recorders.recordings.whole import as_path, is_url
+from recorders.recordings.storage.load import load
+from recorders.recordings.storage.manifest import recording_of
 from recorders.watch.timeline import Timeline
 from reducers.errors import did_you_mean
 

@@ -10,7 +10,7 @@ from rich.progress import track
 
 from recorders.cli.sources import AsJson, console, is_recording, open_source, print_json
 from recorders.errors import CorruptRecordingError, RecorderError
-from recorders.recordings import offline
+from recorders.recordings.storage import offline
 from recorders.watch.timeline import Timeline
 
 __all__ = ["verify"]

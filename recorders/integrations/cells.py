@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from recorders.recordings.distributed.sync import Group, sync
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.sync import Group, sync
 from reducers import Cell, Reducer, Result
 
 __all__ = ["Cells"]
@@ -68,7 +68,7 @@ class Cells(nn.ModuleDict):
         """Results of the batches of all ranks, by name, on every rank; those without batches are left out. States stay as they are.
 
         Raises:
-            SyncError: see `recorders.recordings.sync.sync`.
+            SyncError: see `recorders.recordings.distributed.sync.sync`.
         """
         states = {name: {"": cell.state} if cell.state else {} for name, cell in self._cells().items()}
         parts = {name: Subrecording(cell.reducer, states[name], len(states[name])) for name, cell in self._cells().items()}

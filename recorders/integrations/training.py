@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from recorders.errors import RecorderError, RecordingNotFoundError, RecordingWarning
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import unwrapped
-from recorders.recordings.loading import load
 from recorders.recordings.recording import Recording
-from recorders.recordings.state_dict import from_state_dict
+from recorders.recordings.storage.load import load
+from recorders.recordings.storage.state_dict import from_state_dict
 from reducers.errors import warn_user
 
 __all__ = ["InTraining", "Recorded", "Training"]

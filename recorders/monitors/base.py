@@ -20,10 +20,10 @@ from recorders.monitors.options import MonitorOptions, check_options, spell_out
 from recorders.monitors.record import Observer, report_failures
 from recorders.monitors.sites import GRADIENTS, SITES, check_sites, trace_hook
 from recorders.monitors.snapshots import copied, merged, snapshot
-from recorders.recordings.past import Past
+from recorders.recordings.display import Recorded
+from recorders.recordings.history import Past
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording
-from recorders.recordings.shown import Recorded
 from recorders.ring.state import MonitorState
 from recorders.schedule.clock import Clock
 from reducers import Reducer, State

@@ -14,7 +14,7 @@ from recorders.capture.context import as_monitor
 from recorders.errors import OperandError
 from recorders.graphs.device import Accumulators
 from recorders.graphs.ring import GraphRing, Share
-from recorders.recordings.placement import Placement
+from recorders.recordings.distributed.placement import Placement
 from recorders.ring.changes import Changes
 from recorders.ring.ring import Copies, PartialStates, Pending, Ring, copies_of, partial_states_of
 from recorders.ring.state import EMPTY, MonitorState, flush

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from torch import nn
 
 from recorders.errors import TargetError
-from recorders.recordings.placement import Placement
+from recorders.recordings.distributed.placement import Placement
 from recorders.ring.state import MonitorState
 from reducers import Reducer, State
 from reducers.core.reducer import check_reducer

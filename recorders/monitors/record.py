@@ -34,7 +34,7 @@ from recorders.monitors.buffer import Buffer
 from recorders.monitors.callables import call
 from recorders.monitors.gate import Gate
 from recorders.monitors.options import OnError
-from recorders.recordings.placement import Placement
+from recorders.recordings.distributed.placement import Placement
 from recorders.schedule.clock import Clock
 from reducers import Reducer
 from reducers.core.patterns import fits

@@ -12,7 +12,7 @@ from recorders.capture.context import as_monitor
 from recorders.errors import MergeError
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.record import Observer, report_failures
-from recorders.recordings.placement import Placement
+from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.progress import Progress
 from recorders.recordings.recording import Subrecording
 from recorders.ring.rows import LOCK

@@ -12,7 +12,7 @@ from recorders.capture.switching import hooks_in
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.recorder.selection import Criteria, select_modules
-from recorders.recordings.shown import shown_name
+from recorders.recordings.display import shown_name
 from recorders.schedule.clock import Clock
 from recorders.schedule.steps import monitors_of_steps
 from reducers.errors import warn_user

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from recorders.recordings.shown import Rows, ShownAsTable, shown_name
+from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.schedule.meter import Meter
 
 __all__ = ["Overhead", "check_budget", "overhead", "shown_cadence"]

@@ -18,8 +18,8 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.gate import Gate
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
-from recorders.recordings.shown import Rows, ShownAsTable, shown_name
-from recorders.recordings.stored import kept_bytes
+from recorders.recordings.display import Rows, ShownAsTable, shown_name
+from recorders.recordings.storage.stored import kept_bytes
 from recorders.schedule.clock import shown_steps
 from reducers import State
 

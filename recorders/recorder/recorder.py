@@ -40,8 +40,8 @@ from recorders.recorder.selection import (
     select_parameters,
     unwrapped,
 )
+from recorders.recordings.display import cut
 from recorders.recordings.recording import lookup, stands_for_one
-from recorders.recordings.shown import cut
 from recorders.schedule.clock import Clock
 from recorders.schedule.meter import Meter
 from recorders.schedule.notices import forget

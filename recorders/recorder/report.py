@@ -15,9 +15,9 @@ from recorders.capture.renewal import OLD_GRAPH, has_old_graph
 from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.gradient_hooks import NO_TENSOR
+from recorders.recordings.display import Rows, ShownAsTable, shown_name
 from recorders.recordings.nonfinite import LeftOut, left_out
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.shown import Rows, ShownAsTable, shown_name
 from recorders.schedule.clock import shown_steps
 from reducers._torch import missing
 from reducers.errors import warn_user

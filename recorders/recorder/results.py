@@ -13,19 +13,19 @@ from recorders.errors import NotARecordingError, RecordingNotFoundError, Selecti
 from recorders.monitors.base import Monitor
 from recorders.monitors.snapshots import resume
 from recorders.recorder.report import warned_of_left_out
-from recorders.recordings.commit import never_committed
+from recorders.recordings.display import Names, Rows, ShownAsTable
+from recorders.recordings.distributed.handle import SyncHandle
+from recorders.recordings.distributed.sharded import load_own, save_sharded
+from recorders.recordings.distributed.sync import Group, sync
 from recorders.recordings.export import Exported
-from recorders.recordings.handle import SyncHandle
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names, part_rows
-from recorders.recordings.sharded import load_own, save_sharded
-from recorders.recordings.shown import Names, Rows, ShownAsTable
-from recorders.recordings.state_dict import from_state_dict, to_state_dict
-from recorders.recordings.storage import save_in_background, save_in_turn
-from recorders.recordings.sync import Group, sync
-from recorders.recordings.turns import Turn
+from recorders.recordings.storage.commit import never_committed
+from recorders.recordings.storage.save import save_in_background, save_in_turn
+from recorders.recordings.storage.state_dict import from_state_dict, to_state_dict
+from recorders.recordings.storage.turns import Turn
+from recorders.recordings.storage.writing import Layout
 from recorders.recordings.values import ValuesByName
-from recorders.recordings.writing import Layout
 from recorders.schedule.clock import Clock
 from reducers import Result
 
@@ -150,7 +150,7 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
         """The recordings of all ranks merged in rank order, on all ranks or on rank `to`; this recorder is not changed.
 
         With `async_op=True` it returns a `SyncHandle` while the states are on their way; `wait()` returns what was merged of what
-        was recorded up to this call. See `recorders.recordings.sync.sync`.
+        was recorded up to this call. See `recorders.recordings.distributed.sync.sync`.
         """
         warn_before_merge(self.values(), self._clock)
         return sync(self.snapshot(), group, to=to, missing=missing, async_op=async_op)  # type: ignore[call-overload]
@@ -170,7 +170,7 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
         """Saves what all ranks of a group recorded into one folder; every rank calls it, and writes its own files.
 
         `load(path)` merges them as `sync` does, and `resume(path)` takes what this rank saved. See
-        `recorders.recordings.sharded.save_sharded`, also for errors.
+        `recorders.recordings.distributed.sharded.save_sharded`, also for errors.
         """
         return save_sharded(self._warned_of(self._saved(), waits=True), path, group, layout=layout, overwrite=overwrite)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from recorders.errors import SelectionError, TargetError
-from recorders.recordings.shown import is_named, listed, shown_name
+from recorders.recordings.display import is_named, listed, shown_name
 from reducers.errors import did_you_mean
 
 __all__ = ["Criteria", "Excluded", "Match", "Names", "Place", "select_modules", "select_pairs", "select_parameters", "unwrapped"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from recorders.errors import RecordingWarning
+from recorders.recordings.display import flat_leaves
 from recorders.recordings.extras import require
-from recorders.recordings.shown import flat_leaves
 from reducers.errors import warn_user
 
 __all__ = ["COLUMNS", "Backend", "Exported", "Row", "as_data", "as_frame", "plain", "rows"]

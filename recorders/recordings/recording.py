@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeAlias
 
 from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
+from recorders.recordings.display import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, shown_name
+from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.export import Exported
+from recorders.recordings.history import Past
 from recorders.recordings.nonfinite import LeftOut, left_out
-from recorders.recordings.past import Past
-from recorders.recordings.placement import Placement
 from recorders.recordings.plainly import plainly
 from recorders.recordings.progress import Progress
-from recorders.recordings.shown import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, shown_name
 from recorders.recordings.unknown import why_unknown
 from recorders.recordings.values import ValuesByName, bare
 from reducers import Reducer, Result, State

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from recorders.errors import SelectionError
-from recorders.recordings.shown import flat_leaves, listed
+from recorders.recordings.display import flat_leaves, listed
 
 __all__ = ["Values", "ValuesByName", "bare"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recorders.errors import SelectionError
-from recorders.recordings.whole import as_path
+from recorders.recordings.atomic_files import as_path
 from recorders.streams.index import Kind, Shard, read_index
 from recorders.streams.indexing import Index, positions
 from recorders.streams.order import Shuffle

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from recorders.errors import NotARecordingError, StorageError
-from recorders.recordings.whole import flush_file, flush_folder, written_whole
+from recorders.recordings.atomic_files import flush_file, flush_folder, written_whole
 from recorders.streams.index import INDEX, OURS, Shard, first_line, read_index
 
 if sys.platform != "win32":

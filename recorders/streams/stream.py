@@ -21,8 +21,8 @@ from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.options import MonitorOptions
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import Excluded, Names
-from recorders.recordings import shown
-from recorders.recordings.whole import as_path
+from recorders.recordings import display
+from recorders.recordings.atomic_files import as_path
 from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, QueuedRows, moment
 from recorders.streams.sink import RowCount, RowSink, rows_of
@@ -38,7 +38,7 @@ __all__ = ["Stream"]
 MIB = 1 << 20
 
 
-class Stream(shown.ShownAsTable):
+class Stream(display.ShownAsTable):
     """Writes rows of tensors to the folder `path`, from a thread of its own, as safetensors files; `StreamDataset` reads them.
 
     Rows go through a queue to the thread, so the network waits for no disk and no device, unless the queue is full. Every so many
@@ -241,7 +241,7 @@ class Stream(shown.ShownAsTable):
         failed = f"; stopped: {self.failure}" if self.failure else ""
         return f"Stream({str(self.path)!r}): {self._writer.complete}{dropped}{failed}"
 
-    def rows_shown(self) -> shown.Rows:
+    def rows_shown(self) -> display.Rows:
         """One row for each place."""
         return ("place", "rows committed"), ([(place, f"{rows:,}")] for place, rows in self.rows.items()), len(self.rows)
 

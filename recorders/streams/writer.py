@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from recorders.recordings.whole import flush_folder
+from recorders.recordings.atomic_files import flush_folder
 from recorders.streams.folder import lock, prepare, unlock
 from recorders.streams.index import INDEX, Kind, Shard, append, as_line
 from recorders.streams.parts import PartWriter

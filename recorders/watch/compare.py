@@ -11,8 +11,8 @@ from torch import Tensor
 
 from recorders.errors import SelectionError
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.display import flat_leaves, listed, shown_name
 from recorders.recordings.recording import Recording
-from recorders.recordings.shown import flat_leaves, listed, shown_name
 from recorders.watch.timeline import Timeline
 
 __all__ = ["Change", "Comparison", "Reshaped", "compare", "results_by_name"]

@@ -9,7 +9,7 @@ from statistics import median
 
 from torch import Tensor, nn
 
-from recorders.recordings.shown import Rows, ShownAsTable
+from recorders.recordings.display import Rows, ShownAsTable
 
 __all__ = [
     "GRADIENT_DECAY",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from recorders._torch import outside_modes
 from recorders.recorder.report import unexpected
+from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Subrecording
-from recorders.recordings.shown import shown_name
 from recorders.watch.fault import Finding, fault
 
 __all__ = ["left_out_finding", "number_counting"]

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from recorders.errors import RecordingWarning, SyncError
+from recorders.recordings.distributed.sync import sync
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.sync import sync
 from reducers import Max
 from reducers.errors import warn_user
 

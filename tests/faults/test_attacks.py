@@ -17,8 +17,8 @@ from paths import ROOT
 from power_loss import power_losses
 
 from recorders.errors import StorageError
-from recorders.recordings import commit
-from recorders.recordings.storage import save
+from recorders.recordings.storage import commit
+from recorders.recordings.storage.save import save
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -19,11 +19,11 @@ from attacks import Tally, at_call, fork, goes_on, recording, steps_of
 from power_loss import losses_of
 
 from recorders import load
-from recorders.recordings.commit import Commit, Generation
-from recorders.recordings.exchange import Exchange
-from recorders.recordings.ranks_manifest import encode_ranks
-from recorders.recordings.sharded import save_sharded
-from recorders.recordings.writing import Layout, versions, write_rank
+from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.sharded import save_sharded
+from recorders.recordings.storage.commit import Commit, Generation
+from recorders.recordings.storage.ranks_manifest import encode_ranks
+from recorders.recordings.storage.writing import Layout, versions, write_rank
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or not dist.is_available(), reason="needs fork and torch.distributed")
 

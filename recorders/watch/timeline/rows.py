@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import StorageError, TickError
-from recorders.recordings.stored import why_no_memory
+from recorders.recordings.storage.stored import why_no_memory
 
 __all__ = ["TimelineRows", "numbers_of", "step_of", "text_of", "texts_of", "tick_of"]
 

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeAlias
 
 from recorders.errors import SelectionError
+from recorders.recordings.display import listed
 from recorders.recordings.export import Backend, as_frame
-from recorders.recordings.shown import listed
 from recorders.watch.timeline.reading import Course, TimelineReader
 from recorders.watch.timeline.schema import Series, Tick
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recorders.recordings.shown import Rows, ShownAsTable, number, shown_name
+from recorders.recordings.display import Rows, ShownAsTable, number, shown_name
 
 if TYPE_CHECKING:
     from recorders.watch.timeline.reading import Course

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from recorders.errors import StorageError
-from recorders.recordings.tensorfile import chunks, describe, read_tensors
+from recorders.recordings.storage.tensorfile import chunks, describe, read_tensors
 from recorders.watch.timeline.rows import text_of
 
 __all__ = ["LARGEST", "tensor_of", "tensors_as_bytes"]

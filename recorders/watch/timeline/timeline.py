@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, SelectionError, TickError
-from recorders.recordings.shown import listed
+from recorders.recordings.display import listed
 from recorders.watch.timeline.damage import Damages
 from recorders.watch.timeline.reading import Course, TimelineReader
 from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, texts_of, tick_of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recorders.recordings.whole import as_path
+from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import Band, ChartView
 from recorders.watch.visualizers.comparison import draw_comparison
 from recorders.watch.visualizers.heat import draw_heat, heat_values

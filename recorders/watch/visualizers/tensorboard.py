@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recorders.recordings.whole import as_path
+from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import ChartView
 from recorders.watch.visualizers.numbers import ends_of, numbers
 from recorders.watch.visualizers.visualizer import require

@@ -26,7 +26,7 @@ from recorders import (
     register_layouts,
 )
 from recorders.capture.layouts import as_text, from_text
-from recorders.recordings.ranks import merge_ranks
+from recorders.recordings.distributed.ranks import merge_ranks
 from reducers import Count, Moments, Norm, Product
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")

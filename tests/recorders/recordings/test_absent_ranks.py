@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from world import Place, Raised, World
 
-import recorders.recordings.exchange as exchange
+import recorders.recordings.distributed.exchange as exchange
 from recorders import Recording, Subrecording, SyncError, load
-from recorders.recordings.exchange import Exchange
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.sync import sync
 from reducers import Mean
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from world import Place, World, alike, returned
 
 from recorders import ForwardMonitor, ParameterGradientMonitor, ParameterMonitor, Recorder, Recording, Subrecording, load
-from recorders.recordings import handle as handles
-from recorders.recordings.exchange import Exchange
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed import handle as handles
+from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.sync import sync
 from reducers import Collect, Max, Mean, Moments, Product, Quantile
 
 STEPS = 6

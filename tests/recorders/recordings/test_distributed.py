@@ -23,7 +23,7 @@ from recorders import (
     Subrecording,
 )
 from recorders.integrations.cells import Cells
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed.sync import sync
 from reducers import Collect, Count, First, Fold, Geometry, Last, Max, Mean, Min, Moments, Product, Reducer, State, Sum
 
 

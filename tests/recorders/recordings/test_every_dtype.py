@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from recorders import Recording, Stream, StreamDataset, Subrecording, Timeline, load, merge
-from recorders.recordings import message
-from recorders.recordings.commit import Commit
-from recorders.recordings.ranks_manifest import encode_ranks
-from recorders.recordings.state_dict import from_state_dict, to_state_dict
-from recorders.recordings.stored import CODES, COMPLEX, STAND_INS, as_bytes
-from recorders.recordings.writing import versions, write_rank
+from recorders.recordings.distributed import message
+from recorders.recordings.storage.commit import Commit
+from recorders.recordings.storage.ranks_manifest import encode_ranks
+from recorders.recordings.storage.state_dict import from_state_dict, to_state_dict
+from recorders.recordings.storage.stored import CODES, COMPLEX, STAND_INS, as_bytes
+from recorders.recordings.storage.writing import versions, write_rank
 from reducers import Last
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from recorders import RecorderError, Recording, RecordingWarning, SelectionError, Subrecording, load, repair, save, verify
-from recorders.recordings import manifest
-from recorders.recordings.commit import Commit
-from recorders.recordings.ranks_manifest import encode_ranks
-from recorders.recordings.writing import versions, write_rank
+from recorders.recordings.storage import manifest
+from recorders.recordings.storage.commit import Commit
+from recorders.recordings.storage.ranks_manifest import encode_ranks
+from recorders.recordings.storage.writing import versions, write_rank
 from reducers import Max, Moments, Sum
 
 Kind = Literal["folder", "packed", "ranks"]

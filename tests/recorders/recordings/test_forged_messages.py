@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import Place, World
 
-import recorders.recordings.sync as module
+import recorders.recordings.distributed.sync as module
 from recorders import Recording, Subrecording
-from recorders.recordings import fitting
-from recorders.recordings.message import misfits, pack, parse, payload_size, unpack
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed import fitting
+from recorders.recordings.distributed.message import misfits, pack, parse, payload_size, unpack
+from recorders.recordings.distributed.sync import sync
 from reducers import Mean, Moments, Product
 
 REDUCER = Product(mean=Mean(), moments=Moments("b c -> c"))
@@ -169,7 +169,7 @@ def too_much(place: Place) -> Any:
     rank, group = place
     with pytest.MonkeyPatch.context() as patch:
         if rank == 2:
-            patch.setattr("recorders.recordings.exchange._free", lambda: 100)
+            patch.setattr("recorders.recordings.distributed.exchange._free", lambda: 100)
         return list(sync(sound(), group))
 
 

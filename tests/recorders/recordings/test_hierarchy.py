@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from world import Place, Raised, World, alike, returned
 
 from recorders import ForwardMonitor, Recorder, Recording, RecordingWarning, Subrecording, SyncError
-from recorders.recordings.level import Level, _Roll
-from recorders.recordings.placement import Placement
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed.level import Level, _Roll
+from recorders.recordings.distributed.placement import Placement
+from recorders.recordings.distributed.sync import sync
 from reducers import EMA, Collect, Count, First, Last, Max, Mean, Moments, Norm, Product, Sum
 
 EVERYTHING = Product(
@@ -243,7 +243,7 @@ def test_copies_that_differ_are_reported_on_all_ranks(four: World) -> None:
 def too_much(place: Place) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         if place[0] == 2:
-            patch.setattr("recorders.recordings.exchange._free", lambda: 10)
+            patch.setattr("recorders.recordings.distributed.exchange._free", lambda: 10)
         return bits(sync(of("a"), mesh_of(2, 2)))
 
 
@@ -255,7 +255,7 @@ def forged(place: Place, text: bytes) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         if place[0] == 3:
             empty = torch.empty(0, dtype=torch.uint8)
-            patch.setattr("recorders.recordings.hierarchy._packed", lambda *_: (text, empty, None))
+            patch.setattr("recorders.recordings.distributed.hierarchy._packed", lambda *_: (text, empty, None))
         return bits(sync(of("a"), mesh_of(2, 2)))
 
 

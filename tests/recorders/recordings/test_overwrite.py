@@ -12,7 +12,7 @@ from torch import nn
 
 from recorders import CallMonitor, ForwardMonitor, Recorder, Recording, Subrecording, load, merge
 from recorders.errors import RecordingExistsError
-from recorders.recordings.storage import save_in_background
+from recorders.recordings.storage.save import save_in_background
 from reducers import Mean
 
 OLD = ("", "fc1", "fc2", "fc3")

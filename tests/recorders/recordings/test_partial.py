@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recorders import MergeError, Recording, Subrecording
-from recorders.recordings.partial import PartialMerge, pack_partial, parse_partial, unpack_partial
-from recorders.recordings.placement import Placement
-from recorders.recordings.ranks import merge_ranks
+from recorders.recordings.distributed.partial import PartialMerge, pack_partial, parse_partial, unpack_partial
+from recorders.recordings.distributed.placement import Placement
+from recorders.recordings.distributed.ranks import merge_ranks
 from reducers import EMA, Collect, Covariance, First, Last, Max, Mean, Moments, Norm, Product, Quantile, Reducer, StateMismatchError
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from recorders import MergeError, Recording, RecordingWarning, Subrecording
-from recorders.recordings.placement import Placement, from_plain, is_plain_placement, to_plain
-from recorders.recordings.ranks import merge_ranks
+from recorders.recordings.distributed.placement import Placement, from_plain, is_plain_placement, to_plain
+from recorders.recordings.distributed.ranks import merge_ranks
 from reducers import EMA, Covariance, Geometry, Last, Max, Mean, Moments, Norm, PerObservation, Product, Quantile, Reducer
 
 WHOLE: dict[str, tuple[Reducer, tuple[int, ...]]] = {

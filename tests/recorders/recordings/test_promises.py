@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recorders import ForwardMonitor, Recorder, Recording, Subrecording, load, merge, repair, save, verify
 from recorders.errors import CorruptRecordingError, MergeError, NotARecordingError, RecordingWarning, StorageError
-from recorders.recordings import commit
-from recorders.recordings.commit import Commit
+from recorders.recordings.storage import commit
+from recorders.recordings.storage.commit import Commit
 from reducers import Last, Mean, Quantile, Reducer, Sum, Summary
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")

@@ -27,8 +27,8 @@ from recorders import (
     Timeline,
     load,
 )
-from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Head, decode, encode
+from recorders.recordings.storage.entry import Entry
+from recorders.recordings.storage.manifest import Head, decode, encode
 from reducers import Mean
 
 PART = Subrecording(Mean(), {"": Mean().update({}, torch.tensor(1.0))}, samples=1)

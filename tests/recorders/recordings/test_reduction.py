@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from world import Place, World, alike, returned
 
 from recorders import ForwardMonitor, ParameterMonitor, Recorder, Recording, Subrecording
-from recorders.recordings.message import pack, parse, payload_size, unpack
-from recorders.recordings.reduction import Reduction, _decoded, _encoded, _neutral
-from recorders.recordings.sync import sync
+from recorders.recordings.distributed.message import pack, parse, payload_size, unpack
+from recorders.recordings.distributed.reduction import Reduction, _decoded, _encoded, _neutral
+from recorders.recordings.distributed.sync import sync
 from reducers import Count, CountByValue, Extremes, First, Max, Mean, Min, Moments, Norm, Product, Quantile, Sum
 from reducers.core.fields import Add, Greatest
 
@@ -181,7 +181,7 @@ def test_leaves_that_only_some_ranks_met_are_all_kept_in_order() -> None:
 def reducing(place: Place, scenario: Any, *arguments: Any) -> Any:
     """A scenario with all-reduces, however few ranks there are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recorders.recordings.exchange.REDUCE_FROM", 2)
+        patch.setattr("recorders.recordings.distributed.exchange.REDUCE_FROM", 2)
         return scenario(place, *arguments)
 
 
@@ -200,10 +200,10 @@ def both_ways(place: Place, steps: list[int], threshold: int | None) -> Any:
     rank, group = place
     recorder = recorded(rank, steps[rank])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recorders.recordings.exchange.REDUCE_FROM", 1000)
+        patch.setattr("recorders.recordings.distributed.exchange.REDUCE_FROM", 1000)
         expected = recorder.sync(group)
         if threshold:
-            patch.setattr("recorders.recordings.exchange.REDUCE_FROM", threshold)
+            patch.setattr("recorders.recordings.distributed.exchange.REDUCE_FROM", threshold)
         else:
             patch.undo()
         handle, to_one = recorder.sync(group, async_op=True), recorder.sync(group, to=1, async_op=True)
@@ -329,7 +329,7 @@ def test_ranks_whose_reducers_merge_otherwise_are_refused(world: World) -> None:
 def short_of_memory(place: Place) -> Any:
     group = place[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recorders.recordings.exchange._free", lambda: 400_000)
+        patch.setattr("recorders.recordings.distributed.exchange._free", lambda: 400_000)
         return sync(of(Quantile(), torch.ones(2)), group)["x"].samples
 
 

@@ -104,7 +104,7 @@ def test_stores_with_real_folders_get_theirs_made(store: str, tmp_path: Path, mo
     place = f"{store}://{tmp_path}/a/run"
     if store == "dir":  # as those of a server with folders, whose root is elsewhere
         inner = fsspec.filesystem("dir", path=str(tmp_path), fs=fsspec.filesystem("file"))
-        monkeypatch.setattr("recorders.recordings.remote._opened", lambda url: (inner, "a/run"))
+        monkeypatch.setattr("recorders.recordings.storage.remote._opened", lambda url: (inner, "a/run"))
     for value in (1.0, 2.0):
         assert save(recording(value), place) == place
         assert value_of(load(place)) == value

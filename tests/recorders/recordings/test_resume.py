@@ -26,7 +26,7 @@ from recorders import (
     load,
 )
 from recorders.errors import MergeError, NotARecordingError, RecordingNotFoundError, RecordingWarning
-from recorders.recordings.commit import Commit
+from recorders.recordings.storage.commit import Commit
 from reducers import EMA, Count, Mean, Moments, Norm, Product, Quantile, Summary
 
 STEPS, AT = 23, 9

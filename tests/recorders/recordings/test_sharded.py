@@ -33,13 +33,14 @@ from recorders import (
     verify,
 )
 from recorders.errors import CorruptRecordingError, MergeError, RecordingExistsError, RecordingWarning, SelectionError, StorageError
-from recorders.recordings import reading, sharded
-from recorders.recordings.commit import Commit, Generation
-from recorders.recordings.ranks_manifest import RankFile, RanksManifest, decode_any, encode_ranks
-from recorders.recordings.sharded import load_own, save_sharded
-from recorders.recordings.sync import sync
-from recorders.recordings.whole import open_regular
-from recorders.recordings.writing import Layout
+from recorders.recordings.atomic_files import open_regular
+from recorders.recordings.distributed import sharded
+from recorders.recordings.distributed.sharded import load_own, save_sharded
+from recorders.recordings.distributed.sync import sync
+from recorders.recordings.storage import reading
+from recorders.recordings.storage.commit import Commit, Generation
+from recorders.recordings.storage.ranks_manifest import RankFile, RanksManifest, decode_any, encode_ranks
+from recorders.recordings.storage.writing import Layout
 from reducers import Collect, Mean, Moments, Norm, Product, Sum
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")

@@ -24,7 +24,7 @@ from recorders import (
     Timeline,
 )
 from recorders.recorder.overhead import Overhead
-from recorders.recordings.shown import ShownAsTable, brief
+from recorders.recordings.display import ShownAsTable, brief
 from recorders.watch.fault import Findings, fault
 from reducers import Collect, Count, Product, Summary
 

@@ -48,12 +48,12 @@ from recorders.errors import (
     SchemaError,
     StorageError,
 )
-from recorders.recordings import ranks_manifest
-from recorders.recordings.commit import Commit
-from recorders.recordings.loading import load
-from recorders.recordings.offline import merge
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.storage import save
+from recorders.recordings.storage import ranks_manifest
+from recorders.recordings.storage.commit import Commit
+from recorders.recordings.storage.load import load
+from recorders.recordings.storage.offline import merge
+from recorders.recordings.storage.save import save
 from reducers import Count, Mean, NoHistoryError, Product, Reducer, Statistic, Sum
 from reducers.core.reducer import registry
 
@@ -577,7 +577,7 @@ class TestReaders:
                 overtaken.append(save(sample(2.0), tmp_path))
             return found
 
-        monkeypatch.setattr("recorders.recordings.loading.read_manifest", slow)
+        monkeypatch.setattr("recorders.recordings.storage.load.read_manifest", slow)
         assert facts(load(tmp_path, damaged=damaged)) == facts(sample(2.0))
         assert overtaken
 

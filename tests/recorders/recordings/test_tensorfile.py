@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders.recordings.stored import CODES, as_bytes
-from recorders.recordings.tensorfile import CHUNK, chunks, describe, read_tensors
+from recorders.recordings.storage.stored import CODES, as_bytes
+from recorders.recordings.storage.tensorfile import CHUNK, chunks, describe, read_tensors
 
 
 def through_file(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

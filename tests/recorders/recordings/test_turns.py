@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from recorders import ForwardMonitor, Recorder, Recording, Subrecording, load, save
-from recorders.recordings import turns
-from recorders.recordings.commit import Commit
-from recorders.recordings.storage import save_in_background
-from recorders.recordings.turns import Turn
+from recorders.recordings.storage import turns
+from recorders.recordings.storage.commit import Commit
+from recorders.recordings.storage.save import save_in_background
+from recorders.recordings.storage.turns import Turn
 from reducers import Mean, Sum
 
 

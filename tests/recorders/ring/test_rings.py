@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recorders import ForwardMonitor, Monitor, OperandError, Recorder
 from recorders.monitors.buffer import MOST_RINGS, Buffer
-from recorders.recordings.placement import Placement
+from recorders.recordings.distributed.placement import Placement
 from recorders.ring.ring import COPIES, LOOKS, SMALL, Copies, PartialStates, Ring
 from reducers import EMA, Collect, Mean, Moments, Product, Quantile, Reducer, State, Sum, Summary
 from reducers.kernels.cpp import library

@@ -18,8 +18,8 @@ from typing import Any
 
 from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.recording import Recording
-from recorders.recordings.whole import as_path, written_whole
 from recorders.watch.charts import ChartView, axis_of, base_of, in_order, layers_of, network_order
 from recorders.watch.fault import Finding, Findings
 from recorders.watch.timeline import Timeline

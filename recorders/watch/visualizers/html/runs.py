@@ -13,10 +13,10 @@ from torch import Tensor
 
 from recorders.errors import LensError, RecordingNotFoundError
 from recorders.recorder.recorder import Recorder
-from recorders.recordings.loading import load
-from recorders.recordings.manifest import recording_of
+from recorders.recordings.atomic_files import as_path
 from recorders.recordings.recording import Recording
-from recorders.recordings.whole import as_path
+from recorders.recordings.storage.load import load
+from recorders.recordings.storage.manifest import recording_of
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, notes_of_layers
 from recorders.watch.fault import Finding

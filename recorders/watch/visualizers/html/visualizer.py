@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recorders.errors import LensError
-from recorders.recordings.whole import as_path
+from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import ChartView
 from recorders.watch.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import Columns

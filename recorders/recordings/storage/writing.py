@@ -13,14 +13,14 @@ from typing import Literal, TypeAlias
 import torch
 
 from recorders.errors import RecordingWarning, StorageError
-from recorders.recordings.commit import Generation
-from recorders.recordings.contents import Contents, Recipes
-from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Head, encode
-from recorders.recordings.packed import name_prefix
-from recorders.recordings.ranks_manifest import RankFile, rank_file
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.tensorfile import chunks, describe
+from recorders.recordings.storage.codec import Contents, Recipes
+from recorders.recordings.storage.commit import Generation
+from recorders.recordings.storage.entry import Entry
+from recorders.recordings.storage.manifest import Head, encode
+from recorders.recordings.storage.packed import name_prefix
+from recorders.recordings.storage.ranks_manifest import RankFile, rank_file
+from recorders.recordings.storage.tensorfile import chunks, describe
 from reducers.errors import warn_user
 
 __all__ = ["Layout", "versions", "warn_left_out", "write_files", "write_rank"]

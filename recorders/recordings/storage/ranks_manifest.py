@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recorders.errors import CorruptRecordingError, SelectionError
-from recorders.recordings.entry import is_count, is_text_or_none, mapping, matches
-from recorders.recordings.manifest import HEAD, MANIFEST, Manifest, decode, is_generation, is_of_ranks
-from recorders.recordings.seals import (
+from recorders.recordings.atomic_files import read_regular
+from recorders.recordings.storage.entry import is_count, is_text_or_none, mapping, matches
+from recorders.recordings.storage.manifest import HEAD, MANIFEST, Manifest, decode, is_generation, is_of_ranks
+from recorders.recordings.storage.seals import (
     MAX_BYTES,
     facts_of,
     head_is_sealed,
@@ -27,7 +28,6 @@ from recorders.recordings.seals import (
     unsealed,
     why_head_is_damaged,
 )
-from recorders.recordings.whole import read_regular
 
 __all__ = [
     "RankFile",
@@ -108,7 +108,7 @@ def encode_ranks(generation: str, versions: Mapping[str, str | None], files: Ite
 
 
 def decode_any(raw: bytes, where: str, *, skip: bool = False) -> Manifest | RanksManifest:
-    """The manifest in these untrusted bytes, of one process or of many ranks; see `recorders.recordings.manifest.decode`."""
+    """The manifest in these untrusted bytes, of one process or of many ranks; see `manifest.decode`."""
     sound = unsealed(raw, where)
     if not is_of_ranks(raw):
         return decode(raw, where, skip=skip)

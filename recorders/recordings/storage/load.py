@@ -24,15 +24,15 @@ from recorders.errors import (
     SelectionError,
     StorageError,
 )
-from recorders.recordings.contents import Recipes
-from recorders.recordings.manifest import MANIFEST, Manifest, recording_of
-from recorders.recordings.merged import Merged, merged_aliases
-from recorders.recordings.ranks_manifest import RanksManifest, in_order, read_manifest, read_rank
-from recorders.recordings.reading import Given, read, read_lazily, with_reducers
+from recorders.recordings.atomic_files import as_path, is_url
+from recorders.recordings.display import listed
+from recorders.recordings.distributed.merged import Merged, merged_aliases
 from recorders.recordings.recording import Recording
-from recorders.recordings.remote import fetch, fetched, renamed
-from recorders.recordings.shown import listed
-from recorders.recordings.whole import as_path, is_url
+from recorders.recordings.storage.codec import Recipes
+from recorders.recordings.storage.manifest import MANIFEST, Manifest, recording_of
+from recorders.recordings.storage.ranks_manifest import RanksManifest, in_order, read_manifest, read_rank
+from recorders.recordings.storage.reading import Given, read, read_lazily, with_reducers
+from recorders.recordings.storage.remote import fetch, fetched, renamed
 from reducers.errors import did_you_mean, warn_user
 
 __all__ = ["load", "load_chosen", "load_lazily", "manifest_at"]

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from recorders.errors import MergeError, NotARecordingError, RecordingWarning, SelectionError, StorageError
-from recorders.recordings.commit import Commit
-from recorders.recordings.loading import load, load_lazily, manifest_at
-from recorders.recordings.manifest import Manifest
-from recorders.recordings.merged import Merged, merged_aliases
-from recorders.recordings.ranks_manifest import RanksManifest, encode_ranks
+from recorders.recordings.atomic_files import as_path
+from recorders.recordings.distributed.merged import Merged, merged_aliases
 from recorders.recordings.recording import Missing, Recording, check_same_names
-from recorders.recordings.remote import fetched, renamed
-from recorders.recordings.storage import save
-from recorders.recordings.whole import as_path
-from recorders.recordings.writing import versions, warn_left_out, write_rank
+from recorders.recordings.storage.commit import Commit
+from recorders.recordings.storage.load import load, load_lazily, manifest_at
+from recorders.recordings.storage.manifest import Manifest
+from recorders.recordings.storage.ranks_manifest import RanksManifest, encode_ranks
+from recorders.recordings.storage.remote import fetched, renamed
+from recorders.recordings.storage.save import save
+from recorders.recordings.storage.writing import versions, warn_left_out, write_rank
 
 __all__ = ["merge", "repair", "verify"]
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from recorders.recordings.exchange import Exchange
-from recorders.recordings.fitting import listed
+from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.fitting import listed
 
 __all__ = ["Level"]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 
 from recorders.errors import NotARecordingError, SchemaError, StorageError
-from recorders.recordings.manifest import MANIFEST
-from recorders.recordings.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
-from recorders.recordings.whole import NOT_SUPPORTED, as_path, flush_file, flush_folder, is_url, open_regular, read_regular
+from recorders.recordings.atomic_files import NOT_SUPPORTED, as_path, flush_file, flush_folder, is_url, open_regular, read_regular
+from recorders.recordings.storage.manifest import MANIFEST
+from recorders.recordings.storage.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
 
 if sys.platform != "win32":
     import fcntl

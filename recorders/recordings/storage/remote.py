@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from recorders.errors import MissingExtraError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
+from recorders.recordings.atomic_files import is_url
 from recorders.recordings.extras import require
-from recorders.recordings.manifest import MANIFEST, Manifest, decode
-from recorders.recordings.ranks_manifest import RanksManifest, decode_any, read_rank
-from recorders.recordings.same_net import check_same_net
-from recorders.recordings.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
-from recorders.recordings.whole import is_url
+from recorders.recordings.storage.manifest import MANIFEST, Manifest, decode
+from recorders.recordings.storage.ranks_manifest import RanksManifest, decode_any, read_rank
+from recorders.recordings.storage.same_net import check_same_net
+from recorders.recordings.storage.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
 
 __all__ = ["fetch", "fetched", "renamed", "send"]
 

@@ -10,15 +10,15 @@ import torch
 
 from recorders._torch import without_modes
 from recorders.errors import CorruptRecordingError, StorageError
-from recorders.recordings.checking import Checked
-from recorders.recordings.contents import Recipes, rebuilt
-from recorders.recordings.entry import Entry
-from recorders.recordings.manifest import Manifest
-from recorders.recordings.packed import PackedParts
-from recorders.recordings.ranks_manifest import generation_folder
+from recorders.recordings.atomic_files import open_regular
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.tensorfile import read_tensors
-from recorders.recordings.whole import open_regular
+from recorders.recordings.storage.checking import Checked
+from recorders.recordings.storage.codec import Recipes, rebuilt
+from recorders.recordings.storage.entry import Entry
+from recorders.recordings.storage.manifest import Manifest
+from recorders.recordings.storage.packed import PackedParts
+from recorders.recordings.storage.ranks_manifest import generation_folder
+from recorders.recordings.storage.tensorfile import read_tensors
 from reducers import Reducer
 
 __all__ = ["Given", "read", "read_lazily", "with_reducers"]

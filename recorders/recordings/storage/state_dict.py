@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, MergeError
-from recorders.recordings.contents import Contents, Recipes, rebuilt
-from recorders.recordings.entry import Entry
 from recorders.recordings.recording import Recording
+from recorders.recordings.storage.codec import Contents, Recipes, rebuilt
+from recorders.recordings.storage.entry import Entry
 
 __all__ = ["from_state_dict", "to_state_dict"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from recorders.recordings.message import misfits, payload_size
+from recorders.recordings.distributed.message import misfits, payload_size
 from recorders.recordings.recording import Missing, Recording
 
 __all__ = ["SHOWN", "differences", "failures", "forgeries", "listed"]

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from recorders.errors import RecordingWarning
-from recorders.recordings.placement import Placement, equal_states, join_parts
+from recorders.recordings.display import listed
+from recorders.recordings.distributed.placement import Placement, equal_states, join_parts
 from recorders.recordings.recording import Recording, Subrecording, check_alike
-from recorders.recordings.shown import listed
 from reducers import Reducer, State
 from reducers.errors import warn_user
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from recorders.errors import SyncError
-from recorders.recordings.message import emptied, layout, payload_size, placed_numbers
+from recorders.recordings.distributed.message import emptied, layout, payload_size, placed_numbers
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.stored import as_bytes
+from recorders.recordings.storage.stored import as_bytes
 from reducers import State
 
 __all__ = ["Kind", "Reduction"]

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from recorders.errors import MergeError, SyncError
-from recorders.recordings.exchange import Exchange
-from recorders.recordings.fitting import SHOWN, differences, failures, forgeries, listed
-from recorders.recordings.handle import SyncHandle
-from recorders.recordings.hierarchy import dimensions, sync_mesh
-from recorders.recordings.message import pack, pack_error, parse, unpack
-from recorders.recordings.ranks import merge_ranks
+from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.fitting import SHOWN, differences, failures, forgeries, listed
+from recorders.recordings.distributed.handle import SyncHandle
+from recorders.recordings.distributed.hierarchy import dimensions, sync_mesh
+from recorders.recordings.distributed.message import pack, pack_error, parse, unpack
+from recorders.recordings.distributed.ranks import merge_ranks
+from recorders.recordings.distributed.reduction import Reduction
 from recorders.recordings.recording import Missing, Recording
-from recorders.recordings.reduction import Reduction
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Collection
 
 from recorders.errors import RecordingExistsError, StorageError
-from recorders.recordings.manifest import Manifest
-from recorders.recordings.ranks_manifest import read_manifest, read_rank
+from recorders.recordings.storage.manifest import Manifest
+from recorders.recordings.storage.ranks_manifest import read_manifest, read_rank
 
 __all__ = ["check_same_net", "names_at"]
 

@@ -35,7 +35,7 @@ class SyncHandle(Generic[T]):
         finish: waits for them, and returns what was merged.
 
     >>> from recorders import Recording
-    >>> from recorders.recordings.sync import sync
+    >>> from recorders.recordings.distributed.sync import sync
     >>> handle = sync(Recording({}), async_op=True)
     >>> handle.is_completed(), len(handle.wait())
     (True, 0)

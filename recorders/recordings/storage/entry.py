@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, Union
 
 from recorders.errors import StorageError
-from recorders.recordings.placement import is_plain_placement
+from recorders.recordings.distributed.placement import is_plain_placement
 
 __all__ = ["MAX_DEPTH", "Entry", "Tree", "check_entry", "is_count", "is_text", "is_text_or_none", "mapping", "matches"]
 
@@ -35,7 +35,7 @@ class Entry:
         dtypes: the true dtypes of tensors that are stored as another dtype, by name.
         versions: the versions of the states of reducers, by type of the recipe; those of version 1 are left out.
         progress: what a monitor needs to go on bit for bit, see `recorders.recordings.progress`; None if nothing.
-        placement: by leaf, which part of a tensor that ranks share it is, see `recorders.recordings.placement`.
+        placement: by leaf, which part of a tensor that ranks share it is, see `recorders.recordings.distributed.placement`.
     """
 
     name: str
@@ -113,7 +113,7 @@ def _is_tree(value: Any, depth: int = 0) -> bool:
 
 
 def _is_progress(value: Any) -> bool:
-    """Whether this may be what `recorders.recordings.contents` made of a `Progress`."""
+    """Whether this may be what `recorders.recordings.storage.codec` made of a `Progress`."""
     counts = mapping(is_count)
     fields = {"counts": counts, "merged": is_count, "eligible": counts}
     return isinstance(value, dict) and value.keys() == fields.keys() and all(fits(value[key]) for key, fits in fields.items())

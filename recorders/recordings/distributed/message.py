@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from recorders.errors import SyncError
-from recorders.recordings.entry import is_text, is_text_or_none, mapping
-from recorders.recordings.exchange import MAX_MANIFEST
-from recorders.recordings.placement import Placement, from_plain, is_plain_placement
+from recorders.recordings.distributed.exchange import MAX_MANIFEST
+from recorders.recordings.distributed.placement import Placement, from_plain, is_plain_placement
 from recorders.recordings.recording import Missing, Recording, Subrecording
-from recorders.recordings.stored import as_bytes, why_no_memory
+from recorders.recordings.storage.entry import is_text, is_text_or_none, mapping
+from recorders.recordings.storage.stored import as_bytes, why_no_memory
 from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
 
 __all__ = ["emptied", "layout", "misfits", "pack", "pack_error", "parse", "payload_size", "placed_numbers", "unpack"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recorders.errors import CorruptRecordingError, StorageError
-from recorders.recordings.entry import Entry, check_entry, is_count, is_text, is_text_or_none, mapping, matches
-from recorders.recordings.seals import (
+from recorders.recordings.storage.entry import Entry, check_entry, is_count, is_text, is_text_or_none, mapping, matches
+from recorders.recordings.storage.seals import (
     MAX_LINE,
     facts_of,
     head_is_sealed,
@@ -134,7 +134,7 @@ _dump = json.JSONEncoder(allow_nan=False).encode
 
 
 def is_of_ranks(raw: bytes) -> bool:
-    """Whether a manifest names manifests of ranks; see `recorders.recordings.ranks_manifest`."""
+    """Whether a manifest names manifests of ranks; see `recorders.recordings.storage.ranks_manifest`."""
     return raw.endswith(b', "ranks": [', 0, max(0, raw.find(b"\n")))
 
 

@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from recorders.recordings.whole import as_path, is_url
+from recorders.recordings.atomic_files import as_path, is_url
 
 if TYPE_CHECKING:
     from types import TracebackType

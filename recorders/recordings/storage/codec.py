@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from recorders.errors import StorageError
-from recorders.recordings.checking import Checked
-from recorders.recordings.entry import MAX_DEPTH, Entry, Tree
-from recorders.recordings.placement import from_plain, to_plain
+from recorders.recordings.distributed.placement import from_plain, to_plain
 from recorders.recordings.progress import Progress
 from recorders.recordings.recording import Subrecording
-from recorders.recordings.stored import stored_as
+from recorders.recordings.storage.checking import Checked
+from recorders.recordings.storage.entry import MAX_DEPTH, Entry, Tree
+from recorders.recordings.storage.stored import stored_as
 from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
 from reducers.core.reducer import registry
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, StorageError
-from recorders.recordings.stored import CODES, COMPLEX, STAND_INS, as_memory, as_stored, stored_as, true_dtype
+from recorders.recordings.storage.stored import CODES, COMPLEX, STAND_INS, as_memory, as_stored, stored_as, true_dtype
 
 __all__ = ["TensorPlace", "chunks", "describe", "fill", "places", "read_header", "read_tensors"]
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, StorageError
-from recorders.recordings.contents import Recipes, rebuilt
-from recorders.recordings.manifest import Manifest
+from recorders.recordings.atomic_files import open_regular
 from recorders.recordings.recording import Subrecording
-from recorders.recordings.stored import as_memory, true_dtype
-from recorders.recordings.tensorfile import CHUNK, TensorPlace, fill, places, read_header
-from recorders.recordings.whole import open_regular
+from recorders.recordings.storage.codec import Recipes, rebuilt
+from recorders.recordings.storage.manifest import Manifest
+from recorders.recordings.storage.stored import as_memory, true_dtype
+from recorders.recordings.storage.tensorfile import CHUNK, TensorPlace, fill, places, read_header
 
 __all__ = ["PackedParts", "name_prefix"]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from recorders._torch import without_modes
 from recorders.errors import StorageError
-from recorders.recordings.commit import Commit
-from recorders.recordings.manifest import encode
+from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.recording import Recording, register_writer
-from recorders.recordings.remote import send
-from recorders.recordings.same_net import check_same_net, names_at
-from recorders.recordings.turns import Turn
-from recorders.recordings.whole import as_path, is_url
-from recorders.recordings.writing import Layout, warn_left_out, write_files
+from recorders.recordings.storage.commit import Commit
+from recorders.recordings.storage.manifest import encode
+from recorders.recordings.storage.remote import send
+from recorders.recordings.storage.same_net import check_same_net, names_at
+from recorders.recordings.storage.turns import Turn
+from recorders.recordings.storage.writing import Layout, warn_left_out, write_files
 
 __all__ = ["save", "save_in_background", "save_in_turn"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders.recordings.stored import as_bytes
+from recorders.recordings.storage.stored import as_bytes
 from reducers import Product, Reducer, State
 
 __all__ = ["Placement", "equal_states", "from_plain", "is_plain_placement", "join_parts", "to_plain"]

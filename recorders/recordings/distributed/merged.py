@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from recorders.errors import MergeError, StorageError
-from recorders.recordings.ranks import Differing, merge_subrecordings, warn_differing
+from recorders.recordings.distributed.ranks import Differing, merge_subrecordings, warn_differing
 from recorders.recordings.recording import Recording, Subrecording
 
 __all__ = ["Merged", "merged_aliases"]

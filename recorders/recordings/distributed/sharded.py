@@ -20,17 +20,17 @@ import torch.distributed as dist
 
 from recorders._torch import without_modes
 from recorders.errors import MergeError, NotARecordingError, RecordingExistsError, SchemaError, StorageError, SyncError
-from recorders.recordings.commit import Commit, Generation
-from recorders.recordings.exchange import Exchange
-from recorders.recordings.loading import load_chosen
-from recorders.recordings.manifest import is_generation
-from recorders.recordings.ranks_manifest import RankFile, encode_ranks, rank_file, read_manifest, shown_ranks
+from recorders.recordings.atomic_files import as_path, open_regular
+from recorders.recordings.distributed.exchange import Exchange
 from recorders.recordings.recording import Recording
-from recorders.recordings.same_net import check_same_net, names_at
-from recorders.recordings.storage import save
-from recorders.recordings.turns import Turn
-from recorders.recordings.whole import as_path, open_regular
-from recorders.recordings.writing import Layout, versions, warn_left_out, write_rank
+from recorders.recordings.storage.commit import Commit, Generation
+from recorders.recordings.storage.load import load_chosen
+from recorders.recordings.storage.manifest import is_generation
+from recorders.recordings.storage.ranks_manifest import RankFile, encode_ranks, rank_file, read_manifest, shown_ranks
+from recorders.recordings.storage.same_net import check_same_net, names_at
+from recorders.recordings.storage.save import save
+from recorders.recordings.storage.turns import Turn
+from recorders.recordings.storage.writing import Layout, versions, warn_left_out, write_rank
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from recorders.errors import MergeError, SyncError
-from recorders.recordings.entry import is_text
-from recorders.recordings.exchange import MAX_MANIFEST
-from recorders.recordings.fitting import SHOWN
-from recorders.recordings.message import misfits, pack, parse, payload_size, unpack
-from recorders.recordings.placement import equal_states
+from recorders.recordings.distributed.exchange import MAX_MANIFEST
+from recorders.recordings.distributed.fitting import SHOWN
+from recorders.recordings.distributed.message import misfits, pack, parse, payload_size, unpack
+from recorders.recordings.distributed.placement import equal_states
 from recorders.recordings.recording import Missing, Recording, Subrecording
+from recorders.recordings.storage.entry import is_text
 
 __all__ = ["PartialMerge", "pack_partial", "parse_partial", "partial_forgeries", "partial_size", "unpack_partial"]
 
@@ -33,7 +33,7 @@ class PartialMerge:
     that differ, stay apart: only all ranks together show what they make, and whether copies of others are equal.
 
     >>> from recorders import Recording, Subrecording
-    >>> from recorders.recordings.placement import Placement
+    >>> from recorders.recordings.distributed.placement import Placement
     >>> from reducers import Norm
     >>> partial, state = PartialMerge(), Norm().update({}, torch.ones(3))
     >>> for rank in range(2):
@@ -107,7 +107,7 @@ def pack_partial(recordings: Sequence[Recording], device: torch.device, missing:
     """The manifest and the payload of a partial merge; equal manifests of recordings are sent once.
 
     Raises:
-        SyncError: see `recorders.recordings.message.pack`.
+        SyncError: see `recorders.recordings.distributed.message.pack`.
     """
     packed = [pack(recording, device, missing, call) for recording in recordings]
     texts = {text: number for number, text in enumerate(dict.fromkeys(text for text, _ in packed))}

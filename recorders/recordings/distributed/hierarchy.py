@@ -14,13 +14,20 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from recorders.errors import RecordingWarning, SyncError
-from recorders.recordings.entry import is_text
-from recorders.recordings.fitting import SHOWN, differences, listed
-from recorders.recordings.level import Level
-from recorders.recordings.message import misfits, pack, parse, unpack
-from recorders.recordings.partial import Manifests, PartialMerge, pack_partial, parse_partial, partial_forgeries, unpack_partial
-from recorders.recordings.ranks import Differing, all_aliases, by_name, differing_shown, merge_subrecordings
+from recorders.recordings.distributed.fitting import SHOWN, differences, listed
+from recorders.recordings.distributed.level import Level
+from recorders.recordings.distributed.message import misfits, pack, parse, unpack
+from recorders.recordings.distributed.partial import (
+    Manifests,
+    PartialMerge,
+    pack_partial,
+    parse_partial,
+    partial_forgeries,
+    unpack_partial,
+)
+from recorders.recordings.distributed.ranks import Differing, all_aliases, by_name, differing_shown, merge_subrecordings
 from recorders.recordings.recording import Missing, Recording
+from recorders.recordings.storage.entry import is_text
 from reducers.errors import warn_user
 
 __all__ = ["dimensions", "sync_mesh"]

@@ -1,0 +1,1 @@
+"""Recordings of many ranks: merged over process groups and meshes, and saved into one folder."""
