@@ -93,8 +93,8 @@ def by_updates() -> list[Row]:
         done += WINDOW
         rows.append({"updates": total, "us an update": spread(took)})
         print(f"{total:9,} updates: {rows[-1]['us an update']['median']:7.2f} us each at the end", flush=True)
-    if recorder.samples(0) != UPDATES[-1]:
-        raise RuntimeError(f"{recorder.samples(0)} of {UPDATES[-1]} updates were recorded")
+    if recorder.samples[0] != UPDATES[-1]:
+        raise RuntimeError(f"{recorder.samples[0]} of {UPDATES[-1]} updates were recorded")
     return rows
 
 

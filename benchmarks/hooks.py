@@ -57,7 +57,7 @@ class Rig:
             with torch.no_grad():
                 for _ in range(CALLS):
                     self.layer(self.x)
-        if isinstance(self.held, Recorder) and self.held.samples(0):
+        if isinstance(self.held, Recorder) and self.held.samples[0]:
             self.held.compute()
         self.times.append((time.perf_counter() - started) / (CALLS // 4 if self.backward else CALLS) * 1e6)
 

@@ -92,8 +92,8 @@ def updates() -> dict[str, float]:
             start = resident()
         elif update % 10_000 == 0:
             highest = max(highest, resident())
-    if recorder.samples(0) != UPDATES:
-        raise RuntimeError(f"{recorder.samples(0)} of {UPDATES} updates were recorded")
+    if recorder.samples[0] != UPDATES:
+        raise RuntimeError(f"{recorder.samples[0]} of {UPDATES} updates were recorded")
     recorder.compute()
     return {"updates": UPDATES, "start MB": start, "highest MB": highest, "growth MB": resident() - start}
 

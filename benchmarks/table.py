@@ -372,7 +372,7 @@ def catalogue() -> str:
     found: dict[str, list[tuple[str, str]]] = {}
     for name in reducers.__all__:
         thing = getattr(reducers, name)
-        reducer = inspect.isclass(thing) and issubclass(thing, (reducers.Reducer, reducers.Cell))
+        reducer = inspect.isclass(thing) and issubclass(thing, reducers.Reducer)
         if (reducer and not inspect.isabstract(thing)) or inspect.isfunction(thing):
             file = thing.__module__.removeprefix("reducers.").replace(".", "/")
             found.setdefault(file, []).append((f"`{name}`", (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")))

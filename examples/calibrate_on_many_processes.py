@@ -60,7 +60,7 @@ def work(rank: int, processes: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=processes)
     recorder = calibrate(batches()[rank::processes])
     everyone = recorder.sync()
-    print(f"rank {rank} recorded {recorder.samples(0)} of {everyone.samples(0)} batches", flush=True)
+    print(f"rank {rank} recorded {recorder.samples[0]} of {everyone.samples[0]} batches", flush=True)
     if rank == 0:
         everyone.save(Path(folder) / "ranges")
     dist.destroy_process_group()

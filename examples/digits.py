@@ -67,7 +67,7 @@ def main(folder: Path, epochs: int) -> None:
     recording = load(folder)
     both = recording.merge(recorder.snapshot())
     print(
-        f"mean loss {recording['loss'].peek():.3f} of {recording.samples('loss')} steps; merged with itself {both.samples('loss')}"
+        f"mean loss {recording['loss'].peek():.3f} of {recording.samples['loss']} steps; merged with itself {both.samples['loss']}"
     )
     print(f"saved: {folder}")
 

@@ -38,6 +38,7 @@ from recorders.monitors.parameters import (
 from recorders.recorder.attached import Attached, attached, detach_all
 from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
+from recorders.recordings.cell import Cell
 from recorders.recordings.distributed.handle import SyncHandle
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage.load import load
@@ -61,6 +62,7 @@ __all__ = [
     "BackwardMonitor",
     "Call",
     "CallMonitor",
+    "Cell",
     "Clock",
     "CorruptRecordingError",
     "DifferenceMonitor",

@@ -1,6 +1,5 @@
 """Pure online statistics over tensors."""
 
-from reducers.combinators.cell import Cell
 from reducers.combinators.groupby import GroupBy
 from reducers.combinators.mapped import Postmap, Prefilter, Premap
 from reducers.combinators.masked import Masked
@@ -70,7 +69,6 @@ __all__ = [
     "Activity",
     "ArgumentError",
     "BottomK",
-    "Cell",
     "Collect",
     "ConditionalCumulativeTrace",
     "ConditionalNearestTrace",

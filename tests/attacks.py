@@ -67,8 +67,8 @@ def steps_of(found: Recording) -> dict[str, int]:
     """What each subrecorder says, in its count, its state and its value alike."""
     steps = {}
     for name, one in found.items():
-        assert one.values is not None
-        says = {one.samples, *(int(x) for tensor in (one.states[""]["sum"], one.values[""]) for x in tensor.unique())}
+        assert one.saved_results is not None
+        says = {one.samples, *(int(x) for tensor in (one.states[""]["sum"], one.saved_results[""]) for x in tensor.unique())}
         (steps[name],) = says
     return steps
 

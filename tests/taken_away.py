@@ -224,9 +224,9 @@ def numbers(recorder: Any) -> dict[str, Any]:
     """What was recorded: samples and results."""
     found = {}
     for name in recorder:
-        values = recorder[name].peek() if recorder.samples(name) else {}
+        values = recorder[name].peek() if recorder.samples[name] else {}
         values = values if isinstance(values, dict) else {"": values}
-        found[name] = [recorder.samples(name), {key: value.double().flatten().tolist() for key, value in values.items()}]
+        found[name] = [recorder.samples[name], {key: value.double().flatten().tolist() for key, value in values.items()}]
     return found
 
 
@@ -257,7 +257,7 @@ def record() -> dict[str, Any]:
         if way == "plainly":
             where = str(FOLDER / str(os.getpid()))
             recorder.save(where)
-            assert recorders.load(where).samples("out/0") == recorder.samples("out/0")
+            assert recorders.load(where).samples["out/0"] == recorder.samples["out/0"]
             recorders.load(where).compute()
             recorders.verify(where)
             from recorders.cli.app import run as command

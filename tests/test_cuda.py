@@ -129,7 +129,7 @@ def test_a_recorded_training_has_the_bits_of_the_bare_one(device: torch.device, 
     assert [torch.equal(a, b) for a, b in zip(losses, wanted, strict=True)] == [True] * 4
     assert [name for name, value in net.state_dict().items() if not torch.equal(value, bare.state_dict()[name])] == []
     assert {row.name for row in recorder.report().silent} <= {"into/conv"}  # nothing else recorded nothing
-    assert set(recorder.iter_samples()) == {4}
+    assert set(recorder.samples.values()) == {4}
 
 
 def test_no_step_of_a_recorded_training_makes_the_host_wait(
@@ -142,7 +142,7 @@ def test_no_step_of_a_recorded_training_makes_the_host_wait(
     recorder.compute()
     with never_waiting():
         train(net, optimizer, xs[4:])
-    assert set(recorder.iter_samples()) == {8}
+    assert set(recorder.samples.values()) == {8}
 
 
 @on_gpu
@@ -283,7 +283,7 @@ def test_what_is_saved_from_a_gpu_loads_and_goes_on_there(device: torch.device, 
     train(other, another, xs[2:])
     laws.same_bits(resumed.compute(), whole.compute())
     assert {value.device.type for value in laws.flat(resumed.compute()).values()} == {KIND}
-    assert set(resumed.iter_samples()) == {4}
+    assert set(resumed.samples.values()) == {4}
 
 
 def test_with_reduce_overhead_the_numbers_are_those_of_eager_mode(device: torch.device, fresh_compiler: None) -> None:
@@ -310,5 +310,5 @@ def test_with_reduce_overhead_the_numbers_are_those_of_eager_mode(device: torch.
         warnings.filterwarnings("ignore", module="torch")  # of the compiler, about the machine
         losses = train(net, descent(net), batches(device, 6), marked)
     torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-4)
-    assert set(inside.iter_samples()) == {6}
+    assert set(inside.samples.values()) == {6}
     laws.close(back(inside.compute()), back(eager.compute()), rtol=1e-3, atol=1e-4)

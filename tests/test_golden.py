@@ -61,8 +61,8 @@ def flat(result: Any, name: str = "value") -> Iterator[tuple[str, Tensor]]:
 
 def test_every_state_computes_what_it_computed_then(golden: Recording) -> None:
     for name, part in golden.items():
-        assert part.values, name
-        written, computed = dict(flat(part.values)), dict(flat(part.leaves()))
+        assert part.saved_results, name
+        written, computed = dict(flat(part.saved_results)), dict(flat(part.leaves()))
         assert computed.keys() == written.keys()
         for key, tensor in written.items():
             torch.testing.assert_close(computed[key], tensor, rtol=0, atol=0, equal_nan=True)
@@ -74,8 +74,8 @@ def test_a_saved_run_is_resumed(name: str, rank: int | None) -> None:
     recorder = Recorder(**{key: CallMonitor(part.reducer, every=2) for key, part in saved.items() if key.startswith("case")})
     recorder.resume(Recording({key: saved[key] for key in recorder}, step=saved.step))
     assert recorder.clock.step == 5
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}
     # Five calls were made, so the next one is not due.
     for key in recorder:
         recorder.push(key, torch.ones(6, 3))
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}

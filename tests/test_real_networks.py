@@ -291,7 +291,7 @@ def test_generation_with_a_cache_is_recorded_token_by_token() -> None:
     recorder = Recorder(out=KINDS["out"]).modules(net)
     assert all(a.equal(b) for a, b in zip(bare, generate(net), strict=True))
     check_numbers(recorder, hand, rtol=0.0)
-    assert recorder.samples("out/model.layers.1.self_attn.k_proj") == 3
+    assert recorder.samples["out/model.layers.1.self_attn.k_proj"] == 3
     assert recorder["out/model.layers.1.self_attn.k_proj"].peek()["n"] == 2 * (5 + 1 + 1) * 8
 
 

@@ -71,5 +71,5 @@ def plain(epochs: int = EPOCHS, saves: Collection[int] = range(1, EPOCHS + 1)) -
 def alike(one: Recorder, other: Recorder) -> bool:
     """Whether both recorded the same under the same names, bit for bit, and are at the same step."""
     torch.testing.assert_close(one.compute(), other.compute(), rtol=0, atol=0)
-    assert dict(zip(one, one.iter_samples(), strict=True)) == dict(zip(other, other.iter_samples(), strict=True))
+    assert dict(one.samples) == dict(other.samples)
     return one.clock.step == other.clock.step

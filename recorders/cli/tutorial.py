@@ -183,12 +183,12 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
     console.print(f"{size:,} parameters, {len(data.labels):,} images, {len(recorder)} subrecorders")
 
     finished = _trained(net, data, epochs, recorder, console)
-    if not recorder.samples("loss"):
+    if not recorder.samples["loss"]:
         console.print("Interrupted before the first step: nothing was recorded, and nothing saved.", style="bold")
         return False
     recorder.save(folder)
     if not finished:
-        console.print(f"Interrupted after {recorder.samples('loss')} steps: what was recorded until then is saved.", style="bold")
+        console.print(f"Interrupted after {recorder.samples['loss']} steps: what was recorded until then is saved.", style="bold")
 
     recording = load(folder)
     torch.testing.assert_close(recording.compute(), recorder.compute(), rtol=0, atol=0, equal_nan=True)
@@ -213,7 +213,7 @@ def demo(out: str | os.PathLike[str] = "recorders-demo", epochs: int = 10, seed:
         console.print()
     accuracy = recording["accuracy"].peek()
     console.print(f"test accuracy: {'not measured yet' if accuracy is None else f'{accuracy[-1].item():.1%}'}")
-    console.print(f"loaded back and merged: {recording.samples('loss')} steps twice make {both.samples('loss')}")
+    console.print(f"loaded back and merged: {recording.samples['loss']} steps twice make {both.samples['loss']}")
     code = f"import recorders; recording = recorders.load({os.fspath(folder)!r})"
     show = f"recorders show {shlex.quote(os.fspath(folder))}"
     for label, value in {"recording": folder, "figure": picture, "load it": code, "look into it": show}.items():

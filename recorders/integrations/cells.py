@@ -7,9 +7,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from recorders.recordings.cell import Cell
 from recorders.recordings.distributed.sync import Group, sync
-from recorders.recordings.recording import Recording, Subrecording
-from reducers import Cell, Reducer, Result
+from recorders.recordings.recording import Recording
+from reducers import Reducer, Result
 
 __all__ = ["Cells"]
 
@@ -52,17 +53,17 @@ class Cells(nn.ModuleDict):
             cell.push(*xs)
 
     def compute(self) -> dict[str, Result]:
-        """Results of all batches, by name.
-
-        Raises:
-            EmptyStateError: there was none.
-        """
-        return {name: cell.compute() for name, cell in self._cells().items()}
+        """Results of all batches, by name; cells without batches are left out."""
+        return self.snapshot().compute()
 
     def reset(self) -> None:
         """Resets all states."""
         for cell in self._cells().values():
             cell.reset()
+
+    def snapshot(self) -> Recording:
+        """What was pushed so far, without modules."""
+        return Recording({name: cell.snapshot() for name, cell in self._cells().items()})
 
     def sync(self, group: Group = None) -> dict[str, Result]:
         """Results of the batches of all ranks, by name, on every rank; those without batches are left out. States stay as they are.
@@ -70,9 +71,7 @@ class Cells(nn.ModuleDict):
         Raises:
             SyncError: see `recorders.recordings.distributed.sync.sync`.
         """
-        states = {name: {"": cell.state} if cell.state else {} for name, cell in self._cells().items()}
-        parts = {name: Subrecording(cell.reducer, states[name], len(states[name])) for name, cell in self._cells().items()}
-        return sync(Recording(parts), group).compute()
+        return sync(self.snapshot(), group).compute()
 
     def _cells(self) -> dict[str, Cell]:
         return cast("dict[str, Cell]", self._modules)

@@ -276,11 +276,6 @@ class Monitor(Observer, Recorded, Past):
         return {f"{path}/{key}" if path else key: value for path, state in self.states.items() for key, value in state.items()}
 
     @plainly
-    def leaves(self) -> dict[str, Any]:
-        """Results by path of the leaf; leaves without observations are left out."""
-        return snapshot(self, self._functions).leaves()
-
-    @plainly
     def snapshot(self) -> Subrecording:
         """What was recorded so far, without hooks. Observations that wait are reduced aside, so looking changes no later result."""
         return snapshot(self, self._functions)

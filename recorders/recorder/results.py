@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -17,7 +17,6 @@ from recorders.recordings.display import Names, Rows, ShownAsTable
 from recorders.recordings.distributed.handle import SyncHandle
 from recorders.recordings.distributed.sharded import load_own, save_sharded
 from recorders.recordings.distributed.sync import Group, sync
-from recorders.recordings.export import Exported
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names, part_rows
 from recorders.recordings.storage.commit import never_committed
@@ -25,7 +24,7 @@ from recorders.recordings.storage.save import save_in_background, save_in_turn
 from recorders.recordings.storage.state_dict import from_state_dict, to_state_dict
 from recorders.recordings.storage.turns import Turn
 from recorders.recordings.storage.writing import Layout
-from recorders.recordings.values import ValuesByName
+from recorders.recordings.values import NamedResults
 from recorders.schedule.clock import Clock
 from reducers import Result
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Results"]
 
 
-class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
+class Results(ShownAsTable, NamedResults, Mapping[str, Monitor]):
     """The part of a `Recorder` that deals with what was recorded."""
 
     _warned: bool = False  # that results leave out what is not finite
@@ -59,14 +58,6 @@ class Results(ShownAsTable, Exported, ValuesByName, Mapping[str, Monitor]):
         if not len(self):
             raise SelectionError("this recorder has no subrecorders: select modules first, as in recorder.modules(net)")
         return self
-
-    def samples(self, name: str | int) -> int:
-        """The number of observations that one subrecorder recorded."""
-        return self[name].samples
-
-    def iter_samples(self) -> Iterator[int]:
-        """The number of observations that each subrecorder recorded, in order."""
-        return (monitor.samples for monitor in self.values())
 
     def apply(self, function: Callable[[Any], Any]) -> Self:
         """From now on shows and saves every result as `function(result)`; states stay mergeable. Returns the recorder."""

@@ -17,10 +17,11 @@ from recorders.recordings.display import flat_leaves
 from recorders.recordings.extras import require
 from reducers.errors import warn_user
 
-__all__ = ["COLUMNS", "Backend", "Exported", "Row", "as_data", "as_frame", "plain", "rows"]
+__all__ = ["COLUMNS", "Backend", "ExportedLeaves", "ExportedNames", "Row", "as_data", "as_frame", "plain", "rows"]
 
 Backend: TypeAlias = Literal["pandas", "polars"]
 Row: TypeAlias = "tuple[str, str, str, str, float]"
+_Block: TypeAlias = "tuple[str, str, str, list[str], list[float]]"
 
 COLUMNS = {"name": "string", "leaf": "string", "statistic": "string", "index": "string", "value": "float64"}
 """The columns of the table of a recording, with their kinds, by the names that pandas has for them."""
@@ -29,7 +30,45 @@ _BLOCK = 100_000  # numbers converted at once
 _EXACT = 2**53  # from here on, float64 does not hold every integer
 
 
-class Exported(Mapping[str, Any]):
+class ExportedLeaves:
+    """The part of monitors, subrecordings and cells that hands over what was recorded."""
+
+    def to_frame(self, backend: Backend | None = None) -> Any:
+        """A data frame with one number in each row, in the columns leaf, statistic, index and value; see `Recorder.to_frame`.
+
+        >>> from recorders import CallMonitor
+        >>> from reducers import Extremes
+        >>> loss = CallMonitor(Extremes())
+        >>> loss.push(0.5)
+        >>> print(loss.to_frame("pandas")[["statistic", "value"]].to_string(index=False))
+        statistic  value
+              min    0.5
+              max    0.5
+        """
+        return _frame(_blocks({"": self}), {name: kind for name, kind in COLUMNS.items() if name != "name"}, backend)
+
+    def to_numpy(self) -> dict[str, dict[str, Any]]:
+        """NumPy arrays by leaf and statistic, in their shapes and dtypes; see `Recorder.to_numpy`."""
+        return _arrays({"": self})[""]
+
+    def to_xarray(self) -> Any:
+        """An `xarray.Dataset` whose variables are the statistics; see `Recorder.to_xarray`."""
+        return _datasets({"": self})[""]
+
+    def to_json(self) -> str:
+        """What it is and its results by leaf and statistic, as JSON; see `Recorder.to_json`.
+
+        >>> from recorders import Cell
+        >>> from reducers import Mean
+        >>> cell = Cell(Mean())
+        >>> cell.push(torch.tensor(0.5))
+        >>> json.loads(cell.to_json())["results"]
+        {'': {'': 0.5}}
+        """
+        return json.dumps({"kind": "subrecording", **_parts_as_data({"": self}, None)[""]}, allow_nan=False)
+
+
+class ExportedNames(Mapping[str, Any]):
     """The part of recordings and recorders that hands over what was recorded."""
 
     def to_frame(self, backend: Backend | None = None) -> Any:
@@ -55,13 +94,7 @@ class Exported(Mapping[str, Any]):
         loss       min   0.25
         loss       max   0.50
         """
-        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-        for *labels, places, values in _blocks(self):  # whole lists at once, because a call for each number takes most of the time
-            for column, label in zip(columns.values(), labels, strict=False):
-                column += [label] * len(values)
-            columns["index"] += places
-            columns["value"] += values
-        return as_frame(columns, COLUMNS, backend)
+        return _frame(_blocks(self), COLUMNS, backend)
 
     def to_numpy(self) -> dict[str, dict[str, dict[str, Any]]]:
         """NumPy arrays by name, leaf and statistic, as in `to_frame`, in their shapes and dtypes (bfloat16 and float8 as float32).
@@ -74,8 +107,7 @@ class Exported(Mapping[str, Any]):
         >>> Recorder(loss=CallMonitor(Mean())).push("loss", 0.5).to_numpy()
         {'loss': {'': {'': array(0.5)}}}
         """
-        require("numpy", "numpy")
-        return {name: _mapped(results, _array) for name, _, results in _parts(self)}
+        return _arrays(self)
 
     def to_xarray(self) -> Any:
         """An `xarray.DataTree` with a node for each name ("out/0" is the node "0" in "out"), whose variables are the statistics.
@@ -94,20 +126,8 @@ class Exported(Mapping[str, Any]):
         >>> float(tree["loss"]["max"]), tree["loss"].attrs["observations"]
         (0.5, 1)
         """
-        xarray = require("xarray", "xarray")
-        nodes = {}
-        for name, part, results in _parts(self):
-            variables = {
-                f"{leaf}:{statistic or 'value'}" if leaf else statistic or "value": x
-                for leaf, statistics in results.items()
-                for statistic, x in statistics.items()
-            }
-            attributes = {key: "" if value is None else value for key, value in _about(part).items()}
-            data = {
-                key.replace("/", "|"): (_axes(x), _array(x)) for key, x in variables.items()
-            }  # "/" is no part of a variable's name
-            nodes[f"/{name}"] = xarray.Dataset(data, attrs=attributes)
-        return xarray.DataTree.from_dict(nodes)
+        nodes = {f"/{name}": node for name, node in _datasets(self).items()}
+        return require("xarray", "xarray").DataTree.from_dict(nodes)
 
     def to_json(self) -> str:
         """Everything as JSON: step, further names, and for each subrecorder what it is and its results by leaf and statistic.
@@ -132,9 +152,7 @@ def rows(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> Ite
             yield name, leaf, label, place, value
 
 
-def _blocks(
-    recorded: Mapping[str, Any], names: Iterable[str] | None = None
-) -> Iterator[tuple[str, str, str, list[str], list[float]]]:
+def _blocks(recorded: Mapping[str, Any], names: Iterable[str] | None = None) -> Iterator[_Block]:
     """The rows in blocks of one statistic, with the places and values of as many of its numbers as are converted at once."""
     for name, _, results in _parts(recorded, names):
         for leaf, statistics in results.items():
@@ -147,6 +165,37 @@ def _blocks(
                     for start in range(0, len(flat), _BLOCK):
                         values: list[float] = flat[start : start + _BLOCK].double().tolist()
                         yield name, leaf, label, _places(tuple(numbers.shape), start, len(values)), values
+
+
+def _frame(blocks: Iterable[_Block], kinds: Mapping[str, str], backend: Backend | None) -> Any:
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for *labels, places, values in blocks:  # whole lists at once, because a call for each number takes most of the time
+        for column, label in zip(columns.values(), labels, strict=False):
+            column += [label] * len(values)
+        columns["index"] += places
+        columns["value"] += values
+    return as_frame({name: columns[name] for name in kinds}, kinds, backend)
+
+
+def _arrays(recorded: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    require("numpy", "numpy")
+    return {name: _mapped(results, _array) for name, _, results in _parts(recorded)}
+
+
+def _datasets(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """An `xarray.Dataset` of each subrecorder."""
+    xarray = require("xarray", "xarray")
+    found = {}
+    for name, part, results in _parts(recorded):
+        variables = {
+            f"{leaf}:{statistic or 'value'}" if leaf else statistic or "value": x
+            for leaf, statistics in results.items()
+            for statistic, x in statistics.items()
+        }
+        attributes = {key: "" if value is None else value for key, value in _about(part).items()}
+        data = {key.replace("/", "|"): (_axes(x), _array(x)) for key, x in variables.items()}  # "/" is no part of a variable's name
+        found[name] = xarray.Dataset(data, attrs=attributes)
+    return found
 
 
 @lru_cache(maxsize=1)  # the statistics of one result have one shape
@@ -171,8 +220,12 @@ def as_frame(columns: Mapping[str, list[Any]], kinds: Mapping[str, str], backend
 
 
 def as_data(recorded: Any, most: int | None = None) -> dict[str, Any]:
-    """What `to_json` writes; tensors of more than `most` elements as their shape and extremes."""
+    """What `to_json` of a recorder or recording writes; tensors of more than `most` elements as their shape and extremes."""
+    step = recorded.clock.step if hasattr(recorded, "clock") else recorded.step
+    return {"kind": "recording", "step": step, "subrecorders": _parts_as_data(recorded, most), "aliases": dict(recorded.aliases)}
 
+
+def _parts_as_data(recorded: Mapping[str, Any], most: int | None) -> dict[str, dict[str, Any]]:
     def data(x: Tensor) -> Any:
         if x.is_complex():
             return {"real": data(x.real), "imag": data(x.imag)}
@@ -180,9 +233,7 @@ def as_data(recorded: Any, most: int | None = None) -> dict[str, Any]:
             return {"shape": list(x.shape), "min": plain(x.min().item()), "max": plain(x.max().item())}
         return plain(x.tolist()) if x.is_floating_point() and not x.isfinite().all() else x.tolist()
 
-    parts = {name: {**_about(part), "results": _mapped(results, data)} for name, part, results in _parts(recorded)}
-    step = recorded.clock.step if hasattr(recorded, "clock") else recorded.step
-    return {"kind": "recording", "step": step, "subrecorders": parts, "aliases": dict(recorded.aliases)}
+    return {name: {**_about(part), "results": _mapped(results, data)} for name, part, results in _parts(recorded)}
 
 
 def plain(value: Any) -> Any:
@@ -199,8 +250,7 @@ def _parts(
 ) -> Iterator[tuple[str, Any, dict[str, dict[str, Tensor]]]]:
     """Each name with its subrecording, and with its tensors by leaf and statistic; what is no number is left out with a warning."""
     for name in recorded if names is None else names:
-        item = recorded[name]
-        part = item.snapshot() if hasattr(item, "snapshot") else item
+        part = recorded[name].snapshot()
         results: dict[str, dict[str, Tensor]] = {}
         for leaf, result in part.iter_leaves():
             found = dict(flat_leaves(result))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from recorders.recordings.unknown import why_unknown
-from recorders.recordings.values import Values, bare
+from recorders.recordings.values import LeafResults, bare
 from reducers import History, NoHistoryError, Result, State
 from reducers.temporal.history import history_of
 from reducers.temporal.interpolation import Extrapolation, Interpolation
@@ -24,8 +24,8 @@ class _Recorded(Protocol):
     def states(self) -> Mapping[str, State]: ...
 
 
-class Past(Values):
-    """The `Values` of the present, and `latest`, `view` and `dump` for monitors and subrecordings whose reducer is a `History`.
+class Past(LeafResults):
+    """The results of the present, and `latest`, `view` and `dump` for what has a reducer that is a `History`.
 
     The results have the form of `peek`, but functions given to `apply` are not called.
     """

@@ -13,13 +13,12 @@ from recorders._torch import outside_modes
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.display import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, shown_name
 from recorders.recordings.distributed.placement import Placement
-from recorders.recordings.export import Exported
 from recorders.recordings.history import Past
 from recorders.recordings.nonfinite import LeftOut, left_out
 from recorders.recordings.plainly import plainly
 from recorders.recordings.progress import Progress
 from recorders.recordings.unknown import why_unknown
-from recorders.recordings.values import ValuesByName, bare
+from recorders.recordings.values import NamedResults, bare
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 from reducers.errors import did_you_mean
@@ -43,14 +42,14 @@ Missing: TypeAlias = Literal["error", "keep"]
 
 @dataclass(frozen=True, eq=False)
 class Subrecording(ShownAsTable, Past):
-    """What one monitor recorded. It equals itself only, as do recordings: to compare numbers, compare their `to_numpy()`.
+    """What one monitor recorded. It equals itself only, as do recordings: `equals` compares numbers.
 
     Attributes:
         reducer: the reducer of the states; None if it was loaded from a file and holds a function, or its class is not imported:
-            only `values` are known then.
+            only `saved_results` are known then.
         states: one state per tensor leaf, by the path of the leaf in the operand ("" for a single tensor).
         samples: the number of observations.
-        values: the results by leaf at the time of saving; None if this was not loaded.
+        saved_results: the results by leaf at the time of saving; None if this was not loaded.
         monitor: the kind of monitor, such as "ForwardMonitor".
         attr: the attribute or parameter that it watched, if any.
         module: the class of its module, such as "Linear".
@@ -63,7 +62,7 @@ class Subrecording(ShownAsTable, Past):
     reducer: Reducer | None
     states: Mapping[str, State] = field(default_factory=dict)
     samples: int = 0
-    values: Mapping[str, Any] | None = None
+    saved_results: Mapping[str, Any] | None = None
     monitor: str = ""
     attr: str | None = None
     module: str = ""
@@ -83,7 +82,7 @@ class Subrecording(ShownAsTable, Past):
 
     def rows_shown(self) -> Rows:
         """One row for each leaf."""
-        number = len(self.values or {}) if self.reducer is None else sum(map(bool, self.states.values()))
+        number = len(self.saved_results or {}) if self.reducer is None else sum(map(bool, self.states.values()))
         holes = self.left_out()
         return ("leaf", "result"), ([(path, _marked(result, holes.get(path)))] for path, result in self.iter_leaves()), number
 
@@ -91,9 +90,9 @@ class Subrecording(ShownAsTable, Past):
         """How many elements were left out because they are NaN or infinite, by leaf; of leaves with none, nothing."""
         return left_out(self.reducer, self.states)
 
-    def leaves(self) -> dict[str, Any]:
-        """Results by path of the leaf; leaves without observations are left out."""
-        return dict(self.iter_leaves())
+    def snapshot(self) -> Subrecording:
+        """This itself: nothing changes it any more."""
+        return self
 
     def iter_leaves(self) -> Iterator[tuple[str, Any]]:
         """The paths and results of `leaves`, one by one, each computed when its turn comes."""
@@ -101,11 +100,11 @@ class Subrecording(ShownAsTable, Past):
 
     def leaf_names(self) -> list[str]:
         """The paths of the leaves with observations."""
-        return list(self.values or {}) if self.reducer is None else [path for path, state in self.states.items() if state]
+        return list(self.saved_results or {}) if self.reducer is None else [path for path, state in self.states.items() if state]
 
     def result_of(self, leaf: str) -> Any:
         """The result of one of these leaves."""
-        return (self.values or {})[leaf] if self.reducer is None else outside_modes(self._compute, self.states[leaf])
+        return (self.saved_results or {})[leaf] if self.reducer is None else outside_modes(self._compute, self.states[leaf])
 
     def _compute(self, state: State) -> Any:
         result: Any = self.reducer.compute(state)  # type: ignore[union-attr]
@@ -128,7 +127,7 @@ class Subrecording(ShownAsTable, Past):
         states = {path: reducer.merge(self.states.get(path, {}), other.states.get(path, {})) for path in paths}
         placement = {**other.placement, **self.placement}
         samples = self.samples + other.samples
-        return replace(self, states=states, samples=samples, values=None, progress=None, placement=placement)
+        return replace(self, states=states, samples=samples, saved_results=None, progress=None, placement=placement)
 
     def _check_place(self, other: Subrecording, leaf: str) -> None:
         mine, theirs = self.placement.get(leaf), other.placement.get(leaf)
@@ -141,7 +140,7 @@ class Subrecording(ShownAsTable, Past):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Recording(ShownAsTable, Exported, ValuesByName, Mapping[str, Subrecording]):
+class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
     """An ordered mapping from name to `Subrecording`, with aliases: further names of the same ones.
 
     Attributes:
@@ -179,10 +178,6 @@ class Recording(ShownAsTable, Exported, ValuesByName, Mapping[str, Subrecording]
         """Whether a name, a further name or an index stands for a subrecorder; nothing is read for it."""
         return stands_for_one(name, self.subrecordings, self.aliases)
 
-    # A mapping compares its items, and they hold tensors, which have no truth value: recordings equal themselves only.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
     def keys(self) -> Names:
         return Names(self)
 
@@ -198,13 +193,9 @@ class Recording(ShownAsTable, Exported, ValuesByName, Mapping[str, Subrecording]
         """Results by name, each as deep as `peek` says; subrecordings without observations are left out."""
         return {name: result for name, part in self.items() if (result := part.peek()) is not None}
 
-    def samples(self, name: str | int) -> int:
-        """The number of observations that one subrecorder recorded."""
-        return self[name].samples
-
-    def iter_samples(self) -> Iterator[int]:
-        """The number of observations that each subrecorder recorded, in order."""
-        return (part.samples for part in self.values())
+    def snapshot(self) -> Recording:
+        """This itself: nothing changes it any more."""
+        return self
 
     @plainly
     def merge(self, other: Mapping[str, Subrecording], *, missing: Missing = "error") -> Recording:

@@ -1,23 +1,75 @@
-"""Values: results by leaf and by statistic, at a depth that depends on the data (`peek`) or never does (`value`)."""
+"""The words with which all that holds results is asked, by leaf or by name."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from recorders.errors import SelectionError
-from recorders.recordings.display import flat_leaves, listed
+from recorders.recordings.display import Names, flat_leaves, listed
+from recorders.recordings.export import ExportedLeaves, ExportedNames
 
-__all__ = ["Values", "ValuesByName", "bare"]
+if TYPE_CHECKING:
+    from recorders.recordings.recording import Recording, Subrecording
+
+__all__ = ["LeafResults", "NamedResults", "Samples", "bare"]
 
 
-class Values:
-    """`peek`, `compute` and `value` of what has results by leaf."""
+class LeafResults(ExportedLeaves):
+    """Results by leaf: what monitors, subrecordings and cells have in common.
+
+    It is read like a mapping from the path of a leaf in the operand ("" for a lone tensor) to its result; leaves without
+    observations are left out. It is true, also if nothing was recorded, and equals itself only: `equals` compares numbers.
+    """
+
+    def snapshot(self) -> Subrecording:
+        """What was recorded so far, which no later observation changes."""
+        raise NotImplementedError
 
     def leaves(self) -> dict[str, Any]:
         """Results by path of the leaf; leaves without observations are left out."""
-        raise NotImplementedError
+        return dict(self.snapshot().iter_leaves())
+
+    def keys(self) -> Names:
+        """The paths of the leaves with observations."""
+        return Names(dict.fromkeys(self.snapshot().leaf_names()))
+
+    def values(self) -> ValuesView[Any]:
+        """The results of these leaves."""
+        return self.leaves().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The paths of these leaves, each with its result."""
+        return self.leaves().items()
+
+    def get(self, leaf: str, default: Any = None) -> Any:
+        """The result of a leaf, or `default` if nothing was recorded of it."""
+        part = self.snapshot()
+        return part.result_of(leaf) if leaf in part.leaf_names() else default
+
+    def __getitem__(self, leaf: str) -> Any:
+        part = self.snapshot()
+        if leaf not in (names := part.leaf_names()):
+            there = f"there are {listed(names)}" if names else "nothing was recorded"
+            raise SelectionError(f"no leaf {leaf!r}; {there}")
+        return part.result_of(leaf)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        """The number of leaves with observations."""
+        return len(self.snapshot().leaf_names())
+
+    def __contains__(self, leaf: object) -> bool:
+        return leaf in self.snapshot().leaf_names()
+
+    def __bool__(self) -> bool:
+        return True
 
     def peek(self) -> Any:  # a function given to `apply` may return anything
         """The result so far, as deep as the operand and the reducer make it; None if nothing was recorded. For any: `value`.
@@ -49,15 +101,54 @@ class Values:
         """
         return _value(self.leaves(), leaf, stat, "this subrecorder")
 
+    def equals(self, other: object, *, rtol: float = 0.0, atol: float = 0.0) -> bool:
+        """Whether another monitor, subrecording or cell recorded the same, of as many observations.
 
-class _Named(Protocol):
-    def __getitem__(self, name: str | int, /) -> Values: ...
+        The leaves, statistics and shapes must be the same, and numbers differ by at most `atol + rtol * abs(number of the other)`.
+        NaN equals NaN. Kinds of monitors, dtypes and reducers may differ.
+
+        >>> from recorders import Cell
+        >>> from reducers import Mean
+        >>> one, other = Cell(Mean()), Cell(Mean())
+        >>> one.push(torch.tensor(1.0))
+        >>> other.push(torch.tensor(1.001))
+        >>> one.equals(other), one.equals(other, rtol=0.01), one == other
+        (False, True, False)
+        """
+        if not isinstance(other, LeafResults):
+            return False
+        mine, theirs = self.snapshot(), other.snapshot()
+        return mine.samples == theirs.samples and _are_close(mine.leaves(), theirs.leaves(), rtol, atol)
 
 
-class ValuesByName:
-    """`value` of what has subrecorders by name."""
+class NamedResults(ExportedNames):
+    """Results by name of the subrecorder: what recorders and recordings have in common."""
 
-    def value(self: _Named, name: str | int, *, leaf: str | None = None, stat: str | None = None) -> Any:
+    def snapshot(self) -> Recording:
+        """What was recorded so far, which no later observation changes."""
+        raise NotImplementedError
+
+    def compute(self) -> dict[str, Any]:
+        """Results by name."""
+        raise NotImplementedError
+
+    @property
+    def samples(self) -> Samples:
+        """The number of observations that each subrecorder recorded, by name; also by index.
+
+        >>> from recorders import CallMonitor, Recorder
+        >>> from reducers import Mean
+        >>> recorder = Recorder(loss=CallMonitor(Mean())).push("loss", 0.5)
+        >>> recorder.samples, recorder.samples["loss"], recorder["loss"].samples
+        ({'loss': 1}, 1, 1)
+        """
+        return Samples(self)
+
+    def peek(self) -> dict[str, Any]:
+        """What `compute` returns."""
+        return self.compute()
+
+    def value(self, name: str | int, *, leaf: str | None = None, stat: str | None = None) -> Any:
         """One statistic of one leaf of one subrecorder, at the same depth for any operand and reducer; see `Subrecording.value`.
 
         Args:
@@ -77,7 +168,49 @@ class ValuesByName:
         >>> recorder.value("", leaf="weight", stat="mean")
         tensor(1., dtype=torch.float64)
         """
-        return _value(self[name].leaves(), leaf, stat, f"subrecorder {name!r}")
+        return _value(self[name].leaves(), leaf, stat, f"subrecorder {name!r}")  # type: ignore[index]
+
+    def equals(self, other: object, *, rtol: float = 0.0, atol: float = 0.0) -> bool:
+        """Whether another recorder or recording recorded the same under the same names; see `Subrecording.equals`.
+
+        Steps, aliases and the order of names may differ.
+
+        >>> from recorders import CallMonitor, Recorder
+        >>> from reducers import Mean
+        >>> recorder = Recorder(loss=CallMonitor(Mean())).push("loss", 0.5)
+        >>> before = recorder.snapshot()
+        >>> recorder.equals(before), recorder.push("loss", 0.5).equals(before)
+        (True, False)
+        """
+        if not isinstance(other, NamedResults) or set(self) != set(other):
+            return False
+        return all(self[name].equals(other[name], rtol=rtol, atol=atol) for name in self)
+
+    # A mapping compares its items, and they hold tensors, which have no truth value.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class Samples(Mapping[str, int]):
+    """The number of observations of each subrecorder of a recorder or recording, as it is when it is asked for."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str | int) -> int:
+        return int(self._parts[name].samples)  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 def bare(leaves: Mapping[str, Any]) -> Any:
@@ -105,3 +238,20 @@ def _chosen(known: Mapping[str, Any], given: str | None, option: str, several: s
     close = difflib.get_close_matches(given, known, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     raise SelectionError(f"{where} has no {option} {given!r}: {guess}there are {listed(known)}")
+
+
+def _are_close(mine: Any, theirs: Any, rtol: float, atol: float) -> bool:
+    """Whether two nested results hold the same under the same paths."""
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        return mine.keys() == theirs.keys() and all(_are_close(part, theirs[key], rtol, atol) for key, part in mine.items())
+    (_, x), (_, y) = (next(flat_leaves(one)) if not isinstance(one, Mapping) else ("", one) for one in (mine, theirs))
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return type(x) is type(y) and bool(x == y)
+    x, y = x.detach().cpu(), y.detach().cpu()
+    if x.shape != y.shape:
+        return False
+    inexact = any(one.is_floating_point() or one.is_complex() for one in (x, y))
+    if not (inexact or rtol or atol):
+        return bool(x.tolist() == y.tolist())  # of any integer dtypes, beyond 2**53 too
+    wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+    return bool(torch.isclose(x.to(wide), y.to(wide), rtol=rtol, atol=atol, equal_nan=True).all())

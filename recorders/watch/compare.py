@@ -179,7 +179,7 @@ def results_by_name(recorded: Recorder | Recording) -> dict[str, dict[str, Tenso
 
     A subrecorder that recorded nothing has no results.
     """
-    recording = recorded.snapshot() if isinstance(recorded, Recorder) else recorded
+    recording = recorded.snapshot()
     found: dict[str, dict[str, Tensor]] = {}
     for name, part in recording.items():
         leaves = part.leaves()

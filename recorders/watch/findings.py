@@ -74,7 +74,7 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     if isinstance(recorded, Timeline):
         return findings_over_time(recorded)
     layers, calls = overview(recorded), pushed(recorded)
-    parts = recorded.snapshot() if isinstance(recorded, Recorder) else recorded
+    parts = recorded.snapshot()
     dead, few_dead = _dead(layers)
     found = [
         *(list(_nonfinite(layers, calls)) or left_out_finding(parts)),

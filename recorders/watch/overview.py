@@ -170,7 +170,7 @@ def pushed(recorded: Recorder | Recording) -> dict[str, Spread]:
 
 
 def _parts(recorded: Recorder | Recording) -> Mapping[str, Subrecording]:
-    return recorded.snapshot() if isinstance(recorded, Recorder) else recorded
+    return recorded.snapshot()
 
 
 def _reasons(recorded: Recorder | Recording) -> tuple[dict[str, str], dict[str, str]]:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from recorders import Cell
 from reducers import (
     EMA,
     ArgumentError,
-    Cell,
     ConditionalCumulativeTrace,
     ConditionalNearestTrace,
     CumulativeTrace,

@@ -136,7 +136,7 @@ def test_types_and_indices_together_select_everything_there(theirs: Any) -> None
     assert list(Recorder(ForwardInputMonitor(Whole())).modules(net, types=Tupled, indices=(1,))) == ["0"]
 
 
-@pytest.mark.row("iteration, len, remove, samples, iter_samples")
+@pytest.mark.row("iteration, len, remove", "samples(i), iter_samples()")
 @same
 def test_iteration_counts_and_removal(theirs: Any, seed: int) -> None:
     net = nn.Sequential(nn.Identity(), nn.Identity())
@@ -147,12 +147,12 @@ def test_iteration_counts_and_removal(theirs: Any, seed: int) -> None:
         net(x)
     assert len(ours) == len(there) == 2
     agree([monitor.peek() for monitor in ours.values()], list(there))
-    assert list(ours.iter_samples()) == list(there.iter_samples()) == [4, 4]
-    assert ours.samples(1) == there.samples(1) == 4
+    assert list(ours.samples.values()) == list(there.iter_samples()) == [4, 4]
+    assert ours.samples[1] == there.samples(1) == 4
     agree([ours.remove(1).peek()], [there.remove(1)])
     assert len(ours) == len(there) == 1
     net(xs[0])
-    assert ours.samples(0) == there.samples(0) == 5
+    assert ours.samples[0] == there.samples(0) == 5
 
 
 @pytest.mark.row("apply, apply_sample")

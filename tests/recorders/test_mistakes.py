@@ -234,7 +234,7 @@ def test_clocks_that_advance_are_not_told_of_and_keep_no_hook(by_hand: bool) -> 
         _step(net, optimizer)
         if by_hand:
             recorder.step()
-    assert (recorder.samples(0), recorder.clock.step) == (2, 3)
+    assert (recorder.samples[0], recorder.clock.step) == (2, 3)
     recorder.deregister()
     assert hooks_in(net) == []
 
@@ -249,7 +249,7 @@ def test_in_a_compiled_net_a_standing_clock_and_all_monitors_are_found() -> None
         _step(run, optimizer)
     assert len(attached(run)) == detach_all(run) == 5
     _step(run, optimizer)
-    assert {*recorder.iter_samples()} == {3}
+    assert {*recorder.samples.values()} == {3}
     assert attached(net) == []
 
 
@@ -352,7 +352,7 @@ def test_the_net_itself_has_one_spelling() -> None:
     recording = recorder.snapshot()
     assert recorder["(net)"] is recorder[""]
     assert "(net)" in recording
-    assert recording["(net)"].samples == recording.samples("(net)") == 1
+    assert recording["(net)"].samples == recording.samples["(net)"] == 1
     assert [str(row).partition(":")[0] for row in (*recorder.report().rows, *recorder.plan().rows)] == ["(net)", "0"] * 2
     assert next(iter(recording.rows_shown()[1]))[0][0] == "(net)"
     with pytest.raises(SelectionError, match=r"there are \['\(net\)', '0'\]"):

@@ -101,11 +101,11 @@ def _joined(merged: Subrecording, part: Subrecording, name: str, where: str) -> 
 def _side_by_side(parts: Mapping[str, Subrecording]) -> Subrecording:
     """The results of all as leaves of one subrecording."""
     states = {_at(leaf, where): state for where, part in parts.items() for leaf, state in part.states.items()}
-    values = {_at(leaf, where): value for where, part in parts.items() for leaf, value in (part.values or {}).items()}
+    values = {_at(leaf, where): value for where, part in parts.items() for leaf, value in (part.saved_results or {}).items()}
     placement = {_at(leaf, where): place for where, part in parts.items() for leaf, place in part.placement.items()}
     samples = sum(part.samples for part in parts.values())
     first = next(iter(parts.values()))
-    return replace(first, states=states, values=values, samples=samples, progress=None, placement=placement)
+    return replace(first, states=states, saved_results=values, samples=samples, progress=None, placement=placement)
 
 
 def _at(leaf: str, where: str) -> str:

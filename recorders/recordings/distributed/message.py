@@ -274,7 +274,7 @@ def unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -
             _part(recording, name, entry),
             states=states[name],
             samples=samples.get(name, 0),
-            values=None,
+            saved_results=None,
             placement={leaf: _placement(place, told) for leaf, place in entry.get("placed", {}).items()},
         )
         for name, entry in entries.items()
@@ -285,7 +285,7 @@ def unpack(recording: Recording, manifest: Mapping[str, Any], payload: Tensor) -
 def emptied(recording: Recording, manifest: Mapping[str, Any], name: str) -> Subrecording:
     """What a rank sent under a name, without states and observations."""
     part = _part(recording, name, manifest["subrecorders"][name])
-    return replace(part, states={}, samples=0, values=None, progress=None, placement={})
+    return replace(part, states={}, samples=0, saved_results=None, progress=None, placement={})
 
 
 def _placement(place: Sequence[Any], told: Iterator[int]) -> Placement:

@@ -39,7 +39,7 @@ class PartialMerge:
     >>> for rank in range(2):
     ...     shared = Subrecording(Norm(), {"": state}, 1, placement={"": Placement(rank, shared=True)})
     ...     partial.add(Recording({"output": Subrecording(Norm(), {"": state}, 1), "weight": shared}))
-    >>> [(list(recording), list(recording.iter_samples())) for recording in partial.recordings()]
+    >>> [(list(recording), list(recording.samples.values())) for recording in partial.recordings()]
     [(['output', 'weight'], [2, 1])]
     """
 

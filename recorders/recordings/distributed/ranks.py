@@ -107,7 +107,7 @@ def merge_subrecordings(parts: Sequence[Subrecording], name: str, differing: Dif
                 path = f"{leaf}.{label}" if leaf and label else leaf or label
                 states[path] = reducer.merge(states.get(path, {}), state)
     total = max(samples, default=sum(part.samples for part in ranks))
-    return replace(ranks[0], states=states, samples=total, values=None, progress=None, placement={})
+    return replace(ranks[0], states=states, samples=total, saved_results=None, progress=None, placement={})
 
 
 def _tensors(reducer: Reducer, ranks: Sequence[Subrecording], leaf: str, what: str, differing: Differing) -> list[_Tensor]:

@@ -55,7 +55,7 @@ with torch.no_grad(), torch.autocast("cpu"):
     net(torch.randn(5, 3))
 print(recorder.report(), change.peek(), recorder.overhead())
 recorder.save(sys.argv[1])
-assert recorder.samples("out/0") == 11 and recorder.samples("seldom/0") == 4
+assert recorder.samples["out/0"] == 11 and recorder.samples["seldom/0"] == 4
 assert compiler() == before, sorted(compiler() - before)[:5]
 """
 
@@ -116,7 +116,7 @@ def compare(recorder, steps=4):
     other = record(eager)
     train(eager, other, steps)
     for name in recorder:
-        assert recorder.samples(name) == other.samples(name) > 0, (name, recorder.samples(name), other.samples(name))
+        assert recorder.samples[name] == other.samples[name] > 0, (name, recorder.samples[name], other.samples[name])
         mine, theirs = recorder[name].peek(), other[name].peek()
         for key in theirs if isinstance(theirs, dict) else [None]:
             a, b = (mine, theirs) if key is None else (mine[key], theirs[key])
@@ -200,7 +200,7 @@ ORDERS = {
         train(net, recorder, steps=6)
         assert not net[0]._forward_hooks and not compiler()
         train(compiled(net), recorder, steps=6)
-        assert {recorder.samples(name) for name in recorder} == {3}, recorder.report()
+        assert {recorder.samples[name] for name in recorder} == {3}, recorder.report()
     """,
     "after an export": """
         net = make().eval()
@@ -212,7 +212,7 @@ ORDERS = {
         net.train()
         recorder.reset()
         train(compiled(net), recorder)
-        assert all(recorder.samples(name) for name in recorder)
+        assert all(recorder.samples[name] for name in recorder)
     """,
     "reducers alone": """
         import reducers

@@ -280,7 +280,7 @@ def test_one_that_fails_is_told_of_alone_and_the_others_are_recorded(on_error: A
             )
         else:
             optimizer.step()
-    found = {name: (recorder.samples(name), float(recorder[name].peek()["weight"])) for name in recorder}
+    found = {name: (recorder.samples[name], float(recorder[name].peek()["weight"])) for name in recorder}
     fifth = {"warn": (3, 8.0), "disable": (2, 4.0), "raise": (3, 8.0)}[on_error]
     assert found == {**{str(i): (3, 12.0) for i in range(4)}, "4": fifth}
 
@@ -300,7 +300,7 @@ def test_an_interrupted_step_is_recorded_by_none(where: str) -> None:
         else:
             optimizer.step()
     Picky.interrupt = ""
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}
     assert {float(monitor.peek()["weight"]) for monitor in recorder.values()} == {12.0}
 
 
@@ -366,7 +366,7 @@ def test_operators_of_a_step_do_not_grow_with_the_parameters(kind: type[Monitor]
             optimizer.step()
             with Called() as called:
                 optimizer.step()
-        assert set(recorder.iter_samples()) == {6}
+        assert set(recorder.samples.values()) == {6}
         counts.append(called.count)
         recorder.deregister()
     assert counts[0] == counts[1] <= 110
@@ -396,8 +396,8 @@ def test_monitors_that_come_and_go_join_a_few_batches() -> None:
         recorder[str(turn)].clear()
         batches = {pending.rows for monitor in recorder.values() for pending in monitor.buffer.stored.pending.values()}  # type: ignore[attr-defined]
         assert len(batches) <= 5
-    assert recorder.samples("49") == 40
-    assert recorder.samples("0") == 39
+    assert recorder.samples["49"] == 40
+    assert recorder.samples["0"] == 39
     assert float(recorder["49"].peek()["bias"]) == 40 * 8
 
 
@@ -457,7 +457,7 @@ def test_threads_may_look_while_others_step() -> None:
     for reader in readers:
         reader.join()
     assert wrong == []
-    assert set(recorder.iter_samples()) == {100}
+    assert set(recorder.samples.values()) == {100}
     assert {float(monitor.peek()["bias"]) for monitor in recorder.values()} == {800.0}
 
 
@@ -519,7 +519,7 @@ def test_a_monitor_that_leaves_its_batch_within_a_step_is_observed_in_its_next_r
     seen: list[int] = []
 
     def in_between() -> bool:
-        seen.append(recorder.samples("0"))
+        seen.append(recorder.samples["0"])
         if len(seen) == 1:
             recorder["0"].merge(theirs)
             recorder["1"].clear()

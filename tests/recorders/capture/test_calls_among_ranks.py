@@ -61,7 +61,7 @@ def steady(place: Place | None, wrapped: bool, backend: str) -> tuple[int, list[
         for _ in range(WARM):
             step()
         calls = our_calls_of(lambda: [step() for _ in range(STEPS)])  # the backward runs in this thread, too
-    return calls, list(recorder.iter_samples())
+    return calls, list(recorder.samples.values())
 
 
 def test_python_of_ours_runs_in_no_step_without_a_group() -> None:
@@ -115,7 +115,7 @@ def parts(place: Place, parallel: bool, late: bool) -> Any:
                 register_layouts(model, mesh, outputs={"up": Shard(-1), "act": Shard(-1), "down": Replicate()})
         run(rows * (step + 1)).sum().backward()
     merged = recorder.sync() if parallel else recorder.snapshot()
-    return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))
+    return merged.compute(), dict(merged.samples)
 
 
 @pytest.mark.slow

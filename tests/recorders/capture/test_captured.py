@@ -99,7 +99,7 @@ def test_what_is_captured_is_left_out_counted_and_told(name: str, size: int, str
     trained(recorder, net, stream, [False, False, True, True, True, False, False], size)
     recorded = 2 if "some" in name else 4
     (row,) = recorder.report().rows
-    assert set(recorder.iter_samples()) == {recorded}, row
+    assert set(recorder.samples.values()) == {recorded}, row
     assert row.error is None
     assert row.skipped[IN_CUDA_GRAPH] >= 3
     assert f"{row.skipped[IN_CUDA_GRAPH]} {IN_CUDA_GRAPH}" in str(row)
@@ -164,5 +164,5 @@ def test_what_compiled_graphs_hand_over_by_python_is_left_out(
         with torch.no_grad():
             compiled(torch.randn(3, 4))
     stream.captured = False
-    assert list(recorder.iter_samples()) == [3, 3]
+    assert list(recorder.samples.values()) == [3, 3]
     assert [row.skipped.get(IN_CUDA_GRAPH) for row in recorder.report().rows] == [3, 3]

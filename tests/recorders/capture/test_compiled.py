@@ -80,10 +80,10 @@ def test_forwards_and_gradients_are_one_graph_with_the_numbers_of_eager_mode(
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
     train(compiled, batches)
     compiled_once()
-    samples, results = list(recorder.iter_samples()), recorder.compute()
+    samples, results = list(recorder.samples.values()), recorder.compute()
     recorder.reset()
     train(net, batches)
-    assert samples == list(recorder.iter_samples())
+    assert samples == list(recorder.samples.values())
     assert {count for count in samples if count} == {5}
     near(results, recorder.compute())
 
@@ -93,7 +93,7 @@ def test_a_hundred_steps_compile_nothing_anew() -> None:
     recorder = everything(net)
     train(torch.compile(net, backend="aot_eager", fullgraph=True), (torch.randn(shape) for _ in range(100)))
     compiled_once()
-    assert set(recorder.iter_samples()) == {100, 0}  # nothing asks for the gradient of the batch itself
+    assert set(recorder.samples.values()) == {100, 0}  # nothing asks for the gradient of the batch itself
     assert [name for name, monitor in recorder.items() if not monitor.samples] == ["into", "into/0"]
 
 
@@ -107,7 +107,7 @@ def test_fused_by_inductor_the_numbers_are_the_same() -> None:
         train(torch.compile(net, fullgraph=True), batches)
     compiled_once()
     results = recorder.compute()
-    assert list(recorder.iter_samples()) == [3] * 4
+    assert list(recorder.samples.values()) == [3] * 4
     recorder.reset()
     train(net, batches)
     near(results, recorder.compute())
@@ -150,7 +150,7 @@ def test_another_shape_costs_one_graph_more() -> None:
     recorder = Recorder(out=ForwardMonitor(Mean("b c -> c")), back=BackwardMonitor(Count())).modules(net)
     train(torch.compile(net, backend="aot_eager", fullgraph=True), [torch.randn(rows, 4) for rows in (6, 5, 3, 6, 7)])
     assert counters["stats"]["unique_graphs"] == 2
-    assert set(recorder.iter_samples()) == {5}
+    assert set(recorder.samples.values()) == {5}
     assert recorder["back/1"].peek() == 27 * 5
 
 
@@ -175,7 +175,7 @@ def test_every_counts_inside_a_graph() -> None:
     recorder = Recorder(out=ForwardMonitor(Mean(), every=3), back=BackwardMonitor(Mean(), every=2)).modules(net, names="0")
     train(torch.compile(net, backend="aot_eager", fullgraph=True), (torch.randn(shape) for _ in range(7)))
     compiled_once()
-    assert list(recorder.iter_samples()) == [3, 4]
+    assert list(recorder.samples.values()) == [3, 4]
     assert recorder["out/0"].counts == {"calls": 7, "not due (every)": 4}
 
 
@@ -195,7 +195,7 @@ def test_checkpointing_inside_a_graph_counts_nothing_twice() -> None:
     batches = [torch.randn(5, 4) for _ in range(3)]
     train(torch.compile(net, backend="aot_eager", fullgraph=True), batches)
     compiled_once()
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}
     results = recorder.compute()
     recorder.reset()
     train(net, batches)
@@ -208,7 +208,7 @@ def test_transforms_inside_a_graph_are_left_out_and_not_broken() -> None:
     x = torch.randn(4, 3)
     for function in (torch.vmap(net), torch.func.grad(lambda x: net(x).sum())):
         torch.testing.assert_close(torch.compile(function, backend="aot_eager", fullgraph=True)(x), function(x))
-    assert list(recorder.iter_samples()) == [0, 0]
+    assert list(recorder.samples.values()) == [0, 0]
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_states_made_in_inference_mode_and_under_autocast_are_as_any() -> None:
         torch.compile(net, backend="aot_eager", fullgraph=True)(torch.randn(shape))
     assert not any(value.is_inference() for monitor in recorder.values() for value in monitor.state.values())
     net(torch.randn(shape))
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
 
 
 def test_an_empty_batch_is_an_observation_of_nothing() -> None:
@@ -264,7 +264,7 @@ def test_nothing_is_recorded_after_the_hooks_are_off() -> None:
     with Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean())).modules(net) as recorder:
         train(compiled, [torch.randn(shape)])
     train(compiled, [torch.randn(shape)])
-    assert set(recorder.iter_samples()) == {1}
+    assert set(recorder.samples.values()) == {1}
 
 
 def test_what_is_pushed_inside_a_graph_is_recorded() -> None:
@@ -287,7 +287,7 @@ def test_a_gradient_that_arrives_after_the_hooks_are_off_is_not_recorded() -> No
     out = torch.compile(net, backend="aot_eager", fullgraph=True)(torch.randn(shape))
     recorder.deregister()
     out.sum().backward()
-    assert set(recorder.iter_samples()) == {0}
+    assert set(recorder.samples.values()) == {0}
 
 
 class Block(nn.Module):
@@ -307,7 +307,7 @@ def test_a_second_model_does_not_run_the_graph_of_the_first_one() -> None:
     recorder = Recorder(ForwardMonitor(Max())).modules(second, leaves=True)
     compiled = torch.compile(second, backend="aot_eager")
     compiled(x)
-    assert recorder.samples("layer") == 1
+    assert recorder.samples["layer"] == 1
 
 
 def test_hooks_put_on_after_the_graph_was_made_record_from_the_next_call_on() -> None:
@@ -317,7 +317,7 @@ def test_hooks_put_on_after_the_graph_was_made_record_from_the_next_call_on() ->
     compiled(x)
     recorder = Recorder(out=ForwardMonitor(Max()), back=BackwardMonitor(Max())).modules(net, leaves=True)
     compiled(x).sum().backward()
-    assert list(recorder.iter_samples()) == [1, 1]
+    assert list(recorder.samples.values()) == [1, 1]
 
 
 def test_hooks_that_go_off_and_on_between_compiled_calls_record_again() -> None:
@@ -334,12 +334,12 @@ def test_hooks_that_go_off_and_on_between_compiled_calls_record_again() -> None:
     for _ in range(3):
         with recorder:
             run(2)
-        seen.append(list(recorder.iter_samples()))
+        seen.append(list(recorder.samples.values()))
         run(3)  # off
         run(2, size=7)  # off, and compiled anew for another shape
         net(torch.randn(4, 3)).sum().backward()  # off, and not compiled
         assert not any(monitor.registered for monitor in recorder.values())
-        assert list(recorder.iter_samples()) == seen[-1]
+        assert list(recorder.samples.values()) == seen[-1]
     assert seen == [[2] * 4, [4] * 4, [6] * 4]
     assert recorder["out/0"].peek() == 6 * 4 * 3
     other = nn.Linear(3, 3)
@@ -347,7 +347,7 @@ def test_hooks_that_go_off_and_on_between_compiled_calls_record_again() -> None:
     other(torch.ones(1, 3))
     net(torch.ones(1, 3))
     run(2)  # its graphs still hold what was the monitor's
-    assert recorder.samples("out/0") == 7
+    assert recorder.samples["out/0"] == 7
 
 
 class Meeting(nn.Module):
@@ -380,7 +380,7 @@ def test_a_tensor_met_again_in_a_graph_is_recorded_as_often_as_in_eager_mode(kin
         recorder.reset()
         for batch in batches:
             torch.autograd.backward(call(batch * 1))
-        return list(recorder.iter_samples()), recorder.compute()
+        return list(recorder.samples.values()), recorder.compute()
 
     samples, results = run(torch.compile(net, backend="aot_eager", fullgraph=True))
     compiled_once()
@@ -422,7 +422,7 @@ def test_objects_that_are_changed_between_modules_keep_their_graph_whole() -> No
     with torch._dynamo.config.patch(wrap_top_frame=True):
         train(torch.compile(net, backend="aot_eager", fullgraph=True), batches)
     compiled_once()
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
     results = recorder.compute()
     recorder.reset()
     train(net, batches)
@@ -447,11 +447,11 @@ def test_a_gradient_that_cannot_be_lifted_in_the_graph_is_recorded_when_it_runs(
     batches = [torch.randn(shape) for _ in range(3)]
     train(torch.compile(net, backend=backend, fullgraph=True), batches)
     compiled_once()
-    assert list(recorder.iter_samples()) == [3, 3, 2, 2]
+    assert list(recorder.samples.values()) == [3, 3, 2, 2]
     results = recorder.compute()
     recorder.deregister()
     train(torch.compile(net, backend=backend, fullgraph=True), batches)
-    assert list(recorder.iter_samples()) == [3, 3, 2, 2]
+    assert list(recorder.samples.values()) == [3, 3, 2, 2]
     recorder.register()
     recorder.reset()
     train(net, batches)

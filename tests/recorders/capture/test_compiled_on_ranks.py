@@ -150,7 +150,7 @@ def compiled(place: Place, kind: str, backend: str) -> Any:
     assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
     assert all(monitor.compiled for name, monitor in recorder.items() if name.startswith(("out", "last", "called")))
     merged = recorder.sync()
-    return counted, merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))
+    return counted, merged.compute(), dict(merged.samples)
 
 
 def check(pair: World, kind: str, backend: str) -> None:

@@ -393,7 +393,7 @@ def test_a_clock_of_another_thread_may_switch_monitors_in_the_middle_of_a_step(m
     nets[0](torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert switched
-    assert set(recorders[0].iter_samples()) == {2}
+    assert set(recorders[0].samples.values()) == {2}
     for recorder in recorders:
         recorder.deregister()
 

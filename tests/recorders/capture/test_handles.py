@@ -91,12 +91,12 @@ def near(given: Any, wanted: Any) -> None:
 
 def as_eager(recorder: Recorder, net: nn.Module, xs: list[Tensor]) -> None:
     """What was recorded is what eager mode records of these batches."""
-    samples, results = list(recorder.iter_samples()), recorder.compute()
+    samples, results = list(recorder.samples.values()), recorder.compute()
     recorder.reset()
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(dispatch.SWEEPS, "cpu")
         train(net, xs)
-    assert samples == list(recorder.iter_samples())
+    assert samples == list(recorder.samples.values())
     near(results, recorder.compute())
 
 
@@ -109,7 +109,7 @@ def test_forwards_and_gradients_have_the_numbers_of_eager_mode() -> None:
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["recompiles"]
     assert graphs.operators == ["torch_recorders.accumulate.default"] * 9
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
     as_eager(recorder, net, xs)
 
 
@@ -183,7 +183,7 @@ def test_checkpointing_inside_a_graph_counts_nothing_twice() -> None:
     recorder = Recorder(out=ForwardMonitor(Moments()), back=BackwardMonitor(Mean())).modules(net, types=(nn.Linear, nn.Tanh))
     train(graphs.compile(net), xs)
     assert set(graphs.operators) == {"torch_recorders.accumulate.default"}
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
     as_eager(recorder, net, xs)
 
 
@@ -193,7 +193,7 @@ def test_forwards_within_a_checkpoint_around_the_graph_call_python_and_count_onc
     compiled = graphs.compile(net)
     train(lambda x: checkpoint(compiled, x.requires_grad_(), use_reentrant=False), xs)
     assert "torch_recorders.record.default" in graphs.operators
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
     as_eager(recorder, net, xs)
 
 
@@ -207,7 +207,7 @@ def test_blocks_share_a_graph_and_accumulate_each_for_itself() -> None:
     train(net, first)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["recompiles"]
-    assert list(recorder.iter_samples()) == [2] * 6
+    assert list(recorder.samples.values()) == [2] * 6
     assert len({monitor.peek() for monitor in recorder.values()}) == 6
     for block in net:
         block._compiled_call_impl = None
@@ -225,7 +225,7 @@ def test_one_graph_serves_steps_that_are_due_and_those_that_are_not() -> None:
         recorder.step()
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["recompiles"]
-    assert list(recorder.iter_samples()) == [3, 3, 5]
+    assert list(recorder.samples.values()) == [3, 3, 5]
     recorder.deregister()
     reference = Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean())).modules(net, types=nn.Tanh)
     train(net, xs[::2])
@@ -259,10 +259,10 @@ def test_reset_keeps_shapes_and_a_monitor_that_is_off_records_nothing() -> None:
     monitor.reset(keepshape=True)
     recorder.deregister()
     compiled(xs[0])
-    assert list(recorder.iter_samples()) == [0]
+    assert list(recorder.samples.values()) == [0]
     recorder.register()
     compiled(xs[1])
-    assert list(recorder.iter_samples()) == [1]
+    assert list(recorder.samples.values()) == [1]
     near(monitor.peek(), net[:2](xs[1]).mean(0))
 
 
@@ -274,11 +274,11 @@ def test_a_file_holds_what_was_accumulated_and_who_goes_on_counts_it_once(tmp_pa
     recorder.save(tmp_path / "file")
     compiled(xs[1])
     both = recorder.compute()
-    assert list(load(tmp_path / "file").iter_samples()) == [1]
+    assert list(load(tmp_path / "file").samples.values()) == [1]
     recorder.resume(tmp_path / "file")
-    assert list(recorder.iter_samples()) == [1]
+    assert list(recorder.samples.values()) == [1]
     compiled(xs[1])
-    assert list(recorder.iter_samples()) == [2]
+    assert list(recorder.samples.values()) == [2]
     near(recorder.compute(), both)
 
 
@@ -331,7 +331,7 @@ def test_what_needs_python_calls_it() -> None:
     for x in batches(2):
         compiled(x)
     assert "torch_recorders.accumulate.default" not in graphs.operators
-    assert list(recorder.iter_samples()) == [0, 1, 2, 2, 2]
+    assert list(recorder.samples.values()) == [0, 1, 2, 2, 2]
 
 
 def test_what_kernels_do_not_take_is_handed_over_by_the_number_on_the_cpu() -> None:

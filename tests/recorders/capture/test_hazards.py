@@ -49,7 +49,7 @@ def test_a_module_with_two_names_called_three_times_is_recorded_three_times() ->
     net = Twice()
     recorder = Recorder(out=ForwardMonitor(Count()), back=BackwardMonitor(Count())).modules(net, types=nn.Linear)
     net(torch.ones(1, 2)).sum().backward()
-    assert {name: recorder.samples(name) for name in recorder} == {"out/first": 3, "back/first": 3}
+    assert {name: recorder.samples[name] for name in recorder} == {"out/first": 3, "back/first": 3}
     assert recorder["out/second"] is recorder["out/first"]
 
 
@@ -72,7 +72,7 @@ def test_attributes_and_inputs_of_checkpointed_modules_are_recorded_once(use_ree
     ).modules(net, types=Counting)
     for _ in range(2):
         checkpoint(net, torch.ones(1, 2, requires_grad=True), use_reentrant=use_reentrant).sum().backward()
-    assert list(attributes.iter_samples()) == [2] * 6
+    assert list(attributes.samples.values()) == [2] * 6
     assert attributes["difference/1"].peek().tolist() == attributes["difference/3"].peek().tolist() == [1, 1]
     assert attributes["state/3"].peek()[0] == 1
     assert all(monitor.last_error is None for monitor in attributes.values())
@@ -90,10 +90,10 @@ def test_transforms_of_functions_pass_by_gradient_monitors() -> None:
     watched = torch.func.grad(loss)(parameters, x), torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
     for before, after in zip(alone, watched, strict=True):
         assert all(before[name].equal(after[name]) for name in parameters)
-    assert set(recorder.iter_samples()) == {0}
+    assert set(recorder.samples.values()) == {0}
     assert all(monitor.last_error is None for monitor in recorder.values())
     loss(parameters, x).backward()  # functional_call alone is an ordinary call, of other parameters
-    assert recorder.samples("out/0") == recorder.samples("back/0") == 1
+    assert recorder.samples["out/0"] == recorder.samples["back/0"] == 1
 
 
 def test_a_view_of_the_output_that_is_changed_in_place_leaves_its_gradient_right() -> None:
@@ -145,7 +145,7 @@ def test_no_storage_is_retained() -> None:
         gc.enable()
     assert len(kept) == 20 * (8 + 4)
     assert retained == 0
-    assert {samples for recorder in recorders for samples in recorder.iter_samples()} == {0, 20}
+    assert {samples for recorder in recorders for samples in recorder.samples.values()} == {0, 20}
     assert {row.name for recorder in recorders for row in recorder.report().silent} == {"back_inp/0", "back_inp"}
 
 
@@ -164,7 +164,7 @@ def test_four_threads_of_5000_calls_lose_no_updates() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert list(recorder.iter_samples()) == [4 * 5000] * 2
+    assert list(recorder.samples.values()) == [4 * 5000] * 2
     assert {name: int(value) for name, value in recorder["out"].peek().items()} == {"n": 4 * 5000, "total": 4 * 5000}
 
 

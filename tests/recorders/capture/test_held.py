@@ -196,7 +196,7 @@ def test_the_memory_of_what_waits_is_bounded_for_one_monitor_and_for_all(monkeyp
     assert len(buffers) > 250
     assert max(buffers) <= COPIES.enough
     assert sum(buffers) <= 2 * together
-    assert set(recorder.iter_samples()) == {2 * MOST}
+    assert set(recorder.samples.values()) == {2 * MOST}
     del recorder, net, places
     gc.collect()
     assert not [ring for ring in COPIES.rings if ring.codec.size == 2048]

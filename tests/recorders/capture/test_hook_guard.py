@@ -122,10 +122,10 @@ def test_hooks_that_were_moved_record_nothing_once_they_are_off() -> None:
         other.register_forward_pre_hook(pre_hook)
     x = torch.ones(1, 2, requires_grad=True)
     other(x).sum().backward()
-    assert list(recorder.iter_samples()) == [1, 1, 1]
+    assert list(recorder.samples.values()) == [1, 1, 1]
     recorder.deregister()
     other(x).sum().backward()
-    assert list(recorder.iter_samples()) == [1, 1, 1]
+    assert list(recorder.samples.values()) == [1, 1, 1]
 
 
 WITHOUT_PACKAGE = """
@@ -165,7 +165,7 @@ def test_quantised_tensors_are_recorded_as_the_numbers_they_stand_for() -> None:
     expected = quantised.dequantize()
     torch.testing.assert_close(recorder["mean"].peek(), expected.double().mean())
     torch.testing.assert_close(recorder["last"].peek(), expected)
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}
     torch.testing.assert_close(Mean().compute(Mean().update({}, quantised)), expected.double().mean())
 
 
@@ -176,7 +176,7 @@ def test_leaves_are_modules_that_are_called_and_no_packed_parameters() -> None:
     recorder = Recorder(ForwardMonitor(Mean())).modules(net, leaves=True)
     assert list(recorder) == ["0", "1"]
     net(torch.ones(1, 3))
-    assert set(recorder.iter_samples()) == {1}
+    assert set(recorder.samples.values()) == {1}
 
 
 @pytest.mark.parametrize("args", [(), (None,), (1, 2, 3, 4, 5, 6), ("text", object())])
@@ -279,7 +279,7 @@ def test_states_are_plain_tensors_whatever_the_operands_are() -> None:
     x = torch.randn(4, 3).as_subclass(Named)
     for _ in range(3):
         assert type(layer(x)) is Named
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}
     assert {type(value) for monitor in recorder.values() for value in monitor.state.values()} == {Tensor}
     state = Mean().update({}, x)
     assert {type(value) for value in state.values()} == {Tensor}
@@ -298,7 +298,7 @@ def test_traces_of_fx_are_told_of_by_the_report_and_not_warned_of() -> None:
     recorder = Recorder(**{name: kind(Mean()) for name, kind in KINDS.items()}).modules(net)
     graph = Tracer().trace(net)
     assert len([node for node in graph.nodes if node.op == "call_function"]) == 2
-    assert set(recorder.iter_samples()) == {0}
+    assert set(recorder.samples.values()) == {0}
     assert any("traced (torch.fx)" in row.skipped for row in recorder.report().rows)
 
 

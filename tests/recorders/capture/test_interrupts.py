@@ -300,7 +300,7 @@ def test_all_kinds_of_a_step_are_bound_at_once() -> None:
         after = rig.check()
         assert len({after[kind] - before[kind] for kind in ("value", "update", "state")}) == 1, position
         rig.run()
-        assert {*other.iter_samples()} == {rig.check()["value"]}, position
+        assert {*other.samples.values()} == {rig.check()["value"]}, position
 
 
 def asynchronous(times: int, seed: int) -> None:

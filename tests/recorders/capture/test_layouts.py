@@ -79,7 +79,7 @@ def declared(place: Place, first: bool) -> Any:
         warnings.filterwarnings("ignore", "ForwardMonitor 'out/2' .*each rank holds a summand")
         train(model)
         merged = recorder.sync()
-    return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))
+    return merged.compute(), dict(merged.samples)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_local_outputs_of_tensor_parallel_layers_merge_to_the_whole(pair: World,
     model = net()
     with recorder_of(model) as alone:
         train(model)
-    expected, samples = alone.compute(), dict(zip(alone, alone.iter_samples(), strict=True))
+    expected, samples = alone.compute(), dict(alone.samples)
     for results, counted in returned(pair.run(declared, first)):
         if first:  # before the hook that reduces the output, each rank holds a summand of it
             assert {name for name in samples if not counted[name]} == {"out/2"}
@@ -113,7 +113,7 @@ def warned_at_sync(place: Place) -> Any:
                 warnings.simplefilter("always")
                 merged = recorder.sync()
             texts.append([str(warning.message) for warning in caught])
-        samples.append([*merged.iter_samples()])
+        samples.append([*merged.samples.values()])
         recorder.deregister()
         if texts[0] and len(samples) == 1:
             line = texts[0][0].partition("guesses: ")[2].partition(". None")[0]

@@ -243,7 +243,7 @@ def test_forward_monitors_are_inside_a_compiled_graph_without_breaks_or_recompil
         compiled(batch)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
-    assert list(recorder.iter_samples()) == [12] * 6
+    assert list(recorder.samples.values()) == [12] * 6
     results = recorder.compute()
     recorder.reset()
     for batch in batches:
@@ -265,7 +265,7 @@ def test_on_a_gpu_states_stay_there_and_nothing_synchronises() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(value.is_cuda for monitor in recorder.values() for value in monitor.state.values())
-    assert list(recorder.iter_samples()) == [4, 4, 4]
+    assert list(recorder.samples.values()) == [4, 4, 4]
 
 
 def test_what_a_monitors_own_callables_call_is_neither_recorded_nor_a_deadlock() -> None:
@@ -276,7 +276,7 @@ def test_what_a_monitors_own_callables_call_is_neither_recorded_nor_a_deadlock()
         gradient=BackwardMonitor(Count(), op_=lambda gradient, output: net[1](gradient)),
     ).modules(net, types=nn.Linear)
     net(torch.ones(3, 2)).sum().backward()
-    assert list(recorder.iter_samples()) == [1] * 6
+    assert list(recorder.samples.values()) == [1] * 6
     assert all(monitor.peek() == 6 for monitor in recorder.values())
 
 
@@ -309,14 +309,14 @@ def test_traced_and_exported_programs_hold_nothing_of_a_monitor() -> None:
         diff=DifferenceMonitor(Last(), "weight"),
     ).modules(net, leaves=True)
     net(x)
-    recorded = list(recorder.iter_samples())
+    recorded = list(recorder.samples.values())
     assert nodes(net) == bare
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*torch.jit.*is deprecated", category=DeprecationWarning)
         traced = torch.jit.trace(net, x, check_trace=False)
     assert traced.inlined_graph.findAllNodes("aten::sum") == []
-    assert list(recorder.iter_samples()) == recorded
+    assert list(recorder.samples.values()) == recorded
     assert all(monitor.last_error is None for monitor in recorder.values())
 
 
@@ -357,7 +357,7 @@ def test_a_module_without_inputs_has_none_to_record_and_no_error() -> None:
     net = Returns(torch.ones(1))
     recorder = Recorder(out=ForwardMonitor(Mean()), inp=ForwardInputMonitor(Mean())).modules(net)
     net()
-    assert list(recorder.iter_samples()) == [1, 0]
+    assert list(recorder.samples.values()) == [1, 0]
     assert recorder["inp"].counts["operand was None"] == 1
 
 
@@ -374,7 +374,7 @@ def test_hooks_outside_a_compiled_graph_are_not_compiled_by_themselves() -> None
     for _ in range(3):
         net(torch.randn(4, 3))
     assert counters["stats"]["unique_graphs"] == 1
-    assert {samples for recorder in recorders for samples in recorder.iter_samples()} == {3}
+    assert {samples for recorder in recorders for samples in recorder.samples.values()} == {3}
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -386,7 +386,7 @@ def test_a_mistake_met_while_compiling_is_said_and_does_not_break_the_call() -> 
     with pytest.warns(RecordingWarning, match="needs 4 axes, got 2"):
         out = compiled(x)
     torch.testing.assert_close(out, net(x))
-    assert list(recorder.iter_samples()) == [0, 2]
+    assert list(recorder.samples.values()) == [0, 2]
 
 
 def scaled(x: Tensor, state: Tensor) -> Tensor:

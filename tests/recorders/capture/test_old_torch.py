@@ -31,7 +31,7 @@ def test_an_old_torch_is_told_of_once_and_the_network_computes_the_same() -> Non
     assert len(told) == 1
     assert net[0].weight.grad is not None
     torch.testing.assert_close(net[0].weight.grad, expected)
-    assert [recorder.samples(name) for name in recorder] == [0] * 4
+    assert [recorder.samples[name] for name in recorder] == [0] * 4
 
 
 def test_eager_mode_is_not_warned_of() -> None:
@@ -39,4 +39,4 @@ def test_eager_mode_is_not_warned_of() -> None:
     with warnings.catch_warnings(), Recorder(ForwardMonitor(Mean())).modules(layer) as recorder:
         warnings.simplefilter("error")
         layer(torch.ones(1, 3))
-    assert recorder.samples(0) == 1
+    assert recorder.samples[0] == 1

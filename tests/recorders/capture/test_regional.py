@@ -150,7 +150,7 @@ def test_equal_blocks_make_as_many_graphs_as_without_a_recorder(
     eager = Run(blocks, checkpointed, monitors, compiled=False)
     assert run.recorder is not None
     assert eager.recorder is not None
-    assert list(run.recorder.iter_samples()) == list(eager.recorder.iter_samples())
+    assert list(run.recorder.samples.values()) == list(eager.recorder.samples.values())
     for name, monitor in run.recorder.items():
         torch.testing.assert_close(monitor.snapshot().leaves(), eager.recorder[name].snapshot().leaves(), rtol=1e-4, atol=1e-5)
 
@@ -190,7 +190,7 @@ def test_steps_that_are_chosen_cost_one_graph_more_for_all_blocks() -> None:
         net(torch.randn(3, 4)).sum().backward()
         recorder.step()
     assert counter.frame_count == 4  # first block or not, busy step or not
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -205,6 +205,6 @@ def test_blocks_with_other_reducers_do_not_share_a_graph() -> None:
     for _ in range(2):
         net(torch.randn(3, 4, requires_grad=True)).sum().backward()
     assert counter.frame_count == 2
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
     for name, monitor in recorder.items():
         assert isinstance(monitor.peek(), dict) == name.startswith("even")

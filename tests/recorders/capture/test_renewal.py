@@ -100,10 +100,10 @@ def test_a_net_that_was_compiled_and_run_before_is_recorded(way: Any, submodule:
     with Recorder(out=ForwardMonitor(Mean()), back=BackwardMonitor(Mean())).modules(watched, leaves=True) as recorder:
         for _ in range(4):
             run(X).sum().backward()
-    assert {*recorder.iter_samples()} == {4}
+    assert {*recorder.samples.values()} == {4}
     with recorder:
         run(X).sum().backward()
-    assert {*recorder.iter_samples()} == {5}
+    assert {*recorder.samples.values()} == {5}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -124,7 +124,7 @@ def test_so_is_a_net_of_which_another_instance_was_compiled_earlier() -> None:
     run, bare = torch.compile(second, backend="eager"), torch.compile(first, backend="eager")
     for _ in range(3):
         bare(X), run(X)
-    assert {*recorder.iter_samples()} == {3}
+    assert {*recorder.samples.values()} == {3}
 
 
 @pytest.mark.parametrize("watched", [0, 1, 2])
@@ -137,7 +137,7 @@ def test_one_of_several_blocks_that_share_a_graph_is_recorded_alone(before: bool
     recorder = Recorder(ForwardMonitor(Mean())).modules(net.blocks[watched])
     for _ in range(4):
         run(X)
-    assert {*recorder.iter_samples()} == {4}
+    assert {*recorder.samples.values()} == {4}
 
 
 def test_both_sides_of_a_pair() -> None:
@@ -149,7 +149,7 @@ def test_both_sides_of_a_pair() -> None:
     for _ in range(3):
         for run in runs:
             run(X)
-    assert {*recorder.iter_samples()} == {3}
+    assert {*recorder.samples.values()} == {3}
 
 
 def test_other_nets_are_not_compiled_again() -> None:
@@ -189,7 +189,7 @@ def test_if_nothing_may_be_compiled_again_recorder_plan_and_report_say_so(monkey
     assert "before the first compiled call" in recorder.report().rows[0].reason
     torch._dynamo.reset()
     run(X)
-    assert {*recorder.iter_samples()} == {1}
+    assert {*recorder.samples.values()} == {1}
 
 
 def test_without_the_functions_of_the_compiler_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ def test_memory_is_bounded_for_one_monitor_and_for_all(monkeypatch: pytest.Monke
     assert len(tables) > 20
     assert max(tables) <= codecs.PARTIAL.enough
     assert sum(tables) <= 2 * together
-    assert set(recorder.iter_samples()) == {2 * MOST}
+    assert set(recorder.samples.values()) == {2 * MOST}
     del recorder, net, places
     gc.collect()
     assert not [ring for ring in codecs.PARTIAL.rings if ring.codec.size == 4 * SIZE]

@@ -74,7 +74,7 @@ def test_the_same_as_one_by_one(kind: type[Monitor], launched: list[int]) -> Non
     assert min(launched) < max(launched)
     assert any(rows(monitor) for monitor in together.values())
     for name, monitor in apart.items():
-        assert together.samples(name) == monitor.samples
+        assert together.samples[name] == monitor.samples
         assert together[name].counts == monitor.counts
         close(together[name].peek(), monitor.peek())
 
@@ -140,7 +140,7 @@ def test_an_interrupted_step_is_recorded_by_none(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(KeyboardInterrupt):
                 stepped(net, **{name: 5 * x for name, x in ones.items()})
     stepped(net, **ones)
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
     assert [float(monitor.peek()["weight"]) ** 2 for monitor in recorder.values()] == pytest.approx([12, 8])
 
 

@@ -89,7 +89,7 @@ def test_in_steps_that_are_not_due_no_hook_is_there_and_counts_are_as_they_were(
     on = found[0]
     assert on[1] == told
     assert found == [on, (1, told - 3 * 2), (1, told - 3 * 2)] * 3 + [on]  # the one is that of the clock, which counts forwards
-    assert set(recorder.iter_samples()) == {4}
+    assert set(recorder.samples.values()) == {4}
     for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(mine, other)
 
@@ -120,7 +120,7 @@ def test_hooks_of_the_user_keep_their_place() -> None:
         recorder.step()
         other.step()
     assert order == ["before all", "first", "a", "second", "b", "third", "later"]
-    assert [recorder.samples(0), other.samples(0)] == [2, 2]
+    assert [recorder.samples[0], other.samples[0]] == [2, 2]
 
 
 class Counting(OrderedDict[int, Any]):
@@ -148,7 +148,7 @@ def test_a_hook_is_switched_only_where_that_changes() -> None:
         layer(torch.ones(1))
         recorder.step()
     assert layer._forward_hooks.writes == 2 * 10 + 1
-    assert recorder.samples(0) == 11
+    assert recorder.samples[0] == 11
 
 
 def test_what_was_never_called_stays_until_it_is() -> None:
@@ -162,7 +162,7 @@ def test_what_was_never_called_stays_until_it_is() -> None:
         recorder.step()
         if 16 <= step < 39:
             assert hooks(model) == 0
-    assert list(recorder.iter_samples()) == [1, 1, 1]
+    assert list(recorder.samples.values()) == [1, 1, 1]
 
 
 def out(**options: Any) -> tuple[nn.Sequential, Recorder]:
@@ -186,7 +186,7 @@ def test_hooks_that_are_out_can_be_taken_off_and_put_on() -> None:
     assert all(not vars(module._forward_hooks).get("hooks taken out") for module in model.modules())
     recorder.register()
     model(torch.ones(1, 3)).sum().backward()
-    assert recorder.samples("out/0") == 2
+    assert recorder.samples["out/0"] == 2
     recorder.step()
     assert hooks(model) == 0
     removed = recorder.remove("out/0")
@@ -194,7 +194,7 @@ def test_hooks_that_are_out_can_be_taken_off_and_put_on() -> None:
         recorder.step()
     model(torch.ones(1, 3))
     assert removed.samples == 2
-    assert recorder.samples("out/1") == 3
+    assert recorder.samples["out/1"] == 3
 
 
 def test_a_copy_of_a_net_whose_hooks_are_out_records_nothing() -> None:
@@ -203,7 +203,7 @@ def test_a_copy_of_a_net_whose_hooks_are_out_records_nothing() -> None:
         twin(torch.ones(1, 3)).sum().backward()
         assert hooks(twin) == 0
     assert b"recorders." not in pickle.dumps(model)
-    assert recorder.samples("out/0") == 1
+    assert recorder.samples["out/0"] == 1
 
 
 def test_a_net_whose_hooks_are_out_is_freed_without_the_collector() -> None:
@@ -257,7 +257,7 @@ def test_an_interruption_while_hooks_are_switched_loses_none(way: str, monkeypat
         else:
             recorder.step()
     assert seen[8:] == [3, 0, 3, 0]
-    assert set(recorder.iter_samples()) == {6 if way == "take_out" else 5}  # all but the step that was interrupted
+    assert set(recorder.samples.values()) == {6 if way == "take_out" else 5}  # all but the step that was interrupted
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -277,7 +277,7 @@ def test_what_is_compiled_while_hooks_are_out_has_them_all_the_same(reset: bool)
         recorder.step()
         assert hooks(model) == 3
     assert counters["stats"]["unique_graphs"] == 2
-    assert list(recorder.iter_samples()) == [4, 4, 4]
+    assert list(recorder.samples.values()) == [4, 4, 4]
 
 
 @pytest.mark.usefixtures("fresh_compiler")

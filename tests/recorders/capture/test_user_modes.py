@@ -179,7 +179,7 @@ def test_no_callable_changes_a_training_under_selective_checkpointing(reducer: R
     for policy, bare in [*((POLICIES[name], BARE[name]) for name in POLICIES), (own, trained(own, lambda net: None))]:
         made: list[Recorder] = []
         assert equal(trained(policy, lambda net, made=made: made.append(record(net))), bare)  # type: ignore[misc]
-        assert set(made[0].iter_samples()) == {3, 0}
+        assert set(made[0].samples.values()) == {3, 0}
         nothing = [name for name, monitor in made[0].items() if not monitor.samples]
         assert nothing == ["into", "into/inner", "into/inner.first"]  # the batch itself asks for no gradient
 
@@ -220,10 +220,10 @@ def test_a_compiled_training_under_selective_checkpointing_is_the_same(policy: A
     recorders: list[Recorder] = []
     record = everywhere(statistics, nn.Linear, **callables)
     assert equal(run(lambda net: recorders.append(record(net))), run(lambda net: None))
-    assert set(recorders[0].iter_samples()) == {3, 0}
-    samples, results = list(recorders[0].iter_samples()), recorders[0].compute()
+    assert set(recorders[0].samples.values()) == {3, 0}
+    samples, results = list(recorders[0].samples.values()), recorders[0].compute()
     trained(policy, lambda net: recorders.append(record(net)))
-    assert samples == list(recorders[1].iter_samples())
+    assert samples == list(recorders[1].samples.values())
     torch.testing.assert_close(results, recorders[1].compute(), rtol=1e-4, atol=1e-5)
 
 

@@ -113,4 +113,4 @@ def test_ctrl_c_saves_and_ends_with_status_130(tmp_path: Path, capsys: pytest.Ca
         handle.remove()
         torch.set_num_threads(threads)
     assert "Interrupted after 5 steps: what was recorded until then is saved." in capsys.readouterr().out
-    assert load(tmp_path / "recording").samples("loss") == 5
+    assert load(tmp_path / "recording").samples["loss"] == 5

@@ -170,7 +170,7 @@ def test_merge_equals_merging_in_python(tmp_path: Path, capsys: Printed) -> None
     expected = load(one).merge(load(other))
     merged = load(tmp_path / "c")
     assert torch.equal(merged["out/0"].peek()["mean"], expected["out/0"].peek()["mean"])
-    assert merged.samples("loss") == 10
+    assert merged.samples["loss"] == 10
     assert "exists already" in said(capsys, "merge", one, other, "-o", tmp_path / "c", status=1)
     Recorder(more=CallMonitor(Mean())).push("more", 1.0).save(tmp_path / "d")
     assert "more" in said(capsys, "merge", one, tmp_path / "d", "-o", tmp_path / "e", status=1)
@@ -285,9 +285,9 @@ def test_a_folder_from_many_ranks_is_a_recording_like_any_other(tmp_path: Path, 
     assert any("case 2" in row and row.split()[-1] == str(samples["case 2"]) for row in rows)
     assert f"whole: {len(samples)} subrecorders, {sum(samples.values()):,} observations" in said(capsys, "verify", root)
     said(capsys, "merge", root, ROOT / "tests" / "fixtures" / "recording", "--out", tmp_path / "merged", "--keep")
-    assert load(tmp_path / "merged").samples("case 2") == samples["case 2"] + load(root, ranks=3).samples("case 2")
+    assert load(tmp_path / "merged").samples["case 2"] == samples["case 2"] + load(root, ranks=3).samples["case 2"]
     (broken,) = root.glob("generation-*/00000-00002-case-2.safetensors")
     broken.unlink()
     assert "case 2 of rank 0" in said(capsys, "verify", root, status=1)
     assert "left out 'case 2 of rank 0'" in said(capsys, "repair", root, "--out", tmp_path / "repaired")
-    assert load(tmp_path / "repaired").samples("case 2") == load(root, ranks=3).samples("case 2")
+    assert load(tmp_path / "repaired").samples["case 2"] == load(root, ranks=3).samples["case 2"]

@@ -79,7 +79,7 @@ def test_demo_prints_a_table_and_says_where_everything_is(tmp_path: Path) -> Non
     assert text.isascii() or "\u2501" in text  # but for the progress bar
 
     recording = load(out / "recording")
-    assert recording.samples("loss") == 28
+    assert recording.samples["loss"] == 28
     assert recording["output/conv2"].peek()["activity"]["rate"].shape == (32,)
     assert findings(recording) == []
     assert (out / "overview.png").read_bytes().startswith(b"\x89PNG")
@@ -91,7 +91,7 @@ def test_what_it_prints_to_go_on_with_works(tmp_path: Path, capsys: pytest.Captu
     code = next(line for line in text.splitlines() if line.startswith("load it: ")).removeprefix("load it: ")
     scope: dict[str, Any] = {}
     exec(code, scope)
-    assert scope["recording"].samples("loss") == 28
+    assert scope["recording"].samples["loss"] == 28
     command = next(line for line in text.splitlines() if line.startswith("look into it: ")).removeprefix("look into it: ")
     program, *arguments = shlex.split(command)
     assert (program, main(arguments)) == ("recorders", 0)
@@ -113,7 +113,7 @@ def test_a_second_run_replaces_the_first_and_leaves_other_files(tmp_path: Path) 
     run(tmp_path / "demo")
     (tmp_path / "demo" / "notes.txt").write_text("mine")
     run(tmp_path / "demo", epochs=2)
-    assert load(tmp_path / "demo" / "recording").samples("loss") == 56
+    assert load(tmp_path / "demo" / "recording").samples["loss"] == 56
     assert (tmp_path / "demo" / "notes.txt").read_text() == "mine"
 
 
@@ -163,7 +163,7 @@ def test_interrupted_it_saves_what_was_recorded(tmp_path: Path) -> None:
     assert not finished
     assert "Interrupted after 19 steps: what was recorded until then is saved." in text
     assert "not measured yet" in text
-    assert load(tmp_path / "recording").samples("loss") == 19
+    assert load(tmp_path / "recording").samples["loss"] == 19
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_interrupted_with_the_sick_net_it_says_so(tmp_path: Path) -> None:
         finished, text = run(tmp_path)
     assert not finished
     assert "Interrupted: the sick net was not trained to the end." in text
-    assert load(tmp_path / "recording").samples("loss") == 28
+    assert load(tmp_path / "recording").samples["loss"] == 28
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_interrupted_before_the_first_step_it_keeps_the_older_recording(tmp_path
         finished, text = run(tmp_path)
     assert not finished
     assert "nothing saved" in text
-    assert load(tmp_path / "recording").samples("loss") == 28
+    assert load(tmp_path / "recording").samples["loss"] == 28
 
 
 def test_the_table_holds_odd_layers(tmp_path: Path) -> None:

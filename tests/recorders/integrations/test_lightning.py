@@ -83,5 +83,5 @@ def test_names_are_those_of_the_net_under_fabric() -> None:
         fabric.backward(net(ROWS)["loss"])
         optimizer.step()
     assert list(recorder)[:2] == ["train/body.0", "train/body.2"]
-    assert [recorder.clock.step, *recorder.iter_samples()][:3] == [1, 1, 1]
+    assert [recorder.clock.step, *recorder.samples.values()][:3] == [1, 1, 1]
     assert isinstance(recorder[0].module, nn.Linear)

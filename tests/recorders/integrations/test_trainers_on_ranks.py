@@ -183,7 +183,7 @@ def test_two_ranks_of_a_trainer_record_what_one_process_records(trainer: str, tm
     assert told == [{"step": STEPS, "names": list(expected), "micro": 0}] * RANKS
     torch.testing.assert_close(together.compute(), expected.compute(), rtol=1e-5, atol=1e-6)  # it trains in float32
     own = ("train", "first")
-    assert dict(zip(together, together.iter_samples(), strict=True)) == {
+    assert dict(together.samples) == {
         name: monitor.samples * (RANKS if name.startswith(own) else 1) for name, monitor in expected.items()
     }
     torch.testing.assert_close(

@@ -41,7 +41,7 @@ def test_each_rank_saves_in_a_folder_of_its_own_and_goes_on_from_it(tmp_path: Pa
     for rank in range(3):
         at(rank, 3)
         new(rank + 1).save(tmp_path)
-    assert merge(sorted((tmp_path / "recorder").iterdir())).samples(0) == 6
+    assert merge(sorted((tmp_path / "recorder").iterdir())).samples[0] == 6
     for rank in range(3):
         at(rank, 3)
         resumed = new(9)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import BackwardMonitor, CallMonitor, Clock, ForwardMonitor, MonitorConstructor, ParameterMonitor, Recorder
+from recorders import BackwardMonitor, CallMonitor, Cell, Clock, ForwardMonitor, MonitorConstructor, ParameterMonitor, Recorder
 from recorders.monitors.gate import Gate
 from recorders.monitors.options import DEFAULTS
-from reducers import Cell, Count, Mean, Norm
+from reducers import Count, Mean, Norm
 
 QUESTIONS: dict[str, tuple[dict[str, Any], bool]] = {  # options under which nothing passes, and whether a graph counts the reason
     "not recorded in train mode": ({"train_update": False}, False),
@@ -92,7 +92,7 @@ def test_verbs_are_the_same_everywhere() -> None:
     assert monitor.peek() == monitor.compute() == cell.peek() == cell.compute() == 2
     assert recorder.compute() == recorder.snapshot().compute() == {"loss": 2.0}
     assert recorder.snapshot()["loss"].peek() == recorder.snapshot()["loss"].compute() == 2
-    assert (monitor.samples, recorder.samples("loss"), recorder.snapshot().samples("loss")) == (2, 2, 2)
+    assert (monitor.samples, recorder.samples["loss"], recorder.snapshot().samples["loss"]) == (2, 2, 2)
     monitor.reset()
     recorder.reset()
     cell.reset()

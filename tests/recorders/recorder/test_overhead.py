@@ -196,7 +196,7 @@ def test_a_step_reads_no_clock_and_measures_nothing_unless_somebody_asks() -> No
     assert calls_of_measuring(lambda: run(50))[1] == []
     cost = recorder.overhead()
     assert (cost.steps, cost.lower_bound) == (meter.WINDOW, True)
-    assert recorder.samples("out/0") == recorder.samples("loss") == recorder.clock.step  # nothing was left out for it
+    assert recorder.samples["out/0"] == recorder.samples["loss"] == recorder.clock.step  # nothing was left out for it
 
 
 def test_asking_again_measures_the_next_steps_and_shows_the_last_meanwhile(time: Time) -> None:
@@ -208,7 +208,7 @@ def test_asking_again_measures_the_next_steps_and_shows_the_last_meanwhile(time:
     assert cost.recorder.overhead().seconds == pytest.approx(0.1)
     cost.run(1)
     assert cost.recorder.overhead().seconds == pytest.approx(0.3)
-    assert cost.recorder.samples("loss") == cost.recorder.clock.step
+    assert cost.recorder.samples["loss"] == cost.recorder.clock.step
 
 
 def test_after_a_measured_step_and_if_its_recorder_is_freed_nothing_is_timed() -> None:
@@ -309,7 +309,7 @@ def test_steps_that_record_are_compared_with_those_that_do_not(time: Time) -> No
     assert not cost.lower_bound
     assert cost.error == pytest.approx(0.0, abs=1e-9)
     assert "takes 100 ms (+- 500 us) of a step" in str(replace(cost, error=0.0005))
-    assert recorder.samples(0) == 40
+    assert recorder.samples[0] == 40
 
 
 @pytest.mark.parametrize("options", [{"every_step": 4}, {"budget": 0.03}])
@@ -352,7 +352,7 @@ def test_asking_at_any_time_changes_nothing_of_what_is_recorded(
         if step in asked:
             recorders[0].overhead()
         assert recorders[0].clock.step == recorders[1].clock.step
-    found = [dict(zip(recorder, recorder.iter_samples(), strict=True)) for recorder in recorders]
+    found = [dict(recorder.samples) for recorder in recorders]
     assert found[0] == found[1]
     for recorder in recorders:
         recorder.deregister()
@@ -404,7 +404,7 @@ def test_threads_are_added_up_each_with_its_own_nesting(time: Time) -> None:
     assert seen == [recorder["loss"]] * 2
     assert time.reads - reads == 4  # neither took itself to be within the other
     assert stopwatch._here.owner is None
-    assert recorder.samples("loss") == 2
+    assert recorder.samples["loss"] == 2
 
 
 def test_an_error_in_a_timed_hook_is_the_one_of_that_hook(time: Time) -> None:
@@ -443,7 +443,7 @@ def test_an_interruption_while_a_measured_step_begins_or_ends_leaves_nothing_beh
     for _ in range(4):
         layer(torch.ones(1))
         recorder.step()
-    assert recorder.samples(0) == 12
+    assert recorder.samples[0] == 12
     assert recorder.overhead().seconds == 1.0
     recorder._meter.drop()
     assert entering.timing is None
@@ -522,7 +522,7 @@ def test_reset_forgets_what_was_recorded_and_not_what_it_cost(time: Time) -> Non
     before = cost.recorder.overhead()
     cost.recorder.reset()
     assert cost.recorder.overhead() == before
-    assert cost.recorder.samples("loss") == 0
+    assert cost.recorder.samples["loss"] == 0
 
 
 def test_setting_the_clock_measures_no_step_across_it(time: Time) -> None:
@@ -621,7 +621,7 @@ def test_a_budget_chooses_every_fourth_step_and_comes_back_when_costs_fall(time:
     cost = Cost(time, 0.1, budget=0.03)
     cost.run(2000, lambda step: 0.9)
     assert cost.cadences[-1500:] == [4] * 1500
-    samples = cost.recorder.samples("loss")
+    samples = cost.recorder.samples["loss"]
     assert abs(samples - 2000 / 4) < 20
     measured = cost.recorder.overhead()
     assert (measured.every_step, measured.budget) == (4, 0.03)
@@ -639,7 +639,7 @@ def test_what_recording_slows_in_the_next_step_is_a_cost_of_recording(time: Time
     cost, samples = Cost(time, 0.4, budget=0.03), [0, 0, 0]
 
     def step(_: int) -> float:
-        samples[:] = [*samples[1:], cost.recorder.samples("loss")]
+        samples[:] = [*samples[1:], cost.recorder.samples["loss"]]
         return 1.2 if samples[1] > samples[0] else 1.0
 
     cost.run(4000, step)
@@ -691,7 +691,7 @@ def test_a_budget_that_is_kept_anyway_changes_nothing(time: Time) -> None:
     cost = Cost(time, 0.02, budget=0.03)
     cost.run(500)
     assert set(cost.cadences) == {1}
-    assert cost.recorder.samples("loss") == 500
+    assert cost.recorder.samples["loss"] == 500
 
 
 def test_what_pushes_cost_that_record_nothing_is_counted_and_told_if_it_is_too_much(time: Time) -> None:
@@ -725,7 +725,7 @@ def test_recording_stops_with_a_warning_if_no_cadence_keeps_the_budget(time: Tim
             recorder.push("loss", 1.0)
             train(model, optimizer, 1)
     assert len(told) == 1
-    recorded = dict(zip(recorder, recorder.iter_samples(), strict=True))
+    recorded = dict(recorder.samples)
     assert all(recorded.values())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     step = recorder.clock.step
@@ -733,13 +733,13 @@ def test_recording_stops_with_a_warning_if_no_cadence_keeps_the_budget(time: Tim
     assert (recorder.clock.step, recorder.clock.attached) == (step, False)
     recorder.push("loss", 1.0)
     recorder.step()
-    assert dict(zip(recorder, recorder.iter_samples(), strict=True)) == recorded
+    assert dict(recorder.samples) == recorded
     assert recorder.overhead().budget == 0.03
     assert all("no cadence keeps the budget" in str(row) for row in recorder.report().rows)
     recorder.register().attach(optimizer)  # another chance
     recorder.push("loss", 1.0)
     train(model, optimizer, 1)
-    assert dict(zip(recorder, recorder.iter_samples(), strict=True)) == {name: count + 1 for name, count in recorded.items()}
+    assert dict(recorder.samples) == {name: count + 1 for name, count in recorded.items()}
 
 
 def test_an_interruption_now_and_then_does_not_pass_for_what_idle_pushes_cost(time: Time) -> None:
@@ -767,10 +767,10 @@ def test_steps_of_their_own_are_thinned_out_too() -> None:
     recorder._meter.every_step = recorder.clock.cadence = 3
     seen: dict[str, list[int]] = {name: [] for name in recorder}
     for step in range(100):
-        before = {name: recorder.samples(name) for name in recorder}
+        before = {name: recorder.samples[name] for name in recorder}
         for name in recorder:
             recorder.push(name, float(step))
-            if recorder.samples(name) > before[name]:
+            if recorder.samples[name] > before[name]:
                 seen[name].append(step)
         recorder._meter.drop()
         recorder.step()
@@ -798,7 +798,7 @@ def test_every_kind_of_monitor_keeps_to_the_cadence() -> None:
         loss.backward()
         recorder.push("loss", loss)
         optimizer.step()
-    assert set(recorder.iter_samples()) == {4}
+    assert set(recorder.samples.values()) == {4}
     assert {row.steps for row in recorder.report().rows} == {"one in 5 of these for the budget"}
     assert repr(recorder).splitlines()[0].endswith("6 subrecorders, one in 5 of the steps for a budget of 90 %")
 
@@ -837,7 +837,7 @@ def test_a_pickled_recorder_keeps_budget_and_cadence(time: Time) -> None:
     for _ in range(8):
         copy.push("loss", 1.0)
         copy.step()
-    assert copy.samples("loss") == 2
+    assert copy.samples["loss"] == 2
 
 
 def test_a_forgotten_recorder_goes_on_within_its_budget(time: Time) -> None:
@@ -885,15 +885,15 @@ def test_neither_measured_steps_nor_another_cadence_compile_anything_anew(time: 
         optimizer.zero_grad()
         loss = compiled(torch.randn(5, 3)).square().mean()
         loss.backward()
-        before = recorder.samples("loss")
+        before = recorder.samples["loss"]
         recorder.push("loss", loss.detach())
-        recorded += recorder.samples("loss") - before
+        recorded += recorder.samples["loss"] - before
         time.spend(0.9)
         optimizer.step()
         cadences.add(recorder.clock.cadence)
     assert counters["stats"]["unique_graphs"] == (1 if budget is None else 2)
     assert not counters["graph_break"]
-    assert recorder.samples("out/0") == recorder.samples("back/0") == recorded
+    assert recorder.samples["out/0"] == recorder.samples["back/0"] == recorded
     assert cadences == ({1} if budget is None else {1, 3, 4})
     assert ("what compiled graphs compute for it in their own kernels" in recorder.overhead().note) is (budget is None)
 
@@ -918,4 +918,4 @@ def test_what_graphs_hand_over_is_timed_as_it_is_recorded(time: Time, monkeypatc
         time.spend(2.0)
         recorder.step()
     assert recorder.overhead().share == 0.5
-    assert recorder.samples(0) == 5
+    assert recorder.samples[0] == 5

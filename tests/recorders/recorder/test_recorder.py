@@ -63,12 +63,12 @@ def test_hooks_are_on_from_selection_and_off_after_the_block() -> None:
         assert same is recorder
         model(torch.ones(1, 3))
     model(torch.ones(1, 3))
-    assert recorder.samples(0) == 2
+    assert recorder.samples[0] == 2
     assert not model[1]._forward_hooks
     with pytest.raises(RuntimeError, match="the user's"), recorder:
         model(torch.ones(1, 3))
         raise RuntimeError("the user's")
-    assert recorder.samples(0) == 3
+    assert recorder.samples[0] == 3
     assert not model[1]._forward_hooks
 
 
@@ -82,7 +82,7 @@ def test_removing_one_leaves_the_others_data_and_indices_right() -> None:
     model(x)
     assert removed.samples == 1
     assert list(recorder) == ["0", "2"]
-    assert list(recorder.iter_samples()) == [3, 2]  # the first also saw the call of this test
+    assert list(recorder.samples.values()) == [3, 2]  # the first also saw the call of this test
     torch.testing.assert_close(recorder[1].peek()[:2], model(x).detach())
     recorder.remove("0")
     assert list(recorder) == ["2"]
@@ -171,7 +171,7 @@ def test_compute_has_what_was_recorded_and_reset_forgets_it() -> None:
     assert results["0"]["n"] == 8
     assert recorder.reset().compute() == {}
     model(torch.ones(2, 3))
-    assert list(recorder.iter_samples()) == [1, 1]
+    assert list(recorder.samples.values()) == [1, 1]
 
 
 def test_apply_and_apply_sample_do_apply() -> None:
@@ -207,7 +207,7 @@ def test_merge_and_resume(tmp_path: object) -> None:
     resumed = fresh().merge(load(f"{tmp_path}/run"))
     first.deregister()
     record(data[6:], resumed)
-    assert list(resumed.iter_samples()) == [10, 10, 10]
+    assert list(resumed.samples.values()) == [10, 10, 10]
     for name, result in whole.compute().items():
         for part in ("mean", "all"):
             assert resumed.compute()[name][part].equal(result[part])
@@ -233,7 +233,7 @@ def test_parameters_ticked_by_the_recorder() -> None:
     model = net()
     recorder = Recorder(ParameterMonitor(Count(), when="tick")).modules(model, types=nn.Linear)
     recorder.tick().tick()
-    assert list(recorder.iter_samples()) == [2, 2]
+    assert list(recorder.samples.values()) == [2, 2]
 
 
 def test_a_recorder_pickles_and_copies_with_its_data_and_without_its_hooks() -> None:
@@ -243,11 +243,11 @@ def test_a_recorder_pickles_and_copies_with_its_data_and_without_its_hooks() -> 
     doubles = [pickle.loads(pickle.dumps(recorder)), copy.deepcopy(recorder), copy.copy(recorder)]
     total = recorder.compute()["out/0"]
     model(torch.ones(1, 3))
-    assert recorder.samples("out/0") == 2
+    assert recorder.samples["out/0"] == 2
     for double in doubles:
         assert list(double) == list(recorder)
         assert double.compute()["out/0"] == total
-        assert double.samples("out/0") == 1
+        assert double.samples["out/0"] == 1
         double.modules(net(), types=nn.ReLU)
         assert "out/1" in double
 
@@ -258,7 +258,7 @@ def test_a_copy_takes_nothing_from_the_recorder_that_it_is_of() -> None:
     copied = copy.copy(recorder)
     with recorder.given(ids=[1, 2]):
         layer(torch.ones(2, 1))
-    assert (recorder.samples(0), copied.samples(0)) == (1, 0)
+    assert (recorder.samples[0], copied.samples[0]) == (1, 0)
     with copied.modules(nn.Identity(), prefix="other"):
         assert (len(recorder), len(copied)) == (1, 2)
 
@@ -276,7 +276,7 @@ def test_a_recorder_keeps_no_model_alive_and_no_model_needs_the_cycle_collector(
         assert [ref() for ref in dead] == [None] * 4
     finally:
         gc.enable()
-    assert recorder.samples("out/0") == 1
+    assert recorder.samples["out/0"] == 1
     recorder.register()
     assert "nothing" in str(recorder.report())
 
@@ -301,7 +301,7 @@ def test_a_recipe_serves_as_a_prototype() -> None:
     recorder = Recorder(out=ForwardMonitor.partialconstructor(Count(), eval_update=False)).modules(model, types=nn.ReLU)
     model(torch.ones(1, 3))
     model.eval()(torch.ones(1, 3))
-    assert recorder.samples("out/1") == 1
+    assert recorder.samples["out/1"] == 1
 
 
 def test_training_is_the_same_bit_for_bit_with_everything_recorded() -> None:

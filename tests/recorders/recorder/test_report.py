@@ -108,7 +108,7 @@ def test_plan_tells_names_shapes_and_state_sizes_without_computing() -> None:
     assert "subrecorders" in str(plan)
     assert recorder.compute() == {}
     assert all(net.state_dict()[key].equal(value) for key, value in before.items())
-    assert list(recorder.iter_samples()) == [0] * len(recorder)
+    assert list(recorder.samples.values()) == [0] * len(recorder)
     net(torch.ones(2, 1, 8, 8)).sum().backward()
     for name in ("out/0", "inp/1", "grad/0"):
         real = sum(value.numel() * value.element_size() for value in recorder[name].state.values())
@@ -198,7 +198,7 @@ def test_report_tells_of_containers_in_a_net_that_was_compiled_before() -> None:
     compiled(torch.ones(1, 2))
     told = {row.name: row.reason for row in recorder.report().silent}
     assert told["layers"] == "a container is never called, only the modules in it"
-    assert recorder.samples("layers.0") == 1  # what to do if they cannot be made again is told in `test_renewal.py`
+    assert recorder.samples["layers.0"] == 1  # what to do if they cannot be made again is told in `test_renewal.py`
 
 
 def test_plan_disturbs_no_random_numbers() -> None:

@@ -91,8 +91,8 @@ def test_aliases_are_names_of_the_same_subrecorder() -> None:
     assert recorder.aliases == {"out/head": "out/decoder.0"}
     assert recorder["out/head"] is recorder["out/decoder.0"]
     net(torch.ones(1, 4))
-    assert recorder.samples("out/head") == 2  # it is called twice, and each call is counted once
-    assert recorder.samples("out/encoder.0") == 1
+    assert recorder.samples["out/head"] == 2  # it is called twice, and each call is counted once
+    assert recorder.samples["out/encoder.0"] == 1
 
 
 def test_parameters_by_name_with_tied_ones_once() -> None:
@@ -103,7 +103,7 @@ def test_parameters_by_name_with_tied_ones_once() -> None:
     net(torch.ones(1, 4)).sum().backward()
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     torch.testing.assert_close(recorder["head.weight"].peek().float(), net.encoder[0].weight.grad.mean())
-    assert list(recorder.iter_samples()) == [1, 1]
+    assert list(recorder.samples.values()) == [1, 1]
 
 
 def test_parameters_need_monitors_that_watch_them() -> None:

@@ -33,7 +33,7 @@ from reducers import (
 
 def saved(reducer: Reducer, state: State, folder: Path) -> Path:
     """A recording whose file has this state, whatever it is, and the recipe of this reducer."""
-    return Recording({"x": Subrecording(None, {"": state}, samples=1, values={}, recipe=to_recipe(reducer))}).save(folder)
+    return Recording({"x": Subrecording(None, {"": state}, samples=1, saved_results={}, recipe=to_recipe(reducer))}).save(folder)
 
 
 def counted(*shape: int) -> Tensor:

@@ -115,7 +115,7 @@ def test_three_ranks_equal_one_pass(world: World, cuts: list[int]) -> None:
     assert all(bitwise == answers[0][0] for bitwise, *_ in answers)
     whole = recorded(list(range(sum(cuts))))
     assert_close(answers[0][1], whole.compute())
-    assert [samples for _, samples, _ in answers[0][0].values()] == list(whole.iter_samples())
+    assert [samples for _, samples, _ in answers[0][0].values()] == list(whole.samples.values())
 
 
 def test_two_ranks_one_without_data_equal_one_pass(world: World) -> None:
@@ -139,7 +139,7 @@ def test_nothing_counts_twice_however_often_one_syncs(world: World) -> None:
 
 def sync_nothing(place: Place) -> Any:
     merged = recorded([]).sync(place[1])
-    return list(merged), list(merged.iter_samples()), merged.compute()
+    return list(merged), list(merged.samples.values()), merged.compute()
 
 
 def test_ranks_that_all_recorded_nothing(world: World) -> None:

@@ -133,7 +133,7 @@ def together(place: Place, kind: str, size: int, folder: str) -> Any:
         root = recorder.save_sharded(f"{folder}/{layout}", place[1], layout=layout)
         assert facts(load(root)) == facts(merged)
         assert facts(load(root, ranks=place[0])) == facts(recorder.snapshot())
-    return dict(zip(merged, merged.iter_samples(), strict=True)), merged.compute()
+    return dict(merged.samples), merged.compute()
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
@@ -154,7 +154,7 @@ def test_ranks_record_together_what_one_process_records(four: World, kind: str, 
     assert samples == {name: monitor.samples * (size if name.split("/")[0] in own else 1) for name, monitor in alone.items()}
     offline = merge(f"{tmp_path}/{rank}" for rank in range(size))
     torch.testing.assert_close(offline.compute(), load(tmp_path / "all").compute(), rtol=0, atol=0)
-    assert dict(zip(offline, offline.iter_samples(), strict=True)) == samples
+    assert dict(offline.samples) == samples
 
 
 def on_first(place: Place, kind: str, folder: str) -> Any:
@@ -245,7 +245,7 @@ def accumulated(place: Place, size: int) -> Any:
             with model.no_sync() if size > 1 and not part else nullcontext():  # type: ignore[operator]
                 (model(batch(step).chunk(size)[place[0]]) - 1).abs().mean().backward()
         optimizer.step()
-    return recorder.compute(), recorder.sync(place[1]).compute(), recorder.sync(place[1]).samples("mine/0")
+    return recorder.compute(), recorder.sync(place[1]).compute(), recorder.sync(place[1]).samples["mine/0"]
 
 
 def test_gradients_of_a_rank_and_of_all_under_no_sync(four: World) -> None:
@@ -276,7 +276,7 @@ def diverged(place: Place) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         merged = own.sync(), copied.sync()
-    return [part.compute() for part in merged], list(merged[0].iter_samples()), [str(warning.message) for warning in caught]
+    return [part.compute() for part in merged], list(merged[0].samples.values()), [str(warning.message) for warning in caught]
 
 
 def test_copies_that_differ_are_named(four: World) -> None:
@@ -313,10 +313,10 @@ def spread_late(place: Place) -> Any:
         recorder.tick()
         spread(model, "fsdp2", mesh_of(place, 4))
         recorder.tick()
-        before = list(recorder.iter_samples())
+        before = list(recorder.samples.values())
         recorder.reset()
         recorder.tick()
-    return before, list(recorder.iter_samples()), str(caught[0].message)
+    return before, list(recorder.samples.values()), str(caught[0].message)
 
 
 def test_a_net_that_is_spread_after_observations(four: World) -> None:

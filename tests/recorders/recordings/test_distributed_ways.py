@@ -117,7 +117,7 @@ def went(place: Place, way: str) -> Any:
     without = train(WAYS[way](), 2, place[0])
     assert all(torch.equal(a, b) for a, b in zip(left, without, strict=True))
     merged = recorder.sync()
-    return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True))
+    return merged.compute(), dict(merged.samples)
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def accumulated(place: Place, sharded: bool) -> Any:
                 model(rows_of(0, 4, 2 * place[0] + part)).mean().backward()
         optimizer.step()
     merged = recorder.sync()
-    return {name: merged[name].peek() for name in ("final/0.up", "update/1.down")}, merged.samples("out/0.up")
+    return {name: merged[name].peek() for name in ("final/0.up", "update/1.down")}, merged.samples["out/0.up"]
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def counted(place: Place) -> Any:
                     recorder.snapshot()
                     recorder.report()
             collectives = [event.name for event in profile.function_events if event.name.startswith(("c10d::", "gloo:"))]
-            found.append((sorted(collectives), sum(recorder.iter_samples()) if recorder else 0))
+            found.append((sorted(collectives), sum(recorder.samples.values()) if recorder else 0))
     return found
 
 
@@ -254,7 +254,7 @@ def same(a: Recording, b: Recording) -> bool:
     assert list(a) == list(b)
     assert [part.placement for part in a.values()] == [part.placement for part in b.values()]
     torch.testing.assert_close(a.compute(), b.compute(), rtol=0, atol=0)
-    return list(a.iter_samples()) == list(b.iter_samples())
+    return list(a.samples.values()) == list(b.samples.values())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -311,7 +311,7 @@ def in_stages(place: Place, schedule: str, folder: str) -> Any:
     assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
     recorder.save(f"{folder}/{rank}")
     merged = recorder.sync(missing="keep")
-    return merged.compute(), dict(zip(merged, merged.iter_samples(), strict=True)), recorder.clock.step, numbers
+    return merged.compute(), dict(merged.samples), recorder.clock.step, numbers
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -333,7 +333,7 @@ def test_the_stages_of_a_pipeline_make_one_recording(pair: World, schedule: str,
     assert [answer[2] for answer in answers] == [3, 3]
     assert [answer[3] for answer in answers] == [[0, 1, 2, 3] * 3] * 2
     offline = merge([f"{tmp_path}/{rank}" for rank in (0, 1)], missing="keep")
-    assert list(offline.iter_samples()) == list(samples.values())
+    assert list(offline.samples.values()) == list(samples.values())
 
 
 def with_experts(place: Place) -> Any:

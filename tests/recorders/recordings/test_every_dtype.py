@@ -54,7 +54,7 @@ def states(dtype: torch.dtype, offset: int) -> dict[str, Tensor]:
 
 def recording(dtype: torch.dtype, offset: int) -> Recording:
     found = states(dtype, offset)
-    return Recording({name: Subrecording(None, {"": found}, 1, values={"": found}) for name in ("x", "y")})
+    return Recording({name: Subrecording(None, {"": found}, 1, saved_results={"": found}) for name in ("x", "y")})
 
 
 def check(found: Recording, dtype: torch.dtype, offset: int, names: tuple[str, ...] = ("x", "y")) -> None:
@@ -62,7 +62,7 @@ def check(found: Recording, dtype: torch.dtype, offset: int, names: tuple[str, .
     for name in names:
         part = found[name]
         assert {key: bits(tensor) for key, tensor in part.states[""].items()} == wanted
-        assert part.values is not None
+        assert part.saved_results is not None
         for tensor in part.states[""].values():
             tensor.clone() + 0 if dtype in CODES and dtype.itemsize > 1 else tensor.clone()  # is where PyTorch may read it
 

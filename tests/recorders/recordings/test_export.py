@@ -140,14 +140,14 @@ def test_frames_agree_with_results() -> None:
 
 
 def test_what_was_loaded_without_its_reducer_is_exported() -> None:
-    part = Subrecording(None, values={"": {"mean": torch.tensor(2.0), "top": torch.zeros(0, 3)}}, samples=3)
+    part = Subrecording(None, saved_results={"": {"mean": torch.tensor(2.0), "top": torch.zeros(0, 3)}}, samples=3)
     found = Recording({"x": part}).to_numpy()["x"][""]
     assert (found["mean"], found["top"].shape) == (2.0, (0, 3))
 
 
 def test_places_of_a_result_that_takes_several_blocks() -> None:
     x = torch.arange(3 * 2 * 40_000.0).reshape(3, 2, 40_000)
-    found = list(rows(Recording({"x": Subrecording(None, {}, 1, values={"": x})})))
+    found = list(rows(Recording({"x": Subrecording(None, {}, 1, saved_results={"": x})})))
     assert [value for *_, value in found] == list(range(x.numel()))
     places = [place for *_, place, _ in found]
     assert [places[at] for at in (0, 1, 40_000, 99_999, 100_000, 160_000, -1)] == [

@@ -80,7 +80,7 @@ def compared(place: Place, shape: tuple[int, ...]) -> Any:
     assert bits(own) == before
     assert merged["output0"].leaves()[""]["all"].equal(flat["output0"].leaves()[""]["all"])
     torch.testing.assert_close(merged.compute(), flat.compute(), rtol=1e-12, atol=1e-12)
-    assert list(merged.iter_samples()) == list(flat.iter_samples()) == [3, 1, 1]
+    assert list(merged.samples.values()) == list(flat.samples.values()) == [3, 1, 1]
     assert bits(sync(own, mesh_of(*shape))) == bits(merged)
     return bits(merged)
 
@@ -331,7 +331,7 @@ def interrupted_sync(place: Place, dies: bool) -> Any:
     try:
         sync(own, MESHES[0,])
     except SyncError as error:
-        return str(error), own.samples("weight")
+        return str(error), own.samples["weight"]
     return "merged"
 
 

@@ -115,7 +115,7 @@ def test_a_result_without_memory_loses_nothing_else(tensor: Tensor, layout: Lite
     found = load(tmp_path / "run")
     assert {name: part.states for name, part in found.items()}.keys() == {"first", "x", "last"}
     assert found["x"].leaves() == {"a": torch.tensor(2.0), "b": torch.tensor(2.0)}
-    kept = found["x"].values
+    kept = found["x"].saved_results
     assert kept is not None
     assert {leaf: list(value) for leaf, value in kept.items()} == {"a": ["even"], "b": ["even"]}
     assert (found["first"].peek(), found["last"].peek()) == (1.0, 3.0)

@@ -138,8 +138,8 @@ def job_of(shape: tuple[int, ...], placed: Any) -> list[Recording]:
 def test_copies_leave_a_level_as_one_recording_however_many_ranks_there_are() -> None:
     recordings = job_of((2, 3, 4), lambda rank: Placement(rank, shared=True))
     (top,) = merged_by_levels(recordings, (2, 3, 4))
-    assert top.samples("output") == 24
-    assert top.samples("weight") == 1
+    assert top.samples["output"] == 24
+    assert top.samples["weight"] == 1
     assert_same(merge_ranks([top]), merge_ranks(recordings))
 
 
@@ -155,10 +155,10 @@ def test_copies_that_differ_are_kept_until_all_ranks_are_there() -> None:
     other = Subrecording(Norm(), {"": Norm().update({}, values(1, 3, 2))}, 1, placement={"": Placement(2, shared=True)})
     recordings[2] = Recording({**recordings[2], "weight": other})
     top = merged_by_levels(recordings, (2, 2))
-    assert [recording.samples("weight") for recording in top] == [1, 1]
+    assert [recording.samples["weight"] for recording in top] == [1, 1]
     merged, (warning,) = warned(top)
     assert "'weight'" in warning
-    assert merged.samples("weight") == 2
+    assert merged.samples["weight"] == 2
 
 
 def test_data_of_each_rank_is_not_taken_for_a_copy() -> None:

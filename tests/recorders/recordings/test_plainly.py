@@ -26,6 +26,7 @@ import recorders
 from recorders import (
     BackwardMonitor,
     CallMonitor,
+    Cell,
     DifferenceMonitor,
     ForwardMonitor,
     ParameterGradientMonitor,
@@ -38,7 +39,7 @@ from recorders import (
     StreamDataset,
     load,
 )
-from reducers import EMA, Cell, Covariance, Histogram, History, Last, Mean, Moments, Norm, Quantile, Reducer, Sum, TopK, Window
+from reducers import EMA, Covariance, Histogram, History, Last, Mean, Moments, Norm, Quantile, Reducer, Sum, TopK, Window
 
 
 class Refusing(TorchDispatchMode):

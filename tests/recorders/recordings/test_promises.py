@@ -171,7 +171,7 @@ class TestAgain:
         recorder.save(tmp_path)
         recorder.apply(lambda result: result * 0 + 5)
         recorder.save(tmp_path)
-        assert load(tmp_path)[0].values == {"": torch.tensor(5.0, dtype=torch.float64)}
+        assert load(tmp_path)[0].saved_results == {"": torch.tensor(5.0, dtype=torch.float64)}
 
 
 class TestWaiting:
@@ -334,7 +334,7 @@ class TestMerge:
             by_hand = by_hand.merge(load(path))
         assert results(merged) == results(by_hand)
         assert results(load(merged.save(tmp_path / "all"))) == results(by_hand)
-        assert load(tmp_path / "all").samples("layer.2") == 5
+        assert load(tmp_path / "all").samples["layer.2"] == 5
 
     def test_what_does_not_fit_is_named(self, tmp_path: Path) -> None:
         one, two = save(recording(2), tmp_path / "one"), save(recording(2, first=1), tmp_path / "two")
@@ -363,7 +363,7 @@ class TestBackground:
         assert not saving.done()
         go.set()
         assert saving.result(60) == tmp_path / "run"
-        assert load(tmp_path / "run").samples(0) == 1
+        assert load(tmp_path / "run").samples[0] == 1
         assert recorder[0].samples == 201
 
     def test_errors_come_with_the_result(self, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_each_optimizer_keeps_its_phase(tmp_path: Path, kind: Any, at: int) -> N
     second[1].resume(tmp_path / "run")
     steps(second[0], at, 11)
     assert facts(second[1]) == facts(whole[1])
-    assert whole[1].samples("") == 4
+    assert whole[1].samples[""] == 4
 
 
 def test_nothing_there_is_an_error_that_lists_what_is(tmp_path: Path) -> None:

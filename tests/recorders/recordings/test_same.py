@@ -43,9 +43,9 @@ def test_in_reads_no_file(tmp_path: Path) -> None:
 
 def test_a_loaded_result_that_was_replaced_is_saved_anew(tmp_path: Path) -> None:
     def made(values: Any) -> Recording:
-        return Recording({"x": Subrecording(None, {}, 1, values=values)})
+        return Recording({"x": Subrecording(None, {}, 1, saved_results=values)})
 
     first, second = {"": torch.tensor(1.0)}, {"": torch.tensor(2.0)}
     for values in (first, second, {"": {"mean": second[""]}}, {}):
         save(made(values), tmp_path / "run")
-        assert load(tmp_path / "run")["x"].values == values
+        assert load(tmp_path / "run")["x"].saved_results == values

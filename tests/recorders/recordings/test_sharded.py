@@ -217,7 +217,7 @@ def test_each_rank_goes_on_with_its_own_part(world: World, tmp_path: Path) -> No
     with pytest.raises(MergeError, match=r"was saved by ranks \[0, 1\], and this process is in no process group"):
         recorder_of(0).resume(tmp_path / "run")
     together = recorder_of(0).resume(load(tmp_path / "run"))
-    assert together.samples("out/0") == 6
+    assert together.samples["out/0"] == 6
 
 
 def strike(place: Place, folder: str, step: str) -> Any:
@@ -359,7 +359,7 @@ def test_each_file_is_read_once_and_one_subrecorder_after_another(root: Path, mo
 
 def test_some_ranks_are_loaded(root: Path) -> None:
     assert load(root, ranks=[2, 0]).compute() == {"a": 6.0, "b": 6.0}
-    assert load(root, ranks=1).samples("a") == 3
+    assert load(root, ranks=1).samples["a"] == 3
     for wrong in (3, [0, 3], "0", []):
         with pytest.raises(SelectionError, match=r"ranks \[0, 1, 2\]|: \[0, 1, 2\]"):
             load(root, ranks=wrong)  # type: ignore[arg-type]
@@ -375,7 +375,7 @@ def test_damage_to_one_file_costs_one_subrecorder_of_one_rank(root: Path, tmp_pa
     assert list(verify(root)) == ["a of rank 1"]
     assert list(repair(root, tmp_path / "repaired")) == ["a of rank 1"]
     assert load(tmp_path / "repaired").compute() == {"a": 6.0, "b": 9.0}
-    assert load(tmp_path / "repaired", ranks=2).samples("a") == 3
+    assert load(tmp_path / "repaired", ranks=2).samples["a"] == 3
 
 
 def test_damage_to_a_packed_file_costs_its_rank(world: World, tmp_path: Path) -> None:

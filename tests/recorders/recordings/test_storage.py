@@ -232,7 +232,7 @@ class TestFiles:
     def test_parts_may_collide_in_readable_names(self, tmp_path: Path) -> None:
         leaves = {"": {"a/b": torch.tensor(1), "": torch.tensor(2)}, "a": {"b": torch.tensor(3)}, "a/b": {"": torch.tensor(4)}}
         values = {"": {"x": torch.tensor(5)}, "x": torch.tensor(6), "x/": {"": torch.tensor(7)}}
-        recording = Recording({"x": Subrecording(None, leaves, values=values)})
+        recording = Recording({"x": Subrecording(None, leaves, saved_results=values)})
         assert facts(load(save(recording, tmp_path / "run"))) == facts(recording)
 
 
@@ -266,7 +266,9 @@ class TestNames:
         names = list(NASTY.values())
         state = {name: torch.tensor(float(i)) for i, name in enumerate(names)}
         parts = {
-            name: Subrecording(None, {name: {**state, "mine": torch.tensor(i)}}, values={name: state}, monitor=name, attr=name)
+            name: Subrecording(
+                None, {name: {**state, "mine": torch.tensor(i)}}, saved_results={name: state}, monitor=name, attr=name
+            )
             for i, name in enumerate(names)
         }
         recording = Recording(parts, {f"alias {name}": name for name in names})
@@ -282,7 +284,7 @@ class TestNames:
     @given(st.lists(st.text(st.characters(), max_size=8), unique=True, max_size=5), st.text(st.characters(), max_size=8))
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_name(self, tmp_path: Path, names: list[str], key: str) -> None:
-        recording = Recording({name: Subrecording(None, {key: {name: torch.ones(1)}}, values={name: {}}) for name in names})
+        recording = Recording({name: Subrecording(None, {key: {name: torch.ones(1)}}, saved_results={name: {}}) for name in names})
         assert facts(load(save(recording, tmp_path / "run", overwrite=True))) == facts(recording)
 
     def test_names_that_are_no_text(self, tmp_path: Path) -> None:
@@ -304,7 +306,7 @@ class TestReducers:
         for reducers in (root_mean, {"loss": root_mean}, {"l*": root_mean}):
             loaded = load(path, reducers=reducers)
             assert loaded.merge(loaded)["loss"].peek().item() == 3.0
-            assert loaded.merge(loaded).samples("loss") == 2
+            assert loaded.merge(loaded).samples["loss"] == 2
 
     def test_the_text_of_a_function_survives_saving_again(self, tmp_path: Path) -> None:
         first = load(save(lone(Mean().premap(torch.abs), observe(Mean(), torch.ones(1))), tmp_path / "a"))
@@ -352,8 +354,8 @@ class TestResults:
     def test_functions_are_applied_in_the_values(self, tmp_path: Path) -> None:
         part = Subrecording(Sum(), {"": observe(Sum(), torch.ones(6))}, samples=3, functions=(lambda result, n: result / n,))
         loaded = load(save(Recording({"x": part}), tmp_path / "run"))["x"]
-        assert loaded.values is not None
-        assert loaded.values[""].item() == 2.0
+        assert loaded.saved_results is not None
+        assert loaded.saved_results[""].item() == 2.0
         assert loaded.peek().item() == 6.0
         assert loaded.functions == ()
 
@@ -400,7 +402,7 @@ class TestResults:
         for _ in range(200):
             deep = {"a": deep}
         with pytest.warns(RecordingWarning, match="nested deeper"):
-            save(Recording({"x": Subrecording(None, values={"": deep})}), tmp_path / "run")
+            save(Recording({"x": Subrecording(None, saved_results={"": deep})}), tmp_path / "run")
 
     def test_a_result_that_fails_names_the_subrecorder(self, tmp_path: Path) -> None:
         part = Subrecording(Sum().postmap(lambda value: {}["missing"]), {"": observe(Sum(), torch.ones(1))})
@@ -698,7 +700,7 @@ class TestHostile:
 
     def test_the_helper_forges_well(self, tmp_path: Path) -> None:
         forge(save(sample(), tmp_path / "run"), first(samples=77))
-        assert load(tmp_path / "run").samples(0) == 77
+        assert load(tmp_path / "run").samples[0] == 77
 
     @pytest.mark.parametrize("schema", [2, 10**6])
     def test_newer_schema(self, tmp_path: Path, schema: int) -> None:

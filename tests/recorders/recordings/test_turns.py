@@ -63,7 +63,7 @@ def test_background_saves_land_in_the_order_of_their_calls(tmp_path: Path, held:
     held.go.set()
     for saving in saves:
         assert saving.result(60) == path
-    assert load(path).samples(0) == 12
+    assert load(path).samples[0] == 12
 
 
 def test_a_save_waits_for_those_in_the_background_before_it(tmp_path: Path, held: Held) -> None:

@@ -319,7 +319,7 @@ def test_a_step_that_only_the_clock_needs_takes_two_hooks_and_no_more() -> None:
     assert called == ["before", "after"] * 10
     assert recorder.clock.step == 13
     train(net, optimizer, 88)
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
 
 
 class Calling(torch.optim.SGD):
@@ -393,10 +393,10 @@ def test_by_hand() -> None:
     for _ in range(4):
         net(torch.ones(1, 3))
         assert recorder.step() is recorder
-    assert list(recorder.iter_samples()) == [2, 2, 2]
+    assert list(recorder.samples.values()) == [2, 2, 2]
     recorder.clock.step = 1  # as after resuming
     net(torch.ones(1, 3))
-    assert list(recorder.iter_samples()) == [3, 3, 3]
+    assert list(recorder.samples.values()) == [3, 3, 3]
 
 
 def test_all_monitors_of_a_recorder_share_its_clock_and_keep_it_through_copies() -> None:
@@ -485,7 +485,7 @@ def test_a_model_and_an_optimizer_with_a_clock_are_copied_without_it() -> None:
     twin, twin_optimizer = copy.deepcopy((net, optimizer))
     pickle.loads(pickle.dumps(optimizer))
     train(twin, twin_optimizer, 2)
-    assert (recorder.clock.step, recorder.clock.micro_batch, list(recorder.iter_samples())) == (0, 0, [0, 0, 0])
+    assert (recorder.clock.step, recorder.clock.micro_batch, list(recorder.samples.values())) == (0, 0, [0, 0, 0])
 
 
 # Micro-batches, phase, recomputation
@@ -544,7 +544,7 @@ def test_micro_batches_are_counted_in_compiled_graphs_without_breaks_or_recompil
     assert seen == [(step, batch) for step in range(4) for batch in range(step + 1)]
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # with gradients, and without
-    assert set(recorder.iter_samples()) == ({0} if gates else {14})
+    assert set(recorder.samples.values()) == ({0} if gates else {14})
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -721,7 +721,7 @@ def test_cadence_costs_a_compiled_graph_more_and_no_recompiles(
     _, without = compiled_run({}, make())
     recorder, graphs = compiled_run(gates, make())
     assert graphs == without + 1
-    assert set(recorder.iter_samples()) == {samples}
+    assert set(recorder.samples.values()) == {samples}
 
 
 def test_compiled_cadence_records_the_same_as_eager() -> None:
@@ -756,7 +756,7 @@ def test_gradients_that_are_not_due_break_no_graph() -> None:
         train(net, sgd(net), 3, torch.compile(net, backend="aot_eager", fullgraph=True))
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
-    assert list(recorder.iter_samples()) == [0, 0]
+    assert list(recorder.samples.values()) == [0, 0]
 
 
 def test_any_number_of_cadences_costs_one_graph_more() -> None:
@@ -769,7 +769,7 @@ def test_any_number_of_cadences_costs_one_graph_more() -> None:
         torch._dynamo.reset()
         counters.clear()
         train(net, optimizer, 60, torch.compile(net, backend="aot_eager", fullgraph=True))
-        return list(recorder.iter_samples()), counters["stats"]["unique_graphs"]
+        return list(recorder.samples.values()), counters["stats"]["unique_graphs"]
 
     choices: list[dict[str, Any]] = [
         *({"every_step": n} for n in (4, 6, 10, 15)),

@@ -165,7 +165,7 @@ def test_fused_by_inductor_the_parameters_are_the_same_to_the_bit() -> None:
     training.run(3)
     assert training.counter.frame_count == bare.counter.frame_count
     assert all(map(torch.equal, training.parameters, bare.parameters))
-    assert set(recorder.iter_samples()) == {3}
+    assert set(recorder.samples.values()) == {3}
 
 
 def test_a_clock_that_waits_for_steps_of_another_net_compiles_no_step_again() -> None:
@@ -190,7 +190,7 @@ def test_a_recorder_that_comes_and_goes_between_compiled_steps_records_meanwhile
     training.run(2)
     recorder.deregister()
     training.run(2)
-    assert set(recorder.iter_samples()) == {2}
+    assert set(recorder.samples.values()) == {2}
     assert training.counter.frame_count <= bare.counter.frame_count + 1  # the step by itself, while there were hooks
     assert all(map(torch.equal, training.parameters, bare.parameters))
 
@@ -205,9 +205,9 @@ def test_an_optimizer_whose_step_is_one_graph_keeps_it_with_a_recorder(way: str)
     assert training.found == bare.found
     assert all(map(torch.equal, training.parameters, bare.parameters))
     if way == "step":
-        assert (recorder.clock.step, set(recorder.iter_samples())) == (6, {6})
+        assert (recorder.clock.step, set(recorder.samples.values())) == (6, {6})
     else:
-        assert (recorder.clock.step, set(recorder.iter_samples())) == (0, {0})
+        assert (recorder.clock.step, set(recorder.samples.values())) == (0, {0})
         assert all(monitor.counts[IN_ONE_GRAPH] > 0 for monitor in recorder.values())
 
 
@@ -229,7 +229,7 @@ def test_entries_of_interrupted_steps_keep_nothing_alive_and_end_with_the_next_s
             optimizer.step(closure)
         assert len(_under_way.steps) == 1
     training.run(1)
-    assert (_under_way.steps, recorder.clock.step, set(recorder.iter_samples())) == ([], 1, {1})
+    assert (_under_way.steps, recorder.clock.step, set(recorder.samples.values())) == ([], 1, {1})
     with pytest.raises(Interrupt):
         optimizer.step(closure)
     ref = weakref.ref(net)
@@ -254,9 +254,9 @@ def test_a_step_that_begins_while_the_error_of_another_is_handled_counts_for_its
         return torch.zeros(())
 
     fall_back()
-    assert (recorder.clock.step, set(recorder.iter_samples())) == (1, {1})
+    assert (recorder.clock.step, set(recorder.samples.values())) == (1, {1})
     training.optimizer.step(fall_back)  # both steps within this one are part of it
-    assert (recorder.clock.step, set(recorder.iter_samples()), _under_way.steps) == (2, {2}, [])
+    assert (recorder.clock.step, set(recorder.samples.values()), _under_way.steps) == (2, {2}, [])
 
 
 def test_hooks_that_are_put_on_in_the_middle_of_a_step_take_its_end() -> None:
@@ -268,4 +268,4 @@ def test_hooks_that_are_put_on_in_the_middle_of_a_step_take_its_end() -> None:
         return torch.zeros(())
 
     training.optimizer.step(closure)
-    assert (there[0].clock.step, there[0].samples("value/0"), there[0].samples("update/0"), _under_way.steps) == (1, 1, 0, [])
+    assert (there[0].clock.step, there[0].samples["value/0"], there[0].samples["update/0"], _under_way.steps) == (1, 1, 0, [])

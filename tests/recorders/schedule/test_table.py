@@ -84,7 +84,7 @@ def test_nobody_is_notified_once_there_is_a_table(kind: str, notified: Counter[s
         net.step()
         net.recorder.compute()  # looking changes nothing
     assert notified == Counter()
-    assert set(net.recorder.iter_samples()) == {12}
+    assert set(net.recorder.samples.values()) == {12}
     assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {12}
 
 
@@ -101,7 +101,7 @@ def test_those_that_ask_more_than_steps_are_notified_beside_the_table(notified: 
         net.step()
     assert notified == {"gradients": 2 * 6, "operands_of": (1 + 2) * 6, "change": 6, "changed": 6}  # not the nested one
     assert [monitor.samples for monitor in (asked, deep, whole, change)] == [10, 10, 10, 10]
-    assert set(net.recorder.iter_samples()) == {10}
+    assert set(net.recorder.samples.values()) == {10}
 
 
 def test_steps_in_which_they_are_not_due_keep_the_table(notified: Counter[str]) -> None:
@@ -114,7 +114,7 @@ def test_steps_in_which_they_are_not_due_keep_the_table(notified: Counter[str]) 
     for _ in range(12):
         net.step()
     assert notified == Counter()
-    assert (always.samples, set(net.recorder.iter_samples())) == (24, {8})
+    assert (always.samples, set(net.recorder.samples.values())) == (24, {8})
 
 
 def test_monitors_that_are_due_in_some_calls_are_in_one_table(notified: Counter[str]) -> None:
@@ -129,7 +129,7 @@ def test_monitors_that_are_due_in_some_calls_are_in_one_table(notified: Counter[
     for _ in range(12):
         net.step()
     assert notified == Counter()
-    assert (always.samples, late.samples, set(net.recorder.iter_samples())) == (20, 6, {7})
+    assert (always.samples, late.samples, set(net.recorder.samples.values())) == (20, 6, {7})
     assert late.counts == {"calls": 16, table.NOT_DUE: 10}
 
 
@@ -144,7 +144,7 @@ def test_every_is_counted_for_each_optimizer_by_itself(kind: str) -> None:
         net.step()
     net.optimizer = mine
     net.step()
-    assert set(net.recorder.iter_samples()) == {3 + 2}
+    assert set(net.recorder.samples.values()) == {3 + 2}
     assert {monitor.counts["calls"] for monitor in net.recorder.values()} == {9}
 
 
@@ -158,7 +158,7 @@ def test_an_optimizer_does_not_go_on_with_the_count_of_one_that_was_freed(kind: 
         gc.collect()
         net.optimizer = torch.optim.Adam(net.net.parameters(), lr=0.1)
         net.step()
-    assert set(net.recorder.iter_samples()) == {7}
+    assert set(net.recorder.samples.values()) == {7}
     assert [len(monitor.gate.eligible) for monitor in net.recorder.values()] == [1] * 6
 
 
@@ -171,7 +171,7 @@ def test_one_table_serves_though_each_step_has_other_gradients(notified: Counter
         net.net.zero_grad()
         net.step()
     assert notified == {"tables": 1}
-    assert sum(net.recorder.iter_samples()) == sum(monitor.counts["calls"] for monitor in net.recorder.values()) == 80 * 5
+    assert sum(net.recorder.samples.values()) == sum(monitor.counts["calls"] for monitor in net.recorder.values()) == 80 * 5
 
 
 def test_a_table_keeps_no_model_and_no_state_alive() -> None:
@@ -274,7 +274,7 @@ def test_a_reducer_that_fails_in_a_step_by_table_is_recorded_alone(monkeypatch: 
     monkeypatch.setattr(Moments, "lift", lift)
     for _ in range(3):
         net.step()
-    assert set(net.recorder.iter_samples()) == {6}
+    assert set(net.recorder.samples.values()) == {6}
     assert {monitor.last_error for monitor in net.recorder.values()} == {None}
 
 
@@ -318,7 +318,7 @@ def test_updates_are_of_one_step_though_the_one_before_failed(notified: Counter[
     optimizer.fails, optimizer.by = False, 5.0
     net.step()
     assert means(net) == {(3 + 5) / 4}
-    assert set(net.recorder.iter_samples()) == {4}
+    assert set(net.recorder.samples.values()) == {4}
     assert notified == Counter()
 
 
@@ -346,7 +346,7 @@ def test_memory_for_copies_is_freed_in_steps_that_are_not_due(notified: Counter[
     assert not any(monitor.before for monitor in net.recorder.values())
     net.step()
     assert means(net) == {1.0}
-    assert set(net.recorder.iter_samples()) == {3}
+    assert set(net.recorder.samples.values()) == {3}
     assert notified == Counter()
 
 
@@ -422,7 +422,7 @@ def test_a_recorder_that_is_reset_each_step_does_not_slow_another() -> None:
     other.recorder.deregister()
     optimizer.step()
     assert set(counted) == {python_calls(optimizer.step)}
-    assert set(mine.recorder.iter_samples()) == {4 + 1 + 3 + 1 + 1}
+    assert set(mine.recorder.samples.values()) == {4 + 1 + 3 + 1 + 1}
 
 
 class Inside:
@@ -449,7 +449,7 @@ def test_optimizers_that_step_inside_backward_cost_the_same_however_many_there_a
         rig = Inside(parameters, gradient=ParameterGradientMonitor(Norm()), value=ParameterMonitor(Norm()))
         for _ in range(4):
             rig.backward()
-        assert set(rig.recorder.iter_samples()) == {4}
+        assert set(rig.recorder.samples.values()) == {4}
         found.append(python_calls(rig.backward))
         rig.recorder.deregister()
         found[-1] -= python_calls(rig.backward)
@@ -469,7 +469,7 @@ def test_inside_a_backward_parameters_that_were_replaced_or_shared_are_found() -
     new.register_post_accumulate_grad_hook(rig.step)
     for _ in range(3):
         rig.backward()
-    assert [rig.recorder.samples(f"gradient/{layer}") for layer in range(4)] == [5, 5, 5, 5]
+    assert [rig.recorder.samples[f"gradient/{layer}"] for layer in range(4)] == [5, 5, 5, 5]
 
 
 def test_a_module_that_gets_a_parameter_of_another_optimizer_is_recorded_with_it() -> None:
@@ -485,10 +485,10 @@ def test_a_module_that_gets_a_parameter_of_another_optimizer_is_recorded_with_it
         step()
     second.weight = first.weight
     step()
-    assert [recorder.samples("0"), recorder.samples("1")] == [3, 3]
+    assert [recorder.samples["0"], recorder.samples["1"]] == [3, 3]
     second.weight = nn.Parameter(torch.ones(3, 3))
     step()
-    assert [recorder.samples("0"), recorder.samples("1")] == [4, 3]
+    assert [recorder.samples["0"], recorder.samples["1"]] == [4, 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -544,7 +544,7 @@ def test_monitors_that_come_back_go_on_in_their_rows_whoever_was_there_in_betwee
         net.optimizer.step()
     assert all(map(lambda a, b: a is b, rows_of(net), before))
     assert python_calls(net.recorder.compute) == reading
-    assert {*net.recorder.iter_samples()} == {4 + 2}
+    assert {*net.recorder.samples.values()} == {4 + 2}
 
 
 def test_two_optimizers_that_step_the_same_parameters_in_turn_share_the_rows() -> None:
@@ -555,5 +555,5 @@ def test_two_optimizers_that_step_the_same_parameters_in_turn_share_the_rows() -
         seen.append(net.net[0].bias.detach().double().mean())
         rows |= {*map(id, rows_of(net))}
     assert len(rows) == 1
-    assert {*net.recorder.iter_samples()} == {6}
+    assert {*net.recorder.samples.values()} == {6}
     torch.testing.assert_close(net.recorder.compute()["0"]["bias"], torch.stack(seen).mean())

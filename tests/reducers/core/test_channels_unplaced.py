@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reducers import Cell, CrossCovariance, Mean, PerObservation, Summary, WeightedMean
+from recorders import Cell
+from reducers import CrossCovariance, Mean, PerObservation, Summary, WeightedMean
 from reducers.core.recipe import from_recipe, to_recipe
 from reducers.errors import PatternError
 

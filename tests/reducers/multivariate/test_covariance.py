@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reducers.kernels.chunks
+from recorders import Cell
 from reducers import (
     ArgumentError,
-    Cell,
     Covariance,
     CrossCovariance,
     DTypeError,

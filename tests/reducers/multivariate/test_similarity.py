@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reducers.kernels.chunks
-from reducers import CKA, ArgumentError, Cell, MinibatchCKA, PatternError, StateMismatchError, from_recipe, to_recipe
+from recorders import Cell
+from reducers import CKA, ArgumentError, MinibatchCKA, PatternError, StateMismatchError, from_recipe, to_recipe
 
 FORMS = [CKA(), CKA(unbiased=True), MinibatchCKA()]
 form = pytest.mark.parametrize("reducer", FORMS, ids=["exact", "unbiased", "minibatch"])

@@ -15,8 +15,8 @@ from cases import CASES, Case
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recorders import ForwardMonitor
-from reducers import EMA, Cell, EveryNth, History, Last, Mean, Product, Reducer, State, Window
+from recorders import Cell, ForwardMonitor
+from reducers import EMA, EveryNth, History, Last, Mean, Product, Reducer, State, Window
 from reducers.temporal import ring
 
 RINGS = [case for case in CASES if isinstance(case.reducer, (EveryNth, History, Window))]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recorders import ForwardMonitor, MergeError, Recorder, load
-from reducers import Cell, EmptyStateError, History, Mean, NotMergeableError, Product, ReducerTypeError, Scan
+from recorders import Cell, ForwardMonitor, MergeError, Recorder, load
+from reducers import EmptyStateError, History, Mean, NotMergeableError, Product, ReducerTypeError, Scan
 
 XS = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]), torch.tensor([-1.0, 0.0])]
 

@@ -1,4 +1,4 @@
-"""Cell: a reducer and its state as an `nn.Module`."""
+"""Cell: a reducer and its state as an `nn.Module`, to which observations are pushed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reducers.core.reducer import Reducer, check_reducer
+from recorders.recordings.history import Past
+from recorders.recordings.recording import Subrecording
+from reducers import Reducer, Result, State, StateError, StateMismatchError
+from reducers.core.reducer import check_reducer
 from reducers.core.states import check_states, without_values
-from reducers.errors import StateError, StateMismatchError
-from reducers.state import Result, State
-from reducers.temporal.history import history_of
-from reducers.temporal.interpolation import Extrapolation, Interpolation
 
 __all__ = ["Cell"]
 
 _PREFIX = "state/"
+_SAMPLES = "samples"
 
 
 def _outside_inference(function: Callable[..., State], *args: Any) -> State:
@@ -29,8 +29,10 @@ def _outside_inference(function: Callable[..., State], *args: Any) -> State:
         return function(*args)
 
 
-class Cell(nn.Module):
+class Cell(Past, nn.Module):
     """A reducer together with its state, as a module with `.to()` and `state_dict()`.
+
+    It is asked like a monitor: `peek`, `value`, `samples`, `to_frame`, `equals`, and `view` if its reducer is a `History`.
 
     The state is neither a parameter nor a buffer, because its keys and shapes are known only after the first push. `.to(device)`
     moves it, but its dtype never changes, not even by `.half()`. `load_state_dict` works on a new cell. It checks the state as
@@ -43,24 +45,39 @@ class Cell(nn.Module):
         ReducerTypeError: `reducer` is not a reducer instance.
 
     >>> import torch
-    >>> from reducers import Cell, Mean
+    >>> from recorders import Cell
+    >>> from reducers import Mean
     >>> cell = Cell(Mean())
     >>> cell.push(torch.tensor([1.0, 2.0]))
     >>> cell.push(torch.tensor(6.0))
-    >>> cell.peek()
-    tensor(3., dtype=torch.float64)
+    >>> cell.peek(), cell.samples
+    (tensor(3., dtype=torch.float64), 2)
     """
 
     def __init__(self, reducer: Reducer) -> None:
         super().__init__()
         self.reducer = check_reducer(reducer, "Cell")
-        self._state: State = reducer.init()
+        self._stored: tuple[State, int] = (reducer.init(), 0)  # bound by one assignment
         self._shapes: State = {}
 
     @property
     def state(self) -> State:
         """The state, as a new dict of the same tensors."""
-        return dict(self._state)
+        return dict(self._stored[0])
+
+    @property
+    def states(self) -> dict[str, State]:
+        """The state as that of the leaf "", as monitors have it; without one if nothing was pushed."""
+        return {"": state} if (state := self.state) else {}
+
+    @property
+    def samples(self) -> int:
+        """The number of observations that were pushed, and merged."""
+        return self._stored[1]
+
+    def snapshot(self) -> Subrecording:
+        """What was pushed so far, without the module."""
+        return Subrecording(self.reducer, self.states, self.samples, monitor="Cell")
 
     def push(self, *xs: Tensor) -> None:
         """Reduce one more observation, without autograd.
@@ -68,10 +85,11 @@ class Cell(nn.Module):
         Raises:
             StateMismatchError: the kept shapes changed, also after `clear(keepshape=True)`.
         """
-        state = _outside_inference(self.reducer.update, self._state, *xs)
+        before, samples = self._stored
+        state = _outside_inference(self.reducer.update, before, *xs)
         if self._shapes and state:
             check_states(self.reducer, self._shapes, state)
-        self._state = state
+        self._stored = state, samples + 1
 
     def forward(self, *xs: Tensor) -> Result:
         """Reduce one more observation, and return the statistic of it alone; `push` costs half of that.
@@ -84,53 +102,6 @@ class Cell(nn.Module):
         self.push(*xs)
         return alone
 
-    def peek(self) -> Result:
-        """Return the statistic of all observations.
-
-        Raises:
-            EmptyStateError: nothing was pushed.
-        """
-        return self.reducer.compute(self._state)
-
-    compute = peek
-
-    def latest(self) -> Result:
-        """Return the newest result of a `History`.
-
-        Raises:
-            NoHistoryError: the reducer is not a `History`.
-            EmptyStateError: nothing was pushed.
-        """
-        return history_of(self.reducer).latest(self._state)
-
-    def view(
-        self,
-        time: float | Tensor,
-        interpolation: Interpolation | None = None,
-        *,
-        tolerance: float = 1e-7,
-        time_constant: float | Tensor | None = None,
-        extrapolation: Extrapolation | None = None,
-    ) -> Result:
-        """Return the result at a time before the newest; see `History.view`.
-
-        Raises:
-            NoHistoryError: the reducer is not a `History`.
-            EmptyStateError: nothing was pushed.
-            ArgumentError: as `History.view`.
-        """
-        options: Any = {"tolerance": tolerance, "time_constant": time_constant, "extrapolation": extrapolation}
-        return history_of(self.reducer).view(self._state, time, interpolation, **options)
-
-    def dump(self) -> Result:
-        """Return all results of a `History`, newest first; see `History.dump`.
-
-        Raises:
-            NoHistoryError: the reducer is not a `History`.
-            EmptyStateError: nothing was pushed.
-        """
-        return history_of(self.reducer).dump(self._state)
-
     def clear(self, keepshape: bool = False) -> None:
         """Reset the state.
 
@@ -139,9 +110,9 @@ class Cell(nn.Module):
         """
         if not keepshape:
             self._shapes = {}
-        elif self._state:
-            self._shapes = without_values(self._state)
-        self._state = self.reducer.init()
+        elif state := self._stored[0]:
+            self._shapes = without_values(state)
+        self._stored = self.reducer.init(), 0
 
     reset = clear
 
@@ -153,23 +124,26 @@ class Cell(nn.Module):
         """
         if other.reducer != self.reducer:
             raise StateMismatchError(f"cells of different reducers cannot merge: {self.reducer!r} and {other.reducer!r}")
-        self._state = _outside_inference(self.reducer.merge, self._state, other._state)
+        (mine, samples), (theirs, more) = self._stored, other._stored
+        self._stored = _outside_inference(self.reducer.merge, mine, theirs), samples + more
 
     def extra_repr(self) -> str:
         return repr(self.reducer)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Cell:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+        state, samples = self._stored
         # apply fn to an empty tensor to find the device; the dtype must not change
-        self._state = {
-            key: value.to(fn(torch.empty(0, dtype=value.dtype, device=value.device)).device) for key, value in self._state.items()
-        }
+        moved = {key: value.to(fn(torch.empty(0, dtype=value.dtype, device=value.device)).device) for key, value in state.items()}
+        self._stored = moved, samples
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+        nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
+        state, samples = self._stored
         # copies, because `torch.save` writes the whole storage of a view
-        destination.update({f"{prefix}{_PREFIX}{key}": value.clone() for key, value in self._state.items()})
+        destination.update({f"{prefix}{_PREFIX}{key}": value.clone() for key, value in state.items()})
+        destination[prefix + _SAMPLES] = torch.tensor(samples, device="cpu")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         start = prefix + _PREFIX
@@ -178,4 +152,12 @@ class Cell(nn.Module):
             kinds = {key: type(value).__name__ for key, value in state.items()}
             raise StateError(f"{self.reducer!r:.200} has no such state: its entries must be tensors, and are {kinds!r:.500}")
         self.reducer.check(state)
-        self._state = _outside_inference(lambda: {key: value.clone() for key, value in state.items()})
+        samples = _samples_of(state_dict.get(prefix + _SAMPLES), prefix)
+        self._stored = _outside_inference(lambda: {key: value.clone() for key, value in state.items()}), samples
+
+
+def _samples_of(found: object, prefix: str) -> int:
+    """The number of observations in a state dict; raises `StateError` if it is none."""
+    if isinstance(found, Tensor) and found.dtype == torch.int64 and not found.dim() and (samples := int(found)) >= 0:
+        return samples
+    raise StateError(f"{prefix}{_SAMPLES} must be the number of observations, a tensor of one int64; it is {found!r:.200}")
