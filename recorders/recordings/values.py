@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from recorders.errors import SelectionError
 from recorders.recordings.display import Names, flat_leaves, listed
 from recorders.recordings.export import ExportedLeaves, ExportedNames
-
-if TYPE_CHECKING:
-    from recorders.recordings.recording import Recording, Subrecording
 
 __all__ = ["LeafResults", "NamedResults", "Samples", "bare"]
 
@@ -26,7 +23,7 @@ class LeafResults(ExportedLeaves):
     observations are left out. It is true, also if nothing was recorded, and equals itself only: `equals` compares numbers.
     """
 
-    def snapshot(self) -> Subrecording:
+    def snapshot(self) -> Any:  # a Subrecording
         """What was recorded so far, which no later observation changes."""
         raise NotImplementedError
 
@@ -124,7 +121,7 @@ class LeafResults(ExportedLeaves):
 class NamedResults(ExportedNames):
     """Results by name of the subrecorder: what recorders and recordings have in common."""
 
-    def snapshot(self) -> Recording:
+    def snapshot(self) -> Any:  # a Recording
         """What was recorded so far, which no later observation changes."""
         raise NotImplementedError
 
