@@ -12,6 +12,7 @@ from recorders.errors import (
     MonitorError,
     NotARecordingError,
     OperandError,
+    PluginError,
     RecorderError,
     RecordingExistsError,
     RecordingNotFoundError,
@@ -40,6 +41,7 @@ from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.cell import Cell
 from recorders.recordings.distributed.handle import SyncHandle
+from recorders.recordings.plugins import import_reducers
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage.load import load
 from recorders.recordings.storage.offline import merge, repair, verify
@@ -84,6 +86,7 @@ __all__ = [
     "ParameterGradientMonitor",
     "ParameterMonitor",
     "ParameterUpdateMonitor",
+    "PluginError",
     "Recorder",
     "RecorderError",
     "Recording",
@@ -109,6 +112,7 @@ __all__ = [
     "detach_all",
     "findings",
     "global_gradient",
+    "import_reducers",
     "lenses",
     "load",
     "merge",

@@ -11,6 +11,7 @@ __all__ = [
     "MonitorError",
     "NotARecordingError",
     "OperandError",
+    "PluginError",
     "RecorderError",
     "RecordingExistsError",
     "RecordingNotFoundError",
@@ -61,6 +62,10 @@ class LensError(RecorderError, ValueError):
 
 class MissingExtraError(RecorderError, ImportError):
     """An optional library is not installed; the message names the extra that installs it."""
+
+
+class PluginError(RecorderError, ImportError):
+    """What another package offers by an entry point cannot be used; the message names the package."""
 
 
 class StorageError(RecorderError, OSError):

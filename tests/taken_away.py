@@ -260,11 +260,11 @@ def record() -> dict[str, Any]:
             assert recorders.load(where).samples["out/0"] == recorder.samples["out/0"]
             recorders.load(where).compute()
             recorders.verify(where)
-            from recorders.cli.app import run as command
+            from recorders.cli import main as command
 
             shown = io.StringIO()
             with contextlib.redirect_stdout(shown):
-                assert command(["verify", where]) == 0
+                assert command(["check", where]) == 0
                 assert command(["show", where]) == 0
             assert "out/0" in shown.getvalue()
             copied = pickle.loads(pickle.dumps(module))

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentParser
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
-from rich.text import Text
-
-from recorders.cli.sources import AsJson, Source, console, cut, open_source, print_json, table
+from recorders.cli.output import console, filled, print_json, printable
+from recorders.cli.sources import add_source, at_least, kind_of, open_source
 from recorders.errors import NotARecordingError
-from recorders.recordings.display import number
+from recorders.recordings.display import number, shown_name
+from recorders.streams.files import StreamFiles
 from recorders.watch.compare import Change, Comparison, compare
-from recorders.watch.timeline import Timeline
 
-__all__ = ["diff"]
+__all__ = ["add_arguments", "run"]
 
-_FAIL_OVER = "End with status 1 if any change is larger, or a layer, statistic or shape is not the same in both."
+_FAIL_OVER = "end with status 1 if any change is larger, or a layer, statistic or shape is not the same in both"
 
 
-def diff(
-    first: Source,
-    second: Source,
-    tick: Annotated[int | None, typer.Option(help="The tick of two timelines; the last in common if none is given.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="The number of changes to show.")] = 20,
-    fail_over: Annotated[float, typer.Option(help=_FAIL_OVER, show_default=False)] = math.inf,
-    as_json: AsJson = False,
-) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds what `run` takes."""
+    add_source(parser, "first", "second")
+    parser.add_argument("--tick", type=int, help="the tick of two timelines; the last in common if none is given")
+    parser.add_argument("--top", type=at_least(1), default=20, metavar="N", help="the number of changes to show")
+    parser.add_argument("--fail-over", type=float, default=math.inf, metavar="SIZE", help=_FAIL_OVER)
+
+
+def run(first: str, second: str, tick: int | None = None, top: int = 20, fail_over: float = math.inf, as_json: bool = False) -> int:
     """Show what changed between two recordings or timelines, largest change first.
 
     Changes of means and quartiles are given in standard deviations, others as the logarithm of the ratio. What only one has is
     listed, and shapes that differ.
     """
     one, other = open_source(first), open_source(second)
-    if isinstance(one, Timeline) is not isinstance(other, Timeline):
-        raise NotARecordingError(f"one of {first} and {second} is a recording and the other a timeline: give two of one kind")
+    if isinstance(one, StreamFiles) or isinstance(other, StreamFiles) or kind_of(one) != kind_of(other):
+        kinds = f"{first} is {kind_of(one)} and {second} is {kind_of(other)}"
+        raise NotARecordingError(f"{kinds}: give two of one kind")
     found = compare(one, other, tick=tick)
     changes = [change for change in found.changes if change.score][:top]
     if as_json:
@@ -48,17 +48,20 @@ def diff(
         print_json(lists)
     else:
         _print(found, changes)
-    if fail_over < math.inf and found.exceeds(fail_over):
-        raise typer.Exit(1)
+    return int(fail_over < math.inf and found.exceeds(fail_over))
 
 
 def _print(found: Comparison, changes: list[Change]) -> None:
     screen = console()
-    rows = table("name", "statistic", "at", "first", "second", "change", numbers=3)
-    for change in changes:
-        at = ", ".join(map(str, change.index))
-        rows.add_row(cut(change.name), change.statistic, at, number(change.first), number(change.second), f"{change.score:.2g}")
+    headings = ("name", "statistic", "at", "first", "second", "change")
+    rows = [[_cells(change) for change in changes]]
     others = "" if found.is_comparable else " that both have in one shape"
-    screen.print(rows if changes else f"no difference in {len(found.changes)} statistics{others}")
+    nothing = f"no difference in {len(found.changes)} statistics{others}"
+    screen.print(filled((headings, rows, len(changes)), numbers=3) if changes else nothing)
     for line in found.rest():
-        screen.print(Text(line))
+        screen.print(printable(line))
+
+
+def _cells(change: Change) -> list[str]:
+    at = ", ".join(map(str, change.index))
+    return [shown_name(change.name), change.statistic, at, number(change.first), number(change.second), f"{change.score:.2g}"]

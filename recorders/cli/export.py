@@ -4,49 +4,79 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Any
 
-import typer
-
-from recorders.cli.sources import Names, Source, open_source, selected, working
-from recorders.recordings.atomic_files import written_whole
+from recorders.cli.output import UsageError, print_written, working
+from recorders.cli.sources import Source, add_names, add_source, chosen_names, open_source
+from recorders.errors import NotARecordingError
+from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.export import COLUMNS, rows
-from recorders.recordings.recording import Recording
+from recorders.recordings.extras import require
+from recorders.streams.files import StreamFiles
 from recorders.watch.timeline import Timeline
-from recorders.watch.visualizers.visualizer import require
 
-__all__ = ["export"]
+__all__ = ["add_arguments", "run"]
 
 _BLOCK = 100_000  # rows written at once
 
 Row = tuple[Any, ...]
-Output = Annotated[Path | None, typer.Option(help="Write a file of this kind.", show_default=False)]
 
 
-def export(path: Source, csv: Output = None, parquet: Output = None, names: Names = None) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds what `run` takes."""
+    add_source(parser, "path")
+    add_names(parser)
+    kinds = "FILE.csv, FILE.parquet, csv:FILE or parquet:FILE; again for several. The default is -, CSV on the standard output"
+    parser.add_argument("-o", "--to", action="append", metavar="FILE", help=kinds)
+
+
+def run(path: str, names: str | None = None, to: Sequence[str] | None = None, as_json: bool = False) -> None:
     """Write a recording or a timeline as one table, with one number in each row.
 
     Columns of a recording: name, leaf, statistic, index, value. Columns of a timeline: tick, name, statistic, value.
     """
-    if csv is None and parquet is None:
-        raise typer.BadParameter("give --csv FILE or --parquet FILE")
+    targets = [_target(text) for text in to or ["-"]]
     source = open_source(path)
-    with working("writing"):
-        for target, write in ((csv, _write_csv), (parquet, _write_parquet)):
-            if target is not None:
-                with written_whole(target) as draft:
-                    write(draft, *_table(source, names))
-                print(target)
+    written = []
+    for kind, file in targets:
+        columns, lines = _table(source, names, path)
+        if file == "-":
+            _write_csv(sys.stdout, columns, lines)
+            continue
+        with working("writing"), written_whole(Path(as_path(file))) as draft:
+            if kind == "parquet":
+                _write_parquet(draft, columns, lines)
+            else:
+                with draft.open("w", newline="", encoding="utf-8", errors="backslashreplace") as opened:
+                    _write_csv(opened, columns, lines)
+        written.append(file)
+    print_written(written, as_json and len(written) == len(targets))
 
 
-def _table(source: Recording | Timeline, names: str | None) -> tuple[dict[str, str], Iterator[Row]]:
+def _target(text: str) -> tuple[str, str]:
+    """The kind of a table, and its file; "-" for the standard output."""
+    kind, _, file = text.partition(":")
+    if text == "-" or kind == "csv":
+        return "csv", file or "-"
+    if kind != "parquet":
+        kind, file = Path(text).suffix[1:], text
+    if kind not in ("csv", "parquet") or not file or file == "-":
+        raise UsageError(f"--to {text}: give FILE.csv, FILE.parquet, csv:FILE or parquet:FILE, or - for CSV on the standard output")
+    return kind, file
+
+
+def _table(source: Source, names: str | None, path: str) -> tuple[dict[str, str], Iterator[Row]]:
     """The columns with their types, and the rows."""
+    if isinstance(source, StreamFiles):
+        raise NotARecordingError(f"{path} is a stream, whose rows are safetensors already: read them with StreamDataset({path!r})")
     if isinstance(source, Timeline):
         columns = {"tick": "int64", "name": "string", "statistic": "string", "value": "float64"}
-        return columns, _timeline_rows(source, selected(source.names(), names))
-    return COLUMNS, rows(source, selected(list(source), names))
+        return columns, _timeline_rows(source, chosen_names(source.names(), names))
+    return COLUMNS, rows(source, chosen_names(source, names))
 
 
 def _timeline_rows(timeline: Timeline, names: list[str]) -> Iterator[Row]:
@@ -55,11 +85,10 @@ def _timeline_rows(timeline: Timeline, names: list[str]) -> Iterator[Row]:
             yield from ((tick, name, statistic, value) for tick, value in zip(*timeline.series(name, statistic), strict=True))
 
 
-def _write_csv(path: Path, columns: dict[str, str], lines: Iterator[Row]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(lines)
+def _write_csv(file: IO[str], columns: Iterable[str], lines: Iterator[Row]) -> None:
+    writer = csv.writer(file, lineterminator="\r\n")
+    writer.writerow(columns)
+    writer.writerows(lines)
 
 
 def _write_parquet(path: Path, columns: dict[str, str], lines: Iterator[Row]) -> None:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from recorders.cli.sources import working
+from recorders.cli.output import UsageError, print_written, working
+from recorders.cli.sources import add_source, place
 from recorders.errors import StorageError
 from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.storage import offline
 
-__all__ = ["merge"]
+__all__ = ["add_arguments", "run"]
 
 
-def merge(
-    paths: Annotated[list[str], typer.Argument(help="Folders or URLs of recordings, earliest first.", show_default=False)],
-    out: Annotated[str, typer.Option("--out", "-o", help="The folder or URL of the merged recording.", show_default=False)],
-    keep: Annotated[bool, typer.Option("--keep", help="Keep names that only some of them hold.")] = False,
-) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds what `run` takes."""
+    add_source(parser, "paths", of="recordings, earliest first", nargs="+")
+    parser.add_argument("-o", "--to", type=place, required=True, metavar="TO", help="the folder or URL of the merged recording")
+    parser.add_argument("--keep", action="store_true", help="keep names that only some of them hold")
+
+
+def run(paths: Sequence[str], to: str, keep: bool = False, as_json: bool = False) -> None:
     """Merge recordings, as if one process had recorded all of it."""
     if len(paths) < 2:
-        raise typer.BadParameter("give two recordings or more")
-    target = Path() if is_url(out) else Path(as_path(out))
-    if not is_url(out) and target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        raise StorageError(f"{out} exists already: choose another folder, or remove it")
+        raise UsageError("give two recordings or more")
+    target = Path() if is_url(to) else Path(as_path(to))
+    if not is_url(to) and target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise StorageError(f"{to} exists already: choose another folder, or remove it")
     merged = offline.merge(paths, missing="keep" if keep else "error")
     with working(f"merging {len(paths)} recordings of {len(merged)} subrecorders"):
-        print(merged.save(out))
+        print_written([merged.save(to)], as_json, subrecorders=len(merged))

@@ -1,26 +1,102 @@
-"""`recorders report`: one page that shows a run, or two side by side."""
+"""`recorders report`: a run, or two side by side, as a page; a timeline as figures, or in any visualizer."""
 
 from __future__ import annotations
 
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from recorders.cli.output import UsageError, print_written, working
+from recorders.cli.sources import Source, add_source, at_least, kind_of, open_source
+from recorders.errors import NotARecordingError
+from recorders.recordings.atomic_files import as_path
+from recorders.streams.files import StreamFiles
+from recorders.watch.replay import replay
+from recorders.watch.timeline import Timeline
+from recorders.watch.visualizers.choice import as_visualizers
+from recorders.watch.visualizers.html import Run, html_report
+from recorders.watch.visualizers.html.page import write_whole
+from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 
-from recorders.cli.sources import open_source, working
-from recorders.watch.visualizers.html import Run, write_report
+__all__ = ["add_arguments", "run"]
 
-__all__ = ["report"]
+_TO = (
+    "html[:PAGE], png[:FOLDER], text, tensorboard[:FOLDER], wandb[:PROJECT], or a visualizer of another package; "
+    "again for several. PAGE.html is html:PAGE.html, and - is html:-, the page on the standard output"
+)
+_DEFAULTS = {"html": "report.html", "png": "recorders-plots"}
 
 
-def report(
-    paths: Annotated[list[str], typer.Argument(help="A recording or a timeline, or two to compare.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Its title.")] = "Training report",
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds what `run` takes."""
+    add_source(parser, "paths", of="a recording or a timeline; two are compared side by side", nargs="+")
+    parser.add_argument("-o", "--to", action="append", metavar="KIND[:TARGET]", help=_TO)
+    parser.add_argument("--title", default="Training report", help="of the page")
+    parser.add_argument("--dpi", type=at_least(10, float, 1000), default=120, help="dots per inch of png")
+
+
+def run(
+    paths: Sequence[str],
+    to: Sequence[str] | None = None,
+    title: str = "Training report",
+    dpi: float = 120,
+    as_json: bool = False,
 ) -> None:
-    """Write one page that opens in a browser without a network: findings, heat maps, a panel for each layer."""
+    """Report a run, or two side by side: by default one page that opens in a browser without a network.
+
+    A timeline is also drawn as figures, one PNG for each chart, or shown again, tick after tick, by any visualizer.
+    """
     if len(paths) > 2:
-        raise typer.BadParameter("give one run, or two to compare")
-    runs = [Run.of(open_source(path), path) for path in paths]
+        raise UsageError("give one run, or two to compare")
+    targets = [_target(text) for text in to or ["html"]]
+    sources = [open_source(path) for path in paths]
+    written: list[str | Path] = []
+    for kind, target in targets:
+        if kind == "html":
+            written += _page(target, sources, paths, title)
+        else:
+            written += _replayed(kind, target, sources, paths[0], dpi)
+    print_written(written, as_json)
+
+
+def _target(text: str) -> tuple[str, str]:
+    """A kind and where it goes; "" for the place that a visualizer chooses."""
+    if text == "-" or (text.endswith(".html") and ":" not in text):
+        return "html", text
+    kind, _, target = text.partition(":")
+    if kind not in _DEFAULTS and not kind.isidentifier():
+        raise UsageError(f"--to {text}: give a kind, as in html:{text}")
+    if target == "-" and kind != "html":
+        raise UsageError(f"--to {text}: only a page can go to the standard output")
+    return kind, target or _DEFAULTS.get(kind, "")
+
+
+def _page(target: str, sources: Sequence[Source], paths: Sequence[str], title: str) -> list[Path]:
+    runs = []
+    for source, path in zip(sources, paths, strict=True):
+        if isinstance(source, StreamFiles):
+            raise NotARecordingError(f"{path} is a stream of rows, not of results: recorders show {path}")
+        runs.append(Run.of(source, path))
     with working("writing"):
-        print(write_report(out, *runs, title=title))
+        page = html_report(*runs, title=title)
+    if target == "-":
+        sys.stdout.write(page)
+        return []
+    return [write_whole(Path(as_path(target)), page)]
+
+
+def _replayed(kind: str, target: str, sources: Sequence[Source], path: str, dpi: float) -> list[str | Path]:
+    """Shows a timeline by a visualizer; returns where that wrote, as far as it is known."""
+    (source,), more = sources[:1], sources[1:]
+    if more:
+        raise UsageError(f"--to {kind} takes one run: only a page shows two")
+    if not isinstance(source, Timeline):
+        raise NotARecordingError(f"{path} is {kind_of(source)}, which has no ticks: only --to html shows it")
+    if kind == "png":
+        figures = MatplotlibVisualizer()
+        with working("drawing"):
+            replay(source, figures)
+            return [*figures.save(target, dpi)]
+    replay(source, as_visualizers(f"{kind}:{target}" if target else kind))
+    return [target] if target else []

@@ -1,63 +1,141 @@
-"""`recorders show`: what a recording or a timeline holds."""
+"""`recorders show`: what a recording, a timeline or a stream holds; of one that grows, as it grows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from recorders.cli.sources import AsJson, Names, Source, console, open_source, print_json, selected, table
+from recorders.cli.output import console, filled, print_json, printable
+from recorders.cli.sources import Source, add_names, add_source, at_least, chosen_names, kind_of, open_source
+from recorders.errors import NotARecordingError
 from recorders.recordings.display import Rows
 from recorders.recordings.export import as_data
+from recorders.recordings.recording import Recording
+from recorders.streams.files import StreamFiles
 from recorders.watch.findings import findings
+from recorders.watch.replay import as_of
 from recorders.watch.timeline import Timeline
 
-__all__ = ["show", "timeline_table"]
+__all__ = ["add_arguments", "run"]
 
 _LISTED = 64  # elements of one tensor in JSON
 
 
-def show(path: Source, names: Names = None, as_json: AsJson = False) -> None:
-    """Show what a recording or a timeline holds."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds what `run` takes."""
+    add_source(parser, "path", of="a recording, a timeline or a stream")
+    add_names(parser)
+    parser.add_argument("--at", type=int, metavar="TICK", help="a timeline as it was after this tick")
+    parser.add_argument("--follow", action="store_true", help="a timeline or a stream as it grows, until Ctrl+C")
+    parser.add_argument("--every", type=at_least(0.1, float), default=1.0, help="seconds between two looks")
+    until = "with --follow: stop when this tick of a timeline, or so many batches of a stream, are there"
+    parser.add_argument("--until", type=int, metavar="N", help=until)
+
+
+def run(
+    path: str,
+    names: str | None = None,
+    at: int | None = None,
+    follow: bool = False,
+    every: float = 1.0,
+    until: int | None = None,
+    as_json: bool = False,
+) -> None:
+    """Show what a recording, a timeline or a stream holds; `--follow` one that grows."""
     source = open_source(path)
-    if isinstance(source, Timeline):
-        rows, faults = selected(source.names(), names), findings(source)
-        data, shown = (_timeline_data(source, rows), None) if as_json else ({}, timeline_table(source, rows))
+    if at is not None:
+        if not isinstance(source, Timeline):
+            raise NotARecordingError(f"{path} is {kind_of(source)}, which has no ticks: show it without --at")
+        source = as_of(source, at)
+    if not follow:
+        _show(source, names, as_json)
+    elif isinstance(source, Recording) or at is not None:
+        what = "is a recording, which" if isinstance(source, Recording) else "with --at"
+        raise NotARecordingError(f"{path} {what} does not grow: show it without --follow")
+    elif as_json:
+        _follow_as_lines(source, names, every, until)
     else:
-        chosen = selected(list(source), names)
-        part = replace(source, subrecordings={name: source[name] for name in chosen})
-        data, shown, faults = as_data(part, _LISTED), _filled(part.rows_shown(), numbers=1), findings(source)
+        _follow(source, names, every, until)
+
+
+def _show(source: Source, names: str | None, as_json: bool) -> None:
+    faults = None if isinstance(source, StreamFiles) else findings(source)
     if as_json:
-        print_json(
-            {**data, "findings": [asdict(fault) for fault in faults], "examined": faults.examined, "unexamined": faults.unexamined}
-        )
-    else:
-        console().print(shown)
-        console().print(Text(f"\n{faults}"))
+        data = _data(source, names)
+        if faults is not None:
+            data |= {"findings": [*map(asdict, faults)], "examined": faults.examined, "unexamined": faults.unexamined}
+        print_json(data)
+        return
+    console().print(filled(*_rows(source, names)))
+    if faults is not None:
+        console().print(f"\n{printable(faults)}")
 
 
-def _filled(shown: Rows, numbers: int) -> Table:
-    """A table of all rows; the last columns are numbers."""
-    headings, items, _ = shown
-    found = table(*headings, numbers=numbers)
-    for row in chain.from_iterable(items):
-        found.add_row(*map(Text, row))
-    return found
+def _rows(source: Source, names: str | None) -> tuple[Rows, int]:
+    """The rows of the table, and how many of its last columns are numbers."""
+    if isinstance(source, Recording):
+        return _part(source, names).rows_shown(), 1
+    return source.rows_shown(chosen_names(source.names(), names)), 2
 
 
-def timeline_table(timeline: Timeline, names: Sequence[str]) -> Table:
-    """One row for each name and statistic: the last value, and how it went."""
-    return _filled(timeline.rows_shown(names), numbers=2)
-
-
-def _timeline_data(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
+def _data(source: Source, names: str | None) -> dict[str, Any]:
+    """What the table says, as data."""
+    if isinstance(source, Recording):
+        return as_data(_part(source, names), _LISTED)
+    chosen = chosen_names(source.names(), names)
+    if isinstance(source, StreamFiles):
+        return source.as_data(chosen)
     series: dict[str, Any] = {}
-    for name in names:
-        for statistic in timeline.statistics(name):
-            ticks, values = timeline.series(name, statistic)
+    for name in chosen:
+        for statistic in source.statistics(name):
+            ticks, values = source.series(name, statistic)
             series.setdefault(name, {})[statistic] = {"ticks": ticks, "values": values}
-    return {"kind": "timeline", "ticks": timeline.ticks(), "series": series}
+    return {"kind": "timeline", "ticks": source.ticks(), "series": series}
+
+
+def _part(recording: Recording, names: str | None) -> Recording:
+    return replace(recording, subrecordings={name: recording[name] for name in chosen_names(recording, names)})
+
+
+def _follow(source: Timeline | StreamFiles, names: str | None, every: float, until: int | None) -> None:
+    """The table, redrawn in place at each look."""
+    screen = console()
+    from rich.live import Live
+
+    with Live(console=screen, auto_refresh=False, vertical_overflow="visible") as live:
+        for _ in _looks(source, every, until):
+            there = source.names()
+            live.update(filled(*_rows(source, names)) if there else printable(f"{source.path} is empty yet"), refresh=True)
+
+
+def _follow_as_lines(source: Timeline | StreamFiles, names: str | None, every: float, until: int | None) -> None:
+    """One line of JSON for each tick, and for each look at which a stream has more."""
+    known: set[int] = set()
+    for reached in _looks(source, every, until):
+        new = [one for one in reached if one not in known]
+        known.update(new)
+        for one in new:
+            if isinstance(source, StreamFiles):
+                print_json(source.as_data(chosen_names(source.names(), names)), indent=None)
+            else:
+                at = source.at(one)
+                values = {name: at[name] for name in at if names is None or name in chosen_names(source.names(), names)}
+                print_json({"tick": one, "step": source.steps().get(one), "values": values}, indent=None)
+
+
+def _looks(source: Timeline | StreamFiles, every: float, until: int | None) -> Iterator[Sequence[int]]:
+    """The ticks of a timeline, or how many batches a stream has, at each look; the last look is that at which `until` is there."""
+    while True:
+        if isinstance(source, StreamFiles):
+            source.refresh()
+            reached, done = [source.batches], until is not None and source.batches >= until
+        else:
+            reached = source.ticks()
+            done = until in reached
+        yield reached
+        if done:
+            return
+        time.sleep(every)

@@ -1,71 +1,117 @@
-"""What a PATH on the command line stands for, and the options that several commands have."""
+"""What a PATH on the command line stands for, and the arguments that several verbs have."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
 
-import typer
-from rich.console import Console
-from rich.text import Text
-
-from recorders.errors import RecordingNotFoundError, SelectionError
+from recorders.cli.output import working
+from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.display import is_named, listed, shown_name
-from recorders.recordings.display import rich_table as table
-from recorders.recordings.export import plain
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.load import load
-from recorders.recordings.storage.manifest import recording_of
+from recorders.recordings.storage.manifest import MANIFEST, recording_of
+from recorders.streams.files import StreamFiles
+from recorders.streams.index import INDEX
 from recorders.watch.timeline import Timeline
 from reducers.errors import did_you_mean
 
-__all__ = [
-    "AsJson",
-    "Names",
-    "Source",
-    "console",
-    "cut",
-    "is_recording",
-    "open_source",
-    "print_json",
-    "selected",
-    "table",
-    "working",
-]
+__all__ = ["Source", "add_names", "add_source", "at_least", "chosen_names", "kind_of", "open_source", "place"]
 
-Source = Annotated[
-    str, typer.Argument(help="The folder or URL of a recording, or the file of a timeline.", metavar="PATH", show_default=False)
-]
-Names = Annotated[str | None, typer.Option("--names", "-n", help="Only names that match this glob, such as 'out/*'.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Source: TypeAlias = "Recording | Timeline | StreamFiles"
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Where to print: as wide as the terminal, and 160 characters in a file or a pipe."""
-    found = Console(highlight=False, stderr=stderr)
-    return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=int(os.environ.get("COLUMNS", "160")))
+def add_source(parser: ArgumentParser, *names: str, of: str = "a recording or a timeline", **more: Any) -> None:
+    """Adds arguments that are paths, and the option that imports reducers of other packages."""
+    for name in names:
+        parser.add_argument(name, metavar="PATH" if name.startswith("path") else name.upper(), help=of, **more)
+    parser.add_argument("--plugins", action="store_true", help="import the reducers that installed packages offer")
 
 
-def is_recording(path: str) -> bool:
-    """Whether there may be a recording, or a part of one, and no timeline."""
-    return is_url(path) or os.path.isdir(as_path(path)) or recording_of(as_path(path)) is not None
+def add_names(parser: ArgumentParser) -> None:
+    """Adds the option that chooses names."""
+    parser.add_argument("-n", "--names", metavar="GLOB", help="only names that match, such as 'out/*'")
 
 
-def open_source(path: str) -> Recording | Timeline:
-    """The recording or the timeline at a path; nothing is created or changed."""
-    if is_recording(path):
-        with working(f"reading {path}"):
+def at_least(least: float, kind: Callable[[str], Any] = int, most: float = 2**63 - 1) -> Callable[[str], Any]:
+    """The type of an argument that is a number within bounds."""
+
+    def number(text: str) -> Any:
+        found = kind(text)
+        if not least <= found <= most:
+            raise ArgumentTypeError(f"{text} is not between {least} and {most}")
+        return found
+
+    return number
+
+
+def place(text: str) -> str:
+    """The type of an argument that is a folder or a file, to which the standard output does not do."""
+    if text == "-":
+        raise ArgumentTypeError("a folder is written, which the standard output cannot take: give a path")
+    return text
+
+
+def open_source(path: str) -> Source:
+    """What is at a path; nothing is created or changed."""
+    with working(f"reading {path}"):
+        if is_url(path):
+            return _at_url(path)
+        there = as_path(path)
+        if os.path.isfile(os.path.join(there, INDEX)) and not os.path.exists(os.path.join(there, MANIFEST)):
+            return StreamFiles(path)
+        if os.path.isdir(there) or recording_of(there) is not None:
             return load(path)
-    if not os.path.exists(as_path(path)):
-        raise RecordingNotFoundError(f"there is nothing at {path}: give the folder of a recording, or the file of a timeline")
-    return Timeline(path, read_only=True)
+        if not os.path.exists(there):
+            raise RecordingNotFoundError(f"there is nothing at {path}: {_beside(there)}")
+        return Timeline(path, read_only=True)
 
 
-def selected(names: Iterator[str] | list[str], pattern: str | None) -> list[str]:
+def _at_url(path: str) -> Source:
+    """A store says what is there only by what it lacks."""
+    try:
+        return load(path)
+    except NotARecordingError as error:
+        for kind in (StreamFiles, lambda url: Timeline(url, read_only=True)):
+            try:
+                return kind(path)
+            except (NotARecordingError, RecordingNotFoundError):
+                continue
+        raise error
+
+
+def _beside(path: str) -> str:
+    """What there is instead, as the end of a message."""
+    folder = Path(os.path.abspath(path)).parent
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if _holds_something(entry))
+    except OSError:
+        names = []
+    guess = did_you_mean(os.path.basename(path), names)
+    return f"{guess}in {folder} there are {listed(names)}" if names else "give a recording, a timeline or a stream"
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether it is a recording, a stream or a timeline, by its first bytes."""
+    if path.is_dir():
+        return (path / MANIFEST).is_file() or (path / INDEX).is_file()
+    try:
+        with path.open("rb") as file:
+            return path.is_file() and file.read(16) == b"SQLite format 3\0"
+    except OSError:
+        return False
+
+
+def kind_of(source: Source) -> str:
+    """What it is, for messages."""
+    return {Recording: "a recording", StreamFiles: "a stream"}.get(type(source), "a timeline")
+
+
+def chosen_names(names: Iterable[str], pattern: str | None) -> list[str]:
     """The names that match a glob; raises `SelectionError` if there are none."""
     every = list(names)
     found = [name for name in every if pattern is None or is_named(name, pattern)]
@@ -73,20 +119,3 @@ def selected(names: Iterator[str] | list[str], pattern: str | None) -> list[str]
         known = [*map(shown_name, every)]
         raise SelectionError(f"nothing is named {pattern!r}; {did_you_mean(pattern, known)}there are {listed(known)}")
     return found
-
-
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Shows in a terminal that something is going on."""
-    with console(stderr=True).status(what):
-        yield
-
-
-def cut(name: str) -> Text:
-    """A name as it is: in a str, rich would read [brackets] as markup."""
-    return Text(shown_name(name))
-
-
-def print_json(value: Any) -> None:
-    """Prints a value as JSON; numbers that JSON does not know as text, such as "nan"."""
-    print(json.dumps(plain(value), indent=2, ensure_ascii=False))

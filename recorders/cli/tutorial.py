@@ -257,15 +257,15 @@ def _checked_folder(out: Path, recorder: Recorder) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         names = sorted(os.listdir(out))
     except (FileExistsError, NotADirectoryError) as error:
-        raise NotARecordingError(f"{out} is, or lies in, a file: choose another folder with --out") from error
+        raise NotARecordingError(f"{out} is, or lies in, a file: choose another folder with --to") from error
     except OSError as error:
-        raise StorageError(f"cannot use {out}: {error}; choose another folder with --out") from error
+        raise StorageError(f"cannot use {out}: {error}; choose another folder with --to") from error
     try:
         ours = not names or set(load(folder)) == set(recorder)
     except StorageError:
         ours = False
     if not ours:
         raise NotARecordingError(
-            f"{out} holds {names[:5]}, and no recording of an earlier demo that could be replaced: choose another folder with --out"
+            f"{out} holds {names[:5]}, and no recording of an earlier demo that could be replaced: choose another folder with --to"
         )
     return folder

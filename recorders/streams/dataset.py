@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recorders.errors import SelectionError
-from recorders.recordings.atomic_files import as_path
-from recorders.streams.index import Kind, Shard, read_index
+from recorders.streams.files import StreamFiles
+from recorders.streams.index import Kind, Shard
 from recorders.streams.indexing import Index, positions
 from recorders.streams.order import Shuffle
-from recorders.streams.parts import PartReader
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,9 +66,8 @@ class StreamDataset(Dataset[Any]):
         window: int | None = 1 << 16,
         ids: bool = False,
     ) -> None:
-        self.path, self._with_ids = Path(as_path(path)).absolute(), ids
-        self._shards, self._end = read_index(self.path)
-        known = list(dict.fromkeys(place for shard in self._shards for place in shard.parts))
+        self._files, self._with_ids = StreamFiles(path), ids
+        self.path, known = self._files.path, self._files.names()
         if places is None:
             if len(known) != 1:
                 raise SelectionError(f"{self.path} has {len(known)} places, so name one or several: {known[:20]}")
@@ -79,10 +77,9 @@ class StreamDataset(Dataset[Any]):
         if not self.places or (unknown := [place for place in self.places if place not in known]):
             raise SelectionError(f"{self.path} has no place {unknown if self.places else ()}; it has {known[:20]}")
         self._order(shuffle, window)
-        self._readers: dict[tuple[int, str], PartReader] = {}
         self._joined: dict[int, dict[str, Tensor]] = {}
         self._starts = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self._extend(self._shards)
+        self._extend(self._files.shards)
 
     def shuffled(self, seed: int | None, window: int | None = 1 << 16) -> Self:
         """A dataset of these rows in another order: one seed for each epoch. None gives the order in which they were written.
@@ -103,15 +100,14 @@ class StreamDataset(Dataset[Any]):
 
     def refresh(self) -> int:
         """Takes in the shards that were committed since; returns how many rows there are now. A shuffled order is then another."""
-        found, self._end = read_index(self.path, self._end, len(self._shards))
-        self._shards = [*self._shards, *found]
-        self._extend(found)
+        self._files.refresh()  # which shuffled datasets share
+        self._extend(self._files.shards[len(self._starts) - 1 :])
         return len(self)
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """The dtype and the shape of the rows of each place."""
-        return {place: next(shard.parts[place].kind for shard in self._shards if place in shard.parts) for place in self.places}
+        return {place: self._files.kind(place) for place in self.places}
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -128,9 +124,6 @@ class StreamDataset(Dataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches(1024):
             yield from _unstack(batch)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_readers": {}}  # each process maps the files itself
 
     def __repr__(self) -> str:
         first = next(iter(self.kinds.values()))
@@ -158,23 +151,17 @@ class StreamDataset(Dataset[Any]):
             return 0
         if len({(part.rows, part.ids_crc) for part in present}) > 1:
             ids = {
-                name: self._reader(shard.number, name).ids(torch.arange(shard.parts[name].rows, device="cpu"))
+                name: self._files.reader(shard.number, name).ids(torch.arange(shard.parts[name].rows, device="cpu"))
                 for name in self.places
             }
             self._joined[shard.number] = join(ids)
             return len(self._joined[shard.number][self.places[0]])
         return present[0].rows
 
-    def _reader(self, shard: int, place: str) -> PartReader:
-        found = self._readers.get((shard, place))
-        if found is None:
-            found = self._readers[shard, place] = PartReader(self.path, place, self._shards[shard].parts[place])
-        return found
-
     def _read(self, chosen: Tensor) -> Any:
         rows = chosen if self._shuffle is None else self._shuffle(chosen, len(self))
         shards, order = (torch.searchsorted(self._starts, rows, right=True) - 1).sort(stable=True)
-        counts = torch.bincount(shards, minlength=len(self._shards))
+        counts = torch.bincount(shards, minlength=len(self._files.shards))
         inside = torch.split_with_sizes(rows[order] - self._starts[shards], counts.tolist())
         back = None if counts.max() == len(rows) else order.argsort()  # rows of one shard are in order already
         found: dict[str, Tensor] = {}
@@ -184,7 +171,7 @@ class StreamDataset(Dataset[Any]):
             begin = 0
             for shard in counts.nonzero().flatten().tolist():
                 chosen = self._joined[shard][place][inside[shard]] if shard in self._joined else inside[shard]
-                reader, end = self._reader(shard, place), begin + len(chosen)
+                reader, end = self._files.reader(shard, place), begin + len(chosen)
                 reader.rows(chosen, out=raw[begin:end])
                 if self._with_ids:
                     ids[begin:end] = reader.ids(chosen)

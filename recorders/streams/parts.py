@@ -157,6 +157,10 @@ class PartReader:
         self._check(starts, starts + size)
         return self._ids.index_select(0, indices)
 
+    def check(self) -> None:
+        """Compares each block with its checksum; raises what `rows` raises."""
+        self._check(torch.zeros(1, dtype=torch.int64, device="cpu"), torch.tensor([self.part.size], device="cpu"))
+
     def _check(self, starts: Tensor, ends: Tensor) -> None:
         """Compares with their checksums the blocks of bytes from `starts` to `ends` that were not compared before."""
         if not len(starts) or not self._unread.any():

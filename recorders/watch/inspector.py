@@ -37,7 +37,7 @@ class Inspector:
     recorded in evaluation have titles that end in "in Evaluation".
 
     Args:
-        lenses: one or several.
+        lenses: one or several; or their names, also those by which other packages offer lenses (entry points `recorders.lenses`).
         visualizer: "text", "matplotlib", "html:report.html", "tensorboard:runs/x", "wandb:project", an object with
             `show(tick, charts)`, or several of these; None shows nothing.
         net: the network to attach to at once.
@@ -78,7 +78,7 @@ class Inspector:
 
     def __init__(
         self,
-        lenses: Lens | Iterable[Lens],
+        lenses: str | Lens | Iterable[str | Lens],
         visualizer: Visualizers = None,
         *,
         net: nn.Module | None = None,

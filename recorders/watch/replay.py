@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from recorders.errors import LensError
+from recorders.errors import LensError, SelectionError
+from recorders.recordings.display import listed
 from recorders.watch.charts import ChartView, charts_of
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.choice import Visualizers, as_visualizers
 from recorders.watch.visualizers.visualizer import finish
 
-__all__ = ["replay"]
+__all__ = ["as_of", "replay"]
 
 
 def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers, charts: Sequence[ChartView] | None = None) -> None:
@@ -54,6 +55,15 @@ def replay(timeline: Timeline | str | os.PathLike[str], visualizer: Visualizers,
                 one.show(tick, views)
     for one in shown:
         finish(one)
+
+
+def as_of(timeline: Timeline, tick: int) -> Timeline:
+    """The timeline as it was after one of its ticks; raises `SelectionError` if it has no such tick."""
+    if tick not in timeline.ticks():
+        raise SelectionError(f"no tick {tick!r} in {timeline.path}; there are {listed(timeline.ticks())}")
+    past = _Past(timeline)
+    past.until(tick)
+    return past
 
 
 class _Past(Timeline):

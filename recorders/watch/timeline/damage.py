@@ -39,7 +39,7 @@ class Damages:
         passed_on(reason)
         where = f"at tick {part}" if isinstance(part, int) else f"in its {part}"
         if not self.skip:
-            remedy = "Timeline(path, damaged='skip') reads what is whole, and `recorders verify` tells what is not"
+            remedy = "Timeline(path, damaged='skip') reads what is whole, and `recorders check` tells what is not"
             raise CorruptRecordingError(f"{self.path} is damaged {where}: {reason}; {remedy}")
         if self._warn and not self.lost:
             message = f"{self.path} is damaged {where}, which is left out: {reason}; Timeline.lost has all that is left out"

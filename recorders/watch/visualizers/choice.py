@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from recorders.errors import LensError
+from recorders.recordings.plugins import names_of_plugins, plugin
 from recorders.watch.visualizers.html import HtmlVisualizer
 from recorders.watch.visualizers.matplotlib import MatplotlibVisualizer
 from recorders.watch.visualizers.tensorboard import TensorBoardVisualizer
@@ -32,10 +33,11 @@ def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
     """One visualizer or several, made by name or used as given.
 
     Names are "text", "matplotlib" or "matplotlib:folder", "html" or "html:report.html", "tensorboard" or "tensorboard:runs/x",
-    "wandb" or "wandb:project": a target comes after a colon.
+    "wandb" or "wandb:project": a target comes after a colon. Other names are those by which installed packages offer
+    visualizers, by the entry points `recorders.visualizers`; they get the target, if there is one.
 
-    Raises `LensError` if a name is unknown or a target does not fit it, or if an object has no `show`, and `MissingExtraError` if a
-    library is not installed.
+    Raises `LensError` if a name is unknown or a target does not fit it, or if an object has no `show`, `MissingExtraError` if a
+    library is not installed, and `PluginError` if another package fails.
 
     >>> as_visualizers("html:runs/report.html")[0].path.name
     'report.html'
@@ -48,15 +50,26 @@ def as_visualizers(given: Visualizers) -> tuple[Visualizer, ...]:
 
 
 def _made(given: str | Visualizer) -> Visualizer:
-    known = ", ".join(map(repr, KINDS))
     if isinstance(given, str):
-        kind, colon, target = given.partition(":")
-        if kind not in KINDS:
-            raise LensError(f"no visualizer {given!r}; choose from {known}, or give an object with show(tick, charts)")
-        if colon and not (target and kind in TARGETS):
-            takes = f"takes {TARGETS[kind]} after the colon" if kind in TARGETS else "takes no target"
-            raise LensError(f"no visualizer {given!r}: {kind!r} {takes}")
-        return KINDS[kind](target) if target else KINDS[kind]()
+        return _named(given)
     if isinstance(given, type) or not isinstance(given, Visualizer):
-        raise LensError(f"a visualizer is an object with show(tick, charts), or one of {known}; got {given!r}")
+        raise LensError(f"a visualizer is an object with show(tick, charts), or one of {_known()}; got {given!r}")
     return given
+
+
+def _named(given: str) -> Visualizer:
+    """A visualizer by its name: one of this package, or one that another package offers, which decides what a target is."""
+    kind, colon, target = given.partition(":")
+    if kind not in KINDS:
+        made: Visualizer | None = plugin("visualizers", kind, Visualizer, *([target] if colon else []))
+        if made is None:
+            raise LensError(f"no visualizer {given!r}; choose from {_known()}, or give an object with show(tick, charts)")
+        return made
+    if colon and not (target and kind in TARGETS):
+        takes = f"takes {TARGETS[kind]} after the colon" if kind in TARGETS else "takes no target"
+        raise LensError(f"no visualizer {given!r}: {kind!r} {takes}")
+    return KINDS[kind](target) if target else KINDS[kind]()
+
+
+def _known() -> str:
+    return ", ".join(map(repr, (*KINDS, *names_of_plugins("visualizers"))))

@@ -44,8 +44,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--seed", "-1"], "--seed"),
         (["demo", "--seed", str(2**63)], "--seed"),
         (["show"], "argument"),
-        (["export", "run"], "--csv"),
-        (["merge", "run", "--out", "x"], "two recordings or more"),
+        (["export", "run", "--to", "table.txt"], "FILE.csv"),
+        (["merge", "run", "--to", "x"], "two recordings or more"),
     ],
 )
 def test_what_cannot_be_parsed_ends_with_status_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,11 +56,11 @@ def test_what_cannot_be_parsed_ends_with_status_2(arguments: list[str], said: st
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr()
-    assert all(name in shown.out + shown.err for name in ("demo", "show", "diff", "watch", "plot", "export", "merge", "verify"))
+    assert all(name in shown.out + shown.err for name in ("demo", "show", "diff", "report", "check", "export", "merge"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("library", "extra"), [("matplotlib", "demo"), ("rich", "cli"), ("sklearn", "demo"), ("typer", "cli")])
+@pytest.mark.parametrize(("library", "extra"), [("matplotlib", "demo"), ("rich", "demo"), ("sklearn", "demo")])
 def test_a_missing_extra_ends_with_the_command_that_brings_it(library: str, extra: str, tmp_path: Path) -> None:
     (tmp_path / library).mkdir()
     (tmp_path / library / "__init__.py").write_text(f"raise ModuleNotFoundError('No module', name='{library}')")
@@ -88,7 +88,7 @@ def test_a_bare_machine_without_home_terminal_or_unicode(tmp_path: Path) -> None
 def test_a_foreign_folder_ends_with_status_1_and_one_line(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     (tmp_path / "thesis.tex").touch()
-    done = recorders("demo", "--out", str(tmp_path), cwd=tmp_path)
+    done = recorders("demo", "--to", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith(f"recorders: {tmp_path} holds ['thesis.tex']")
     assert done.stderr.count("\n") == 1
@@ -107,7 +107,7 @@ def test_ctrl_c_saves_and_ends_with_status_130(tmp_path: Path, capsys: pytest.Ca
     handle = nn.modules.module.register_module_forward_hook(interrupt)
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore it
     try:
-        assert main(["demo", "--out", str(tmp_path)]) == 130
+        assert main(["demo", "--to", str(tmp_path)]) == 130
     finally:
         signal.signal(signal.SIGINT, usual)
         handle.remove()

@@ -20,7 +20,7 @@ from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, Recordin
 from recorders.cli import main
 from reducers import Collect, Count, Mean, Product, Summary
 
-pytest.importorskip("typer")
+pytest.importorskip("rich")
 
 
 def net(planted: float = 1.0) -> nn.Sequential:
@@ -106,7 +106,7 @@ def test_show_names_findings(tmp_path: Path, capsys: Printed) -> None:
 def test_paths_that_hold_nothing_are_left_as_they_are(tmp_path: Path, capsys: Printed) -> None:
     assert "there is nothing at" in said(capsys, "show", tmp_path / "none.db", status=1)
     (tmp_path / "empty.db").touch()
-    assert "empty.db is empty" in said(capsys, "watch", tmp_path / "empty.db", status=1)
+    assert "empty.db is empty" in said(capsys, "check", tmp_path / "empty.db", status=1)
     assert (tmp_path / "empty.db").stat().st_size == 0
     (tmp_path / "notes.txt").write_text("milk, bread\n" * 100)
     assert "is not a timeline" in said(capsys, "show", tmp_path / "notes.txt", status=1)
@@ -178,42 +178,42 @@ def test_merge_equals_merging_in_python(tmp_path: Path, capsys: Printed) -> None
     assert "more" in load(tmp_path / "e")
 
 
-def test_verify_tells_which_is_damaged(tmp_path: Path, capsys: Printed) -> None:
+def test_check_tells_which_is_damaged(tmp_path: Path, capsys: Printed) -> None:
     run, kept = recording(tmp_path / "run"), timeline(tmp_path / "run.db")
-    assert said(capsys, "verify", run, kept).splitlines() == [
+    assert said(capsys, "check", run, kept).splitlines() == [
         f"{run}: whole: 6 subrecorders, 30 observations",
         f"{kept}: whole: 3 ticks of 4 names",
     ]
     victim = sorted(run.rglob("*.safetensors"))[0]
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
-    assert victim.name in said(capsys, "verify", kept, run, status=1)
+    assert victim.name in said(capsys, "check", kept, run, status=1)
     capsys.readouterr()
-    assert main(["verify", str(run), str(kept), "--json"]) == 1
+    assert main(["check", str(run), str(kept), "--json"]) == 1
     assert [entry["whole"] for entry in json.loads(capsys.readouterr().out).values()] == [False, True]
 
 
 def test_export_writes_every_number(tmp_path: Path, capsys: Printed) -> None:
-    said(capsys, "export", recording(tmp_path / "run"), "--csv", tmp_path / "run.csv")
+    said(capsys, "export", recording(tmp_path / "run"), "--to", tmp_path / "run.csv")
     with (tmp_path / "run.csv").open() as file:
         rows = list(csv.DictReader(file))
     results = load(tmp_path / "run")
     mean = {row["index"]: float(row["value"]) for row in rows if row["name"] == "out/0" and row["statistic"] == "mean"}
     assert mean == {str(place): value for place, value in enumerate(results["out/0"].peek()["mean"].tolist())}
-    said(capsys, "export", timeline(tmp_path / "run.db"), "--csv", tmp_path / "time.csv", "-n", "Loss/*")
+    said(capsys, "export", timeline(tmp_path / "run.db"), "--to", tmp_path / "time.csv", "-n", "Loss/*")
     with (tmp_path / "time.csv").open() as file:
         assert {row["name"] for row in csv.DictReader(file)} == {"Loss/train"}
     assert "odd" not in (tmp_path / "time.csv").read_text()
     (tmp_path / "touched").touch()
     modes = [(tmp_path / name).stat().st_mode for name in ("time.csv", "touched")]
     assert modes[0] == modes[1]  # who may read other files may read this one
-    said(capsys, "export", tmp_path / "run.db", "--csv", tmp_path / "new" / "time.csv")
+    said(capsys, "export", tmp_path / "run.db", "--to", tmp_path / "new" / "time.csv")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["time.csv"]
 
 
 def test_export_to_parquet(tmp_path: Path, capsys: Printed) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     run = timeline(tmp_path / "run.db")
-    said(capsys, "export", run, "--parquet", tmp_path / "run.parquet", "--csv", tmp_path / "run.csv")
+    said(capsys, "export", run, "--to", tmp_path / "run.parquet", "--to", tmp_path / "run.csv")
     found = parquet.read_table(tmp_path / "run.parquet")
     with Timeline(run) as kept:
         expected = sum(len(kept.series(name, one)[0]) for name in kept.names() for one in kept.statistics(name))
@@ -221,12 +221,12 @@ def test_export_to_parquet(tmp_path: Path, capsys: Printed) -> None:
     assert [str(kind) for kind in found.schema.types] == ["int64", "string", "string", "double"]
 
 
-def test_plot_draws_the_charts(tmp_path: Path, capsys: Printed) -> None:
+def test_report_draws_the_charts(tmp_path: Path, capsys: Printed) -> None:
     pytest.importorskip("matplotlib")
-    text = said(capsys, "plot", timeline(tmp_path / "run.db"), "-o", tmp_path / "plots")
+    text = said(capsys, "report", timeline(tmp_path / "run.db"), "--to", f"png:{tmp_path / 'plots'}")
     assert text.splitlines() == [str(path) for path in map(Path, text.splitlines()) if path.stat().st_size > 1000]
     assert (tmp_path / "plots" / "loss.png").exists()
-    assert "has no charts" in said(capsys, "plot", recording(tmp_path / "run"), status=1)
+    assert "has no ticks: only --to html" in said(capsys, "report", recording(tmp_path / "run"), "--to", "png", status=1)
 
 
 def test_report_writes_a_page_of_one_run_or_of_two(tmp_path: Path, capsys: Printed) -> None:
@@ -242,17 +242,17 @@ def test_report_writes_a_page_of_one_run_or_of_two(tmp_path: Path, capsys: Print
     assert "there is nothing at" in said(capsys, "report", tmp_path / "none", status=1)
 
 
-def test_replay_shows_a_timeline_with_any_visualizer(tmp_path: Path, capsys: Printed) -> None:
+def test_report_shows_a_timeline_with_any_visualizer(tmp_path: Path, capsys: Printed) -> None:
     run, page, figures = timeline(tmp_path / "run.db"), tmp_path / "page.html", tmp_path / "figures"
-    printed = said(capsys, "replay", run, "text", f"html:{page}", f"matplotlib:{figures}")
+    printed = said(capsys, "report", run, "--to", "text", "--to", f"html:{page}", "--to", f"matplotlib:{figures}")
     assert [f"Loss, epoch {tick}" in printed for tick in range(4)] == [True, True, True, False]
     assert page.read_text().startswith("<!doctype html>")
     assert (figures / "loss.png").stat().st_size > 1000
-    assert "no visualizer 'cinema'" in said(capsys, "replay", run, "cinema", status=1)
-    assert "is a recording, which has no ticks" in said(capsys, "replay", recording(tmp_path / "one"), "text", status=1)
+    assert "no visualizer 'cinema'" in said(capsys, "report", run, "--to", "cinema", status=1)
+    assert "is a recording, which has no ticks" in said(capsys, "report", recording(tmp_path / "one"), "--to", "text", status=1)
 
 
-def test_watch_shows_a_timeline_that_grows_until_a_tick(tmp_path: Path, capsys: Printed) -> None:
+def test_show_follows_a_timeline_that_grows_until_a_tick(tmp_path: Path, capsys: Printed) -> None:
     path = timeline(tmp_path / "run.db")
 
     def grow() -> None:
@@ -260,22 +260,17 @@ def test_watch_shows_a_timeline_that_grows_until_a_tick(tmp_path: Path, capsys: 
             growing.append(3, {"Loss/train": {"mean": 0.125}})
 
     threading.Timer(0.3, grow).start()
-    assert "0.125" in said(capsys, "watch", path, "--every", "0.1", "--until", "3", "-n", "Loss/*")
-    assert "does not grow" in said(capsys, "watch", recording(tmp_path / "run"), status=1)
+    assert "0.125" in said(capsys, "show", path, "--follow", "--every", "0.1", "--until", "3", "-n", "Loss/*")
+    assert "does not grow" in said(capsys, "show", "--follow", recording(tmp_path / "run"), status=1)
 
 
-def test_watch_ends_with_ctrl_c(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_ends_with_ctrl_c(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr("time.sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
     try:
-        assert "interrupted" in said(capsys, "watch", timeline(tmp_path / "run.db"), status=130)
+        assert "interrupted" in said(capsys, "show", "--follow", timeline(tmp_path / "run.db"), status=130)
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-def test_completion_for_shells_is_offered(capsys: Printed) -> None:
-    text: Any = said(capsys, "--help")
-    assert "--install-completion" in text
 
 
 def test_a_folder_from_many_ranks_is_a_recording_like_any_other(tmp_path: Path, capsys: Printed) -> None:
@@ -283,11 +278,11 @@ def test_a_folder_from_many_ranks_is_a_recording_like_any_other(tmp_path: Path, 
     samples = {name: part.samples for name, part in load(root).items()}
     rows = said(capsys, "show", root, "--names", "case 2").splitlines()
     assert any("case 2" in row and row.split()[-1] == str(samples["case 2"]) for row in rows)
-    assert f"whole: {len(samples)} subrecorders, {sum(samples.values()):,} observations" in said(capsys, "verify", root)
-    said(capsys, "merge", root, ROOT / "tests" / "fixtures" / "recording", "--out", tmp_path / "merged", "--keep")
+    assert f"whole: {len(samples)} subrecorders, {sum(samples.values()):,} observations" in said(capsys, "check", root)
+    said(capsys, "merge", root, ROOT / "tests" / "fixtures" / "recording", "--to", tmp_path / "merged", "--keep")
     assert load(tmp_path / "merged").samples["case 2"] == samples["case 2"] + load(root, ranks=3).samples["case 2"]
     (broken,) = root.glob("generation-*/00000-00002-case-2.safetensors")
     broken.unlink()
-    assert "case 2 of rank 0" in said(capsys, "verify", root, status=1)
-    assert "left out 'case 2 of rank 0'" in said(capsys, "repair", root, "--out", tmp_path / "repaired")
+    assert "case 2 of rank 0" in said(capsys, "check", root, status=1)
+    assert "left out 'case 2 of rank 0'" in said(capsys, "check", root, "--repair", tmp_path / "repaired")
     assert load(tmp_path / "repaired").samples["case 2"] == load(root, ranks=3).samples["case 2"]

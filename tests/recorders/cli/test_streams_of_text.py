@@ -31,14 +31,14 @@ def test_files_are_written_through_links_and_into_pipes(run: Path, tmp_path: Pat
     target.parent.mkdir()
     target.write_text("before")
     link.symlink_to(target)
-    assert main(["export", str(run), "--csv", str(link), "--names", "layer.1"]) == 0
+    assert main(["export", str(run), "--to", str(link), "--names", "layer.1"]) == 0
     assert link.is_symlink()
     assert target.read_text().startswith("name,leaf")
     os.mkfifo(pipe)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    assert main(["export", str(run), "--csv", str(pipe), "--names", "layer.1"]) == 0
+    assert main(["export", str(run), "--to", f"csv:{pipe}", "--names", "layer.1"]) == 0
     reader.join(60)
     assert read == [target.read_text()]
     assert pipe.is_fifo()

@@ -15,7 +15,7 @@ from recorders.errors import NotARecordingError
 from recorders.watch.visualizers.html import Run, write_report
 from reducers import Summary
 
-pytest.importorskip("typer")
+pytest.importorskip("rich")
 
 RECORDING = Recording({"loss": Subrecording(Summary(), {"": Summary().update({}, torch.ones(2))}, 1, monitor="CallMonitor")})
 
@@ -30,7 +30,7 @@ def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         stream.put("x", torch.ones(2, 3))
     assert len(StreamDataset("~/stream")) == 2
     write_report("~/report.html", "~/run")
-    assert cli(["merge", "~/run", "~/repaired", "--out=~/merged"]) == 0
+    assert cli(["merge", "~/run", "~/repaired", "--to=~/merged"]) == 0
     found = {path.name for path in tmp_path.iterdir()}
     assert found >= {"run", "repaired", "timeline", "stream", "report.html", "merged"}
     assert "~" not in os.listdir()

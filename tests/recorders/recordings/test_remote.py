@@ -263,13 +263,13 @@ def test_what_cannot_be_at_a_url_says_so(url: str) -> None:
 
 
 def test_the_command_line_takes_urls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("typer")
+    pytest.importorskip("rich")
     from recorders.cli import main
 
     save(recording(1.0), url)
     save(recording(3.0), url + "/other")
     merging = ["merge", url, url + "/other", "-o", url + "/both"]
-    for command in (["show", url], ["verify", url], ["diff", url, url + "/other"], merging):
+    for command in (["show", url], ["check", url], ["diff", url, url + "/other"], merging):
         assert main(command) == 0
     assert url in capsys.readouterr().out
     assert value_of(load(url + "/both")) == 2.0

@@ -34,7 +34,15 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    [["show"], ["verify"], ["diff", "{path}"], ["watch", "--until", "3"], ["report", "-o", "{out}"], ["export", "--csv", "{out}"]],
+    [
+        ["show"],
+        ["show", "--at", "2"],
+        ["check"],
+        ["diff", "{path}"],
+        ["show", "--follow", "--until", "3"],
+        ["report", "-o", "html:{out}"],
+        ["export", "--to", "csv:{out}"],
+    ],
 )
 def test_commands_that_read_change_nothing(command: list[str], path: Path, tmp_path: Path) -> None:
     before = state(path.parent)
@@ -134,7 +142,7 @@ def test_damage_is_named_and_the_rest_is_read(path: Path, capsys: pytest.Capture
         assert timeline.at(2) == {}
         assert list(timeline.lost) == [2]
     assert len(told) == 1
-    assert main(["verify", str(path)]) == 1
+    assert main(["check", str(path)]) == 1
     assert "tick 2" in capsys.readouterr().err
     with pytest.raises(ValueError, match="'skip'"):
         Timeline(path, damaged="ignore")  # type: ignore[arg-type]
