@@ -70,8 +70,8 @@ class _Past(Timeline):
     """A timeline up to one of its ticks, on the same connection; nothing can be appended to it."""
 
     def __init__(self, source: Timeline) -> None:
-        self.path, self._session, self._reader = source.path, source._session, source._reader.past()
+        self.path, self._connection, self._store = source.path, source._connection, source._store.past()
 
     def until(self, tick: int) -> None:
         """Shows the ticks up to this one."""
-        self._reader.tables.last = tick
+        self._store.last = tick

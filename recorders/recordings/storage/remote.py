@@ -23,7 +23,7 @@ from recorders.recordings.storage.ranks_manifest import RanksManifest, decode_an
 from recorders.recordings.storage.same_net import check_same_net
 from recorders.recordings.storage.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
 
-__all__ = ["fetch", "fetched", "renamed", "send"]
+__all__ = ["fetch", "fetch_file", "fetched", "renamed", "send"]
 
 ATTEMPTS = 10
 """How often a recording is fetched again if a save replaced it meanwhile."""
@@ -110,6 +110,21 @@ def fetch(url: str, folder: str) -> None:
     raise StorageError(f"cannot load {url}: it was saved again {ATTEMPTS} times during the attempt; try again")
 
 
+def fetch_file(url: str, path: str | os.PathLike[str]) -> None:
+    """Copies the file at a URL.
+
+    Raises:
+        RecordingNotFoundError: there is nothing.
+        StorageError: the store refuses.
+    """
+    with _told(f"cannot read {url}"):
+        store, root = _opened(url)
+        try:
+            store.get_file(root, os.fspath(path))
+        except FileNotFoundError as error:
+            raise RecordingNotFoundError(f"there is nothing at {url}") from error
+
+
 @contextlib.contextmanager
 def fetched(path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str]]:
     """The path of a recording in a local folder: the path itself, or a temporary folder that has what is at the URL.
@@ -193,7 +208,7 @@ def _generation(store: Any, root: str) -> str:
 def _manifest(store: Any, root: str, url: str) -> bytes:
     try:
         return bytes(store.cat_file(f"{root}/{MANIFEST}", start=0, end=MAX_BYTES + 1))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         if store.exists(root):
             raise NotARecordingError(f"{url} is no recording: it holds no manifest; save one with recorder.save(url)") from error
         raise RecordingNotFoundError(f"there is nothing at {url}") from error

@@ -1,4 +1,4 @@
-"""The numbers of one tick, from what is appended to a timeline."""
+"""What is appended to a timeline, checked: numbers, texts, and small tensors as the bytes of a safetensors file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from torch import Tensor
 
 from recorders.errors import StorageError, TickError
 from recorders.recordings.storage.stored import why_no_memory
+from recorders.recordings.storage.tensorfile import chunks, describe
 
-__all__ = ["TimelineRows", "numbers_of", "step_of", "text_of", "texts_of", "tick_of"]
+__all__ = ["LARGEST", "TimelineRows", "numbers_of", "step_of", "tensors_as_bytes", "texts_of", "tick_of"]
+
+LARGEST = 1 << 20
+"""How many bytes a tensor may have."""
 
 TimelineRows: TypeAlias = Mapping[str, Mapping[str, "float | Tensor"]]
 
@@ -57,8 +61,9 @@ def numbers_of(rows: TimelineRows) -> dict[tuple[str, str], float]:
     values: dict[tuple[str, str], float] = {}
     tensors: dict[tuple[torch.device, torch.dtype], dict[tuple[str, str], Tensor]] = {}
     for name, statistics in rows.items():
+        stored = text_of(name, "names")
         for statistic, value in statistics.items():
-            key = (text_of(name, "names"), text_of(statistic, "statistics"))
+            key = (stored, text_of(statistic, "statistics"))
             if isinstance(value, Tensor) and value.layout is torch.strided and (reason := why_no_memory(value)):
                 raise TypeError(f"{statistic!r} of {name!r} must be a number, and is a tensor {reason}")
             if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -75,3 +80,19 @@ def numbers_of(rows: TimelineRows) -> dict[tuple[str, str], float]:
     for group in tensors.values():
         values.update(zip(group, torch.stack(list(group.values())).cpu().double().tolist(), strict=True))
     return values
+
+
+def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str | None, bytes]]:
+    """By name, the true dtype if it is stored as another one, and the bytes."""
+    found: dict[str, tuple[str | None, bytes]] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"tensors are tensors by name; got {name!r:.100}: {type(tensor).__name__}")
+        name = text_of(name, "names of tensors")
+        header, ordered, dtypes = describe({"": tensor})
+        if (size := tensor.numel() * tensor.element_size()) > LARGEST:
+            raise StorageError(
+                f"the tensor {name!r} has {size:,} bytes, and a timeline takes {LARGEST:,}: reduce it, or record it with a Recorder"
+            )
+        found[name] = dtypes.get(""), b"".join(map(bytes, chunks(header, ordered)))
+    return found

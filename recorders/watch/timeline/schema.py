@@ -1,19 +1,17 @@
-"""The tables of a timeline, the checksums of their rows, and what their columns hold.
+"""The tables of a timeline, the checksums of their rows, and the numbers of a tick as text.
 
-Every row has a checksum. That of a sample covers its tick, its series, its value and the number of the transaction that wrote it,
-so a page that SQLite has discarded cannot pass for a present one. A tick has a digest of all its values, and the id of its layout:
-the list of the series that it holds. So a sample that is missing is missed. `totals` has the sum of the checksums of each small
-table, so a row of those is missed too.
+A tick is one row: its numbers are a JSON object, from the id of each series to its value. SQLite reads it too, which the view
+`timeline` is made of. Every row has a checksum. `totals` has the sum of the checksums of each table, so a row that is missing is missed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
-import struct
-import zlib
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -23,69 +21,60 @@ __all__ = [
     "Series",
     "Tick",
     "Totals",
+    "as_numbers",
+    "as_text",
     "checksum",
     "create_tables",
-    "digest",
     "hashed",
-    "sample_checksums",
-    "tensor_checksum",
     "total",
 ]
 
 APPLICATION_ID = 0x54524543  # "TREC", shown by file(1)
 SCHEMA = 1
 
-# Samples are keyed by tick first, so that an append touches few pages; a series is read by one look-up for each row of `ticks`.
+# The numbers come last: what is before them is read without them.
 TABLES = (
-    "CREATE TABLE totals (id INTEGER PRIMARY KEY, written INTEGER NOT NULL, ticks INTEGER NOT NULL, series INTEGER NOT NULL, "
-    "notes INTEGER NOT NULL, checksum INTEGER NOT NULL)",
-    "CREATE TABLE ticks (tick INTEGER PRIMARY KEY, step INTEGER, layout INTEGER NOT NULL, written INTEGER NOT NULL, "
-    "digest INTEGER NOT NULL, tensors TEXT, checksum INTEGER NOT NULL)",
-    "CREATE TABLE layouts (id INTEGER PRIMARY KEY, series BLOB NOT NULL)",
+    "CREATE TABLE totals (id INTEGER PRIMARY KEY, ticks INTEGER NOT NULL, series INTEGER NOT NULL, notes INTEGER NOT NULL, "
+    "checksum INTEGER NOT NULL)",
+    "CREATE TABLE ticks (tick INTEGER PRIMARY KEY, step INTEGER, tensors TEXT, digest INTEGER NOT NULL, checksum INTEGER NOT NULL, "
+    "numbers TEXT NOT NULL)",
     "CREATE TABLE series (id INTEGER PRIMARY KEY, name TEXT NOT NULL, statistic TEXT NOT NULL, checksum INTEGER NOT NULL)",
-    "CREATE TABLE samples (tick INTEGER NOT NULL, series INTEGER NOT NULL, value REAL, checksum INTEGER NOT NULL, "
-    "PRIMARY KEY (tick, series)) WITHOUT ROWID",
-    "CREATE TABLE tensors (tick INTEGER NOT NULL, name TEXT NOT NULL, dtype TEXT, data BLOB NOT NULL, "
-    "checksum INTEGER NOT NULL, PRIMARY KEY (tick, name))",
+    "CREATE TABLE tensors (tick INTEGER NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (tick, name)) WITHOUT ROWID",
     "CREATE TABLE notes (key TEXT PRIMARY KEY, text TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE VIEW timeline AS SELECT tick, name, statistic, value FROM samples JOIN series ON series.id = samples.series",
+    "CREATE VIEW timeline AS SELECT tick, name, statistic, number.value AS value "
+    "FROM ticks, json_each(ticks.numbers) AS number JOIN series ON series.id = number.key",
 )
 
 
 class Totals(NamedTuple):
-    """The number of the last transaction that wrote ticks, and the sums of the checksums of three tables."""
+    """The sums of the checksums of three tables."""
 
-    written: int = 0
     ticks: int = 0
     series: int = 0
     notes: int = 0
 
     def store(self, db: sqlite3.Connection) -> None:
         """Writes the only row of `totals`."""
-        db.execute("INSERT OR REPLACE INTO totals VALUES (0, ?, ?, ?, ?, ?)", (*self, checksum("totals", *self)))
+        db.execute("INSERT OR REPLACE INTO totals VALUES (0, ?, ?, ?, ?)", (*self, checksum("totals", *self)))
 
 
 class Tick(NamedTuple):
-    """A row of `ticks`, without its number.
+    """A row of `ticks`, without its number and its numbers.
 
     Attributes:
         step: the number of optimizer steps that ended before it; None if it is not known.
-        layout: the id of the list of its series.
-        written: the number of the transaction that wrote it.
-        digest: of its values.
-        tensors: the names of its tensors, as JSON; None if there are none.
+        tensors: as JSON, of each tensor by name its checksum, and its dtype if it is stored as another one; None if there are none.
+        digest: the checksum of the text of its numbers.
     """
 
     step: int | None
-    layout: int
-    written: int
-    digest: int
     tensors: str | None
+    digest: int
 
-    def tensor_names(self) -> list[str]:
-        """The names of its tensors."""
-        names: list[str] = json.loads(self.tensors or "[]")
-        return names
+    def stored_tensors(self) -> dict[str, tuple[int, str | None]]:
+        """Checksum and dtype of each tensor by name."""
+        found: dict[str, tuple[int, str | None]] = json.loads(self.tensors or "{}")
+        return found
 
 
 class Series(NamedTuple):
@@ -96,7 +85,6 @@ class Series(NamedTuple):
 
 
 _encode = json.JSONEncoder(default=str).encode
-_SAMPLE = struct.Struct("<qqqd")
 
 
 def hashed(data: bytes) -> int:
@@ -109,28 +97,25 @@ def checksum(*row: Any) -> int:
     return hashed(_encode(row).encode())
 
 
-def sample_checksums(ticks: Iterable[int], series: Iterable[int], written: Iterable[int], values: Iterable[float]) -> list[int]:
-    """Of each sample the CRC-32 of its tick, series, transaction and value, less 2**31: four bytes in SQLite.
-
-    All are 64 bits, lowest byte first.
-    """
-    pack, crc = _SAMPLE.pack, zlib.crc32
-    return [crc(pack(*sample)) - 0x80000000 for sample in zip(ticks, series, written, values, strict=False)]
-
-
-def tensor_checksum(tick: int, name: str, written: int, dtype: str | None, data: bytes) -> int:
-    """The checksum of a tensor."""
-    return checksum("tensors", tick, name, written, dtype, hashed(data))
-
-
-def digest(values: Sequence[float]) -> int:
-    """The `hashed` bytes of 64-bit floats, lowest byte first."""
-    return hashed(struct.pack(f"<{len(values)}d", *values))
-
-
 def total(checksums: Iterable[int]) -> int:
     """The sum of the checksums of a table: its lowest 63 bits."""
     return sum(checksums) & 0x7FFFFFFFFFFFFFFF
+
+
+def as_text(values: Mapping[int, float]) -> str:
+    """The numbers of a tick, by series, as JSON: NaN is null, and infinity is 9e999, which SQLite and `json` read as such.
+
+    >>> as_text({1: 0.5, 2: math.nan, 3: -math.inf})
+    '{"1":0.5,"2":null,"3":-9e999}'
+    """
+    return json.dumps(values, separators=(",", ":")).replace("NaN", "null").replace("Infinity", "9e999")
+
+
+def as_numbers(text: bytes) -> tuple[list[str], array[float]]:
+    """The ids of series, as text, and their numbers."""
+    found = json.loads(text)
+    values = list(found.values())
+    return list(found), array("d", [math.nan if value is None else value for value in values] if None in values else values)
 
 
 def create_tables(db: sqlite3.Connection) -> None:

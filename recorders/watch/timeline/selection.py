@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 from recorders.errors import SelectionError
 from recorders.recordings.display import listed
 from recorders.recordings.export import Backend, as_frame
-from recorders.watch.timeline.reading import Course, TimelineReader
 from recorders.watch.timeline.schema import Series, Tick
+from recorders.watch.timeline.store import Course, Store
 
 __all__ = ["Chosen", "ChosenTicks", "Row", "frame", "selected"]
 
@@ -36,14 +36,14 @@ class Row(NamedTuple):
 
 
 def selected(
-    reader: TimelineReader, db: sqlite3.Connection, names: Chosen, statistics: Chosen, ticks: ChosenTicks
+    store: Store, db: sqlite3.Connection, names: Chosen, statistics: Chosen, ticks: ChosenTicks
 ) -> Iterator[tuple[Series, Course]]:
     """What `Timeline.select` returns, by series."""
-    ids = reader.tables.ids(db)
+    ids = store.ids(db)
     some = _chosen((key.name for key in ids), names, "name")
     kinds = _chosen((key.statistic for key in ids), statistics, "statistic")
     wanted = {number: key for key, number in ids.items() if key.name in some and key.statistic in kinds}
-    found = reader.courses(db, wanted, _chosen_ticks(reader.tables.ticks(db), ticks))
+    found = store.courses(db, wanted, _chosen_ticks(store.ticks(db), ticks))
     yield from ((wanted[number], course) for number, course in found.items())
 
 

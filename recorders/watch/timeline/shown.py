@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recorders.recordings.display import Rows, ShownAsTable, number, shown_name
 
 if TYPE_CHECKING:
-    from recorders.watch.timeline.reading import Course
+    from recorders.watch.timeline.store import Course
 
 __all__ = ["SeriesTable", "sparkline"]
 

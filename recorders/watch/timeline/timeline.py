@@ -10,16 +10,12 @@ from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, SelectionError, TickError
 from recorders.recordings.display import listed
-from recorders.watch.timeline.damage import Damages
-from recorders.watch.timeline.reading import Course, TimelineReader
-from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, texts_of, tick_of
+from recorders.watch.timeline.connection import MEMORY, Connection, located
+from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, tensors_as_bytes, texts_of, tick_of
 from recorders.watch.timeline.schema import Series
 from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
-from recorders.watch.timeline.session import MEMORY, Session, located
 from recorders.watch.timeline.shown import SeriesTable
-from recorders.watch.timeline.tables import TimelineTables
-from recorders.watch.timeline.tensors import tensors_as_bytes
-from recorders.watch.timeline.writing import add_notes, add_tick, check_new, remove_ticks
+from recorders.watch.timeline.store import Course, Store
 
 __all__ = ["Timeline"]
 
@@ -33,9 +29,10 @@ class Timeline(SeriesTable):
     Every number, name and note has a checksum, which is checked when it is read.
 
     Args:
-        path: the file, which is created or continued; ":memory:" for a timeline in memory.
+        path: the file, which is created or continued; ":memory:" for a timeline in memory; with `read_only` also a URL, which fsspec
+            opens: it is read as it is then.
         read_only: never write into the file, and create no file beside it: for folders that cannot be written.
-        damaged: "error", or "skip" to leave out what is damaged, with a warning; `lost` says what that is.
+        damaged: "error", or "skip" to leave out what is damaged, with a warning; `Timeline.damaged` says what that is.
 
     Raises:
         RecordingNotFoundError: with `read_only`, there is no file.
@@ -57,13 +54,13 @@ class Timeline(SeriesTable):
         if damaged not in ("error", "skip"):
             raise ValueError(f"damaged is 'error' or 'skip'; got {damaged!r}")
         self.path = located(path)
-        self._reader = TimelineReader(Damages(self.path, damaged == "skip"))
-        self._session = Session(self.path, read_only)
+        self._store = Store(self.path, damaged == "skip")
+        self._connection = Connection(self.path, read_only)
 
     @property
-    def lost(self) -> Mapping[int | str, str]:
+    def damaged(self) -> Mapping[int | str, str]:
         """With `damaged="skip"`, what was left out so far, and why: ticks, or tables by name."""
-        return self._tables.damages.lost
+        return self._store.damaged
 
     def append(
         self,
@@ -90,17 +87,16 @@ class Timeline(SeriesTable):
             StorageError: a tensor is too big, or sparse.
         """
         tick, step = tick_of(tick), step_of(step)
-        values = {Series(*key): value for key, value in numbers_of(rows).items()}
-        stored, texts = tensors_as_bytes(tensors or {}), texts_of(notes or {})
-        with self._session.writing() as db:
-            check_new(db, self.path, tick)
-            add_tick(db, self._tables, tick, step, values, stored, texts)
+        values, stored, texts = numbers_of(rows), tensors_as_bytes(tensors or {}), texts_of(notes or {})
+        with self._connection.writing() as db:
+            self._store.add_tick(db, tick, step, values, stored)
+            self._store.add_notes(db, texts)
 
     def forget(self, since: int) -> int:
         """Removes the ticks from `since` on, for a training that goes back to a checkpoint; returns their number."""
-        with self._session.writing() as db:
-            gone = {tick for tick in self._tables.ticks(db) if tick >= since}
-            remove_ticks(db, self._tables, gone)
+        with self._connection.writing() as db:
+            gone = {tick for tick in self._store.ticks(db) if tick >= since}
+            self._store.remove_ticks(db, gone)
         return len(gone)
 
     def compact(self, every: int, before: int) -> int:
@@ -120,26 +116,26 @@ class Timeline(SeriesTable):
         """
         if every < 1:
             raise TickError(f"compact(every={every}): give a number of at least 1")
-        with self._session.writing() as db:
-            gone = {tick for tick in self._tables.ticks(db) if tick < before and tick % every}
-            remove_ticks(db, self._tables, gone)
-        self._session.vacuum()
+        with self._connection.writing() as db:
+            gone = {tick for tick in self._store.ticks(db) if tick < before and tick % every}
+            self._store.remove_ticks(db, gone)
+        self._connection.vacuum()
         return len(gone)
 
     def ticks(self) -> list[int]:
         """All ticks, ascending."""
-        with self._session.reading() as db:
-            return list(self._tables.ticks(db))
+        with self._connection.reading() as db:
+            return list(self._store.ticks(db))
 
     def steps(self) -> dict[int, int]:
         """The number of optimizer steps that ended before each tick; ticks of which it is not known are left out."""
-        with self._session.reading() as db:
-            return {number: tick.step for number, tick in self._tables.ticks(db).items() if tick.step is not None}
+        with self._connection.reading() as db:
+            return {number: tick.step for number, tick in self._store.ticks(db).items() if tick.step is not None}
 
     def names(self) -> list[str]:
         """All names, in the order in which they were first appended."""
-        with self._session.reading() as db:
-            return list(self._tables.names(db))
+        with self._connection.reading() as db:
+            return list(self._store.names(db))
 
     def statistics(self, name: str) -> list[str]:
         """The statistics of one name, in the order in which they were first appended.
@@ -147,8 +143,8 @@ class Timeline(SeriesTable):
         Raises:
             SelectionError: there is no such name; lists those that exist.
         """
-        with self._session.reading() as db:
-            found = list(self._tables.names(db).get(name, ()))
+        with self._connection.reading() as db:
+            found = list(self._store.names(db).get(name, ()))
         if not found:
             raise SelectionError(f"no {name!r} in {self.path}; there are {listed(self.names())}")
         return found
@@ -159,10 +155,10 @@ class Timeline(SeriesTable):
         Raises:
             SelectionError: there is no such name or statistic; lists those that exist.
         """
-        with self._session.reading() as db:
-            number = self._tables.ids(db).get(Series(name, statistic))
+        with self._connection.reading() as db:
+            number = self._store.ids(db).get(Series(name, statistic))
             if number is not None:
-                return self._reader.courses(db, [number], self._tables.ticks(db))[number]
+                return self._store.courses(db, [number], self._store.ticks(db))[number]
         raise SelectionError(f"{name!r} in {self.path} has no statistic {statistic!r}; there are {listed(self.statistics(name))}")
 
     def at(self, tick: int) -> dict[str, dict[str, float]]:
@@ -180,10 +176,10 @@ class Timeline(SeriesTable):
 
     def courses(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Course]:
         """`series` of each (name, statistic) that was recorded. Many are read together: the file is read once."""
-        with self._session.reading() as db:
-            known: Mapping[Any, int] = self._tables.ids(db)
+        with self._connection.reading() as db:
+            known: Mapping[Any, int] = self._store.ids(db)
             wanted = {known[key]: key for key in keys if key in known}
-            return {wanted[number]: course for number, course in self._reader.courses(db, wanted, self._tables.ticks(db)).items()}
+            return {wanted[number]: course for number, course in self._store.courses(db, wanted, self._store.ticks(db)).items()}
 
     def select(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> list[Row]:
         """Rows by name, statistic and tick, without reading the others.
@@ -205,8 +201,8 @@ class Timeline(SeriesTable):
         ...     [(row.tick, row.value) for row in timeline.select("Loss/*", "mean", slice(1, None))]
         [(1, 0.0), (2, -1.0)]
         """
-        with self._session.reading() as db:
-            found = selected(self._reader, db, names, statistics, ticks)
+        with self._connection.reading() as db:
+            found = selected(self._store, db, names, statistics, ticks)
             return [Row(tick, *series, value) for series, course in found for tick, value in zip(*course, strict=True)]
 
     def to_pandas(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
@@ -216,13 +212,13 @@ class Timeline(SeriesTable):
             SelectionError: as in `select`.
             MissingExtraError: pandas is not installed.
         """
-        with self._session.reading() as db:
-            return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "pandas")
+        with self._connection.reading() as db:
+            return frame(selected(self._store, db, names, statistics, ticks), self._store.ticks(db), "pandas")
 
     def to_polars(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
         """What `to_pandas` returns, as a `polars.DataFrame`."""
-        with self._session.reading() as db:
-            return frame(selected(self._reader, db, names, statistics, ticks), self._tables.ticks(db), "polars")
+        with self._connection.reading() as db:
+            return frame(selected(self._store, db, names, statistics, ticks), self._store.ticks(db), "polars")
 
     def tensor(self, name: str, tick: int) -> Tensor:
         """A tensor that was appended, in its shape and dtype, on the CPU.
@@ -236,41 +232,42 @@ class Timeline(SeriesTable):
         ...     timeline.tensors(), timeline.tensor("histogram", 0)
         ({'histogram': [0]}, tensor([3, 1]))
         """
-        with self._session.reading() as db:
-            found = self._tables.tick(db, tick)
-            names = found.tensor_names() if found else []
+        with self._connection.reading() as db:
+            found = self._store.tick(db, tick)
+            names = list(found.stored_tensors()) if found else []
             if found and name in names:
-                tensor = self._reader.tensor(db, tick, found, name)
+                tensor = self._store.tensor(db, tick, found, name)
                 if tensor is None:
-                    raise CorruptRecordingError(f"{self.path} is damaged at tick {tick}: {self.lost[tick]}")
+                    raise CorruptRecordingError(f"{self.path} is damaged at tick {tick}: {self.damaged[tick]}")
                 return tensor
         raise SelectionError(f"no tensor {name!r} at tick {tick} in {self.path}; there are {listed(names)}")
 
     def tensors(self) -> dict[str, list[int]]:
         """The names of all tensors, each with the ticks that have it."""
-        with self._session.reading() as db:
-            return self._tables.tensors(db)
+        with self._connection.reading() as db:
+            return self._store.tensors(db)
 
     def ids(self) -> Mapping[tuple[str, str], int]:
         """The ids of all series by name and statistic, as in `values`."""
-        with self._session.reading() as db:
-            return dict[tuple[str, str], int](self._tables.ids(db).items())
+        with self._connection.reading() as db:
+            return dict[tuple[str, str], int](self._store.ids(db).items())
 
     def values(self, tick: int) -> tuple[list[int], list[float]]:
         """All values at one tick: the ids of their series, ascending, and the values. For thousands of them faster than `at`."""
-        with self._session.reading() as db:
-            found = self._tables.tick(db, tick)
-            return self._reader.values(db, tick, found) if found else ([], [])
+        with self._connection.reading() as db:
+            found = self._store.tick(db, tick)
+            ids, values = self._store.numbers(db, tick, found) if found else ([], ())
+            return list(ids), list(values)
 
     def note(self, key: str, text: str) -> None:
         """Writes a text into the file, such as how to draw the numbers; replaces an earlier text with the same key."""
-        with self._session.writing() as db:
-            add_notes(db, self._tables, texts_of({key: text}))
+        with self._connection.writing() as db:
+            self._store.add_notes(db, texts_of({key: text}))
 
     def notes(self) -> dict[str, str]:
         """All texts by key."""
-        with self._session.reading() as db:
-            return dict(self._tables.notes(db))
+        with self._connection.reading() as db:
+            return dict(self._store.notes(db))
 
     def verify(self) -> dict[int | str, str]:
         """Reads all of the file, and SQLite's own pages.
@@ -278,14 +275,14 @@ class Timeline(SeriesTable):
         Returns:
             What is damaged, and why: ticks, or tables by name; empty if the file is whole.
         """
-        with self._session.reading() as db:
-            damages = Damages(self.path, skip=True, warn=False)
-            TimelineReader(damages).check(db)
-        return damages.lost
+        with self._connection.reading() as db:
+            store = Store(self.path, skip=True, warn=False)
+            store.check(db)
+        return store.damaged
 
     def close(self) -> None:
         """Closes the file; a timeline in memory is lost. Closing twice is harmless."""
-        self._session.close()
+        self._connection.close()
 
     def __iter__(self) -> Iterator[Row]:
         """All rows, by tick; ticks appended during the iteration may be missed, but no tick is incomplete."""
@@ -305,15 +302,11 @@ class Timeline(SeriesTable):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _tables(self) -> TimelineTables:
-        return self._reader.tables
-
     def _rows(self, tick: int) -> list[Row] | None:
         """All rows of a tick; None if there is no such tick."""
-        with self._session.reading() as db:
-            if (found := self._tables.tick(db, tick)) is None:
+        with self._connection.reading() as db:
+            if (found := self._store.tick(db, tick)) is None:
                 return None
-            names = self._tables.series(db)
-            values = zip(*self._reader.values(db, tick, found), strict=True)
+            names = self._store.series(db)
+            values = zip(*self._store.numbers(db, tick, found), strict=True)
             return [Row(tick, *names[number], value) for number, value in values if number in names]

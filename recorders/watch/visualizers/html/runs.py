@@ -6,20 +6,17 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from recorders.errors import LensError, RecordingNotFoundError
+from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
-from recorders.recordings.atomic_files import as_path
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage.load import load
-from recorders.recordings.storage.manifest import recording_of
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, notes_of_layers
 from recorders.watch.fault import Finding
+from recorders.watch.opened import open_recorded
 from recorders.watch.overview import overview, pushed
 from recorders.watch.spread import Spread
 from recorders.watch.timeline import Timeline
@@ -55,7 +52,7 @@ class Run:
 
     @classmethod
     def of(cls, source: Run | Timeline | Recorder | Recording | str | os.PathLike[str], name: str = "") -> Run:
-        """A run from what was recorded: a timeline, a recording, or the path of either, whose name it gets.
+        """A run from what was recorded: a timeline, a recording, or the path or URL of either, whose name it gets.
 
         Raises:
             RecordingNotFoundError: there is nothing at the path.
@@ -63,13 +60,7 @@ class Run:
             StorageError: what is there cannot be read, or is neither.
         """
         if isinstance(source, (str, os.PathLike)):
-            path = Path(as_path(source))
-            if not path.exists():
-                raise RecordingNotFoundError(
-                    f"there is nothing at {path}: give a folder with a recording, or the file of a timeline"
-                )
-            recorded = path.is_dir() or recording_of(os.fspath(path))  # of which load says that it is a part
-            return cls.of(load(path) if recorded else Timeline(path, read_only=True), name or path.name)
+            return cls.of(open_recorded(source), name or os.fspath(source).rstrip("/").rpartition("/")[2])
         if isinstance(source, Run):
             return source
         if isinstance(source, Timeline):

@@ -14,7 +14,7 @@ from recorders.cli import main
 from recorders.errors import CorruptRecordingError, RecordingNotFoundError, RecordingWarning, StorageError
 from recorders.watch.charts import Chart, ChartView, keep_charts
 from recorders.watch.timeline import Timeline
-from recorders.watch.timeline.file import as_sqlite_uri
+from recorders.watch.timeline.connection import as_sqlite_uri
 
 
 def state(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -63,7 +63,7 @@ def test_nothing_can_be_written(path: Path) -> None:
         ):
             with pytest.raises(StorageError, match="read_only=True"):
                 write()
-        with timeline._session.reading() as db, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with timeline._connection.reading() as db, pytest.raises(sqlite3.OperationalError, match="readonly"):
             db.execute("DELETE FROM ticks")
         assert timeline.ticks() == [0, 1, 2, 3]
     assert state(path.parent) == before
@@ -97,7 +97,7 @@ def test_what_a_killed_writer_left_is_undone_in_a_copy(path: Path, tmp_path: Pat
     db.execute("PRAGMA cache_spill = 1")
     db.execute("PRAGMA cache_size = 1")
     db.execute("BEGIN IMMEDIATE")
-    db.execute("UPDATE samples SET value = 77")
+    db.execute("UPDATE ticks SET step = 77")
     db.execute(
         "CREATE TABLE filler AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 9999) SELECT x FROM n"
     )
@@ -125,7 +125,7 @@ def damaged(path: Path, *statements: str) -> None:
 
 
 def test_damage_is_named_and_the_rest_is_read(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damaged(path, "UPDATE samples SET value = 0.5 WHERE tick = 2")
+    damaged(path, "UPDATE ticks SET numbers = '{\"1\":0.5}' WHERE tick = 2")
     with Timeline(path, read_only=True) as timeline:
         for read in (
             lambda: timeline.at(2),
@@ -140,7 +140,7 @@ def test_damage_is_named_and_the_rest_is_read(path: Path, capsys: pytest.Capture
     with Timeline(path, read_only=True, damaged="skip") as timeline, pytest.warns(RecordingWarning, match="tick 2") as told:
         assert timeline.series("Loss/train", "mean") == ([0, 1, 3], [1.0, 0.0, -2.0])
         assert timeline.at(2) == {}
-        assert list(timeline.lost) == [2]
+        assert list(timeline.damaged) == [2]
     assert len(told) == 1
     assert main(["check", str(path)]) == 1
     assert "tick 2" in capsys.readouterr().err
@@ -151,15 +151,17 @@ def test_damage_is_named_and_the_rest_is_read(path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM samples WHERE tick = 1",
+        "UPDATE ticks SET numbers = '{}' WHERE tick = 1",
+        "UPDATE ticks SET numbers = numbers || ' ' WHERE tick = 1",
         "DELETE FROM ticks WHERE tick = 3",
         "UPDATE ticks SET step = 7",
         "UPDATE series SET name = 'Loss/eval'",
         "UPDATE series SET name = x'ff'",
-        "UPDATE samples SET value = x'00' WHERE tick = 3",
+        "UPDATE ticks SET numbers = x'00' WHERE tick = 3",
+        "UPDATE ticks SET tick = 9 WHERE tick = 3",
         "UPDATE notes SET text = '[]'",
         "DELETE FROM notes",
-        "DELETE FROM layouts",
+        "DELETE FROM series",
         "DELETE FROM totals",
     ],
 )

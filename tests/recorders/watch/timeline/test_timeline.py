@@ -211,8 +211,8 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "DROP TABLE samples",
-        "CREATE TRIGGER t AFTER INSERT ON ticks BEGIN DELETE FROM samples; END",
+        "DROP TABLE tensors",
+        "CREATE TRIGGER t AFTER INSERT ON ticks BEGIN DELETE FROM series; END",
         "PRAGMA user_version = 0",
     ],
 )
@@ -225,6 +225,21 @@ def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "run.db", ""):
         with pytest.raises(StorageError):
             Timeline(path)
+
+
+def test_a_tick_is_one_row_in_one_transaction(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Timeline(tmp_path / "run.db") as timeline:
+        timeline.append(0, {"loss": {"mean": 1.0}})
+        with timeline._connection.reading() as db:
+            db.set_trace_callback(said.append)
+        said.clear()
+        timeline.append(1, {"loss": {"mean": 1.0, "max": 2.0}, "new": {"mean": 0.0}}, 10, notes={"how": "so"})
+    assert [each.partition(" (")[0][:17] for each in said if each.startswith(("BEGIN", "COMMIT", "INSERT INTO ticks"))] == [
+        "BEGIN IMMEDIATE",
+        "INSERT INTO ticks",
+        "COMMIT",
+    ]
 
 
 def test_closed_is_closed(tmp_path: Path) -> None:
