@@ -267,7 +267,9 @@ def _check_file(path: str, name: str = "") -> None:
     if not stat.S_ISREG(status.st_mode):
         raise NotARecordingError(f"{name or path} is not a file, so not a timeline")
     if not status.st_size:
-        raise CorruptRecordingError(f"{name or path} is empty: if a timeline was there, it is lost; remove the file to begin a new one")
+        raise CorruptRecordingError(
+            f"{name or path} is empty: if a timeline was there, it is lost; remove the file to begin a new one"
+        )
 
 
 def _connect(database: str, *, uri: bool = False) -> sqlite3.Connection:

@@ -51,7 +51,9 @@ def test_what_a_kill_left_is_undone_in_the_copy(url: str, tmp_path: Path) -> Non
         db.execute("PRAGMA cache_spill = 1")
         db.execute("PRAGMA cache_size = 1")
         db.execute("UPDATE ticks SET step = 77")
-        db.execute("CREATE TABLE filler AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 9999) SELECT x FROM n")
+        db.execute(
+            "CREATE TABLE filler AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 9999) SELECT x FROM n"
+        )
         for end in ("", "-journal"):
             store.pipe_file(f"/runs/killed.db{end}", Path(f"{path}{end}").read_bytes())
         db.execute("DROP TABLE filler")
