@@ -195,7 +195,7 @@ def open_read_only(path: str) -> sqlite3.Connection:
     """A connection to the file that cannot write; nothing is created or changed in the folder.
 
     If the file cannot be read like that, it is read from a copy in memory. That is so for files of a writer that was killed in the
-    middle of a tick, which must be undone first, and for those with a write-ahead log; and for URLs, as they are when they are opened.
+    middle of a tick, which must be undone first, for those with a write-ahead log, and for URLs, as they are when they are opened.
     """
     if is_url(path):
         return _copied(path, fetch_file)

@@ -1,7 +1,7 @@
 """The tables of a timeline, the checksums of their rows, and the numbers of a tick as text.
 
 A tick is one row: its numbers are a JSON object, from the id of each series to its value. SQLite reads it too, which the view
-`timeline` is made of. Every row has a checksum. `totals` has the sum of the checksums of each table, so a row that is missing is missed.
+`timeline` is made of. Every row has a checksum. `totals` has the sum of those of each table, so a row that is missing is missed.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Timeline(SeriesTable):
     Every number, name and note has a checksum, which is checked when it is read.
 
     Args:
-        path: the file, which is created or continued; ":memory:" for a timeline in memory; with `read_only` also a URL, which fsspec
-            opens: it is read as it is then.
+        path: the file, which is created or continued; ":memory:" for a timeline in memory; with `read_only` also a URL, which is
+            read as it is when it is opened.
         read_only: never write into the file, and create no file beside it: for folders that cannot be written.
         damaged: "error", or "skip" to leave out what is damaged, with a warning; `Timeline.damaged` says what that is.
 

@@ -120,6 +120,5 @@ def test_old_ticks_are_thinned_and_their_space_is_given_back(tmp_path: Path) -> 
         for tick in (0, 10, 20, 30, 40, *range(50, 60)):
             fresh.append(tick, {f"layer{i}": {"mean": tick + i / 8} for i in range(200)})
     assert path.stat().st_size <= (tmp_path / "fresh.db").stat().st_size
-    with Timeline(path) as timeline:
-        with pytest.raises(TickError, match="at least 1"):
-            timeline.compact(every=0, before=1)
+    with Timeline(path) as timeline, pytest.raises(TickError, match="at least 1"):
+        timeline.compact(every=0, before=1)
