@@ -1,4 +1,4 @@
-"""What `sync` costs against the number of ranks: bytes, messages, collectives, memory and processor time, flat and hierarchical.
+"""What `sync` costs against the number of ranks: bytes, messages, collectives, memory and processor time.
 
 Processes with gloo on loopback are measured, and compared with `scale_model.py`, which says what more of them would cost. Bytes are
 those that a process writes, as Linux counts them. Run, with `pip install '.[plot]'`: python benchmarks/scale.py
@@ -23,11 +23,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from measure import RESULTS, write
-from torch.distributed.device_mesh import init_device_mesh
 
 from recorders import Recording, Subrecording, merge
-from recorders.recordings.distributed import hierarchy
-from recorders.recordings.distributed.message import pack
+from recorders.recordings.distributed.protocol import Index, pack, parse
 from recorders.recordings.distributed.sync import sync
 from reducers import Moments
 
@@ -35,7 +33,8 @@ REDUCER = Moments("b c -> c", order=4)
 """None of its tensors merges element by element, so all of them are gathered; `sync_bytes.py` counts what is all-reduced."""
 CHANNELS = 64
 MONITORS = (10, 100, 1000)
-SHAPES: dict[int, list[tuple[int, ...]]] = {1: [(1,)], 2: [(2,)], 4: [(4,), (2, 2)], 8: [(8,), (2, 4), (2, 2, 2)]}
+RANKS = (1, 2, 4, 8, 16)
+RECEIVERS = ("all", 0)
 
 
 def recording(monitors: int, rank: int) -> Recording:
@@ -43,12 +42,11 @@ def recording(monitors: int, rank: int) -> Recording:
     return Recording({f"layer{n}": Subrecording(REDUCER, {"": REDUCER.update({}, x)}, 1) for n in range(monitors)})
 
 
-def sizes(own: Recording) -> model.Sizes:
-    """The bytes of one rank, without a group: what it packs, and what the first rank sends back."""
+def size(own: Recording) -> int:
+    """The bytes that one rank gathers, without a group."""
     cpu = torch.device("cpu")
-    _, payload = pack(own, cpu, "error", "sync(to='all', missing='error')")
-    text, merged = hierarchy._outcome(hierarchy._Held([own]), hierarchy._SyncCall(own, "all", "error"), cpu)
-    return model.Sizes(payload.numel(), len(text) + merged.numel())
+    packed = pack(own, cpu, "error", "sync(to='all', missing='error')")
+    return Index(parse(packed.manifest)).gathered(packed, cpu).numel()
 
 
 def written() -> tuple[int, int]:
@@ -69,7 +67,7 @@ def counting(calls: list[str]) -> None:
     def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: (calls.append(name), function(*args, **kwargs))[1]
 
-    for name in ("all_gather", "gather", "broadcast"):
+    for name in ("all_gather", "gather"):
         setattr(dist, name, wrapped(name, getattr(dist, name)))
 
 
@@ -98,11 +96,10 @@ def work(rank: int, folder: str, ranks: int) -> None:
     calls: list[str] = []
     counting(calls)
     rows = []
-    for shape in SHAPES[ranks]:
-        group = init_device_mesh("cpu", shape) if len(shape) > 1 else None
+    for to in RECEIVERS:
         for monitors in MONITORS:
-            own = recording(monitors, rank)
-            rows.append({"shape": shape, "monitors": monitors, **measured(partial(sync, own, group), calls)})
+            found = measured(partial(sync, recording(monitors, rank), to=to), calls)  # type: ignore[call-overload]
+            rows.append({"ranks": ranks, "to": to, "monitors": monitors, **found})
     Path(folder, f"{rank}.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
 
@@ -127,16 +124,12 @@ def rows_of(ranks: int) -> list[dict[str, Any]]:
         by_rank = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
     rows = []
     for found in zip(*by_rank, strict=True):
-        shape, monitors = found[0]["shape"], found[0]["monitors"]
-        told = [predicted(shape, monitors, rank) for rank in range(ranks)]
+        own, to = size(recording(found[0]["monitors"], 0)), None if found[0]["to"] == "all" else found[0]["to"]
+        told = [model.sent(ranks, own, to, rank) for rank in range(ranks)]
         exact = [(row["bytes"], row["messages"]) == tuple(sent) for row, sent in zip(found, told, strict=True)]
-        rows.append({**found[0], "modelled_bytes": told[0].bytes, "exact_on_all_ranks": all(exact)})
+        others = {"peak_bytes_of_others": max((row["peak_bytes"] for row in found[1:]), default=0)}
+        rows.append({**found[0], **others, "modelled_bytes": told[0].bytes, "exact_on_all_ranks": all(exact)})
     return rows
-
-
-def predicted(shape: tuple[int, ...], monitors: int, rank: int) -> model.Sent:
-    own = sizes(recording(monitors, 0))
-    return model.flat(shape[0], own) if len(shape) == 1 else model.hierarchical(shape, own, rank)
 
 
 def figure() -> Any:
@@ -144,27 +137,21 @@ def figure() -> Any:
     from matplotlib.figure import Figure
 
     results = json.loads((RESULTS / "scale.json").read_text())
-
     drawn = Figure(figsize=(9.6, 4.2), dpi=140, layout="constrained")
     panels = drawn.subplots(1, 2)
-    own = model.Sizes(**results["sizes"]["1000"])
-    styles = {
-        "sync()": ("#D55E00", "o"),
-        "sync(mesh), machines of 8": ("#0072B2", "s"),
-        "sync(mesh), and groups": ("#009E73", "^"),
-    }
-    for (label, (color, marker)), shape_of in zip(styles.items(), model.SHAPES, strict=True):
-        ranks = [2**power for power in range(1 if shape_of is model.SHAPES[0] else 3, 14)]
-        shapes = [shape_of(count) for count in ranks]
-        panels[0].loglog(ranks, [model.memory(shape, own) for shape in shapes], color=color, label=label)
-        times = [model.seconds(shape, own, 1000, results["merge_s"]) for shape in shapes]
-        panels[1].loglog(ranks, times, color=color, label=label)
-        for row in results["rows"]:
-            if row["monitors"] == 1000 and len(row["shape"]) == model.SHAPES.index(shape_of) + 1 and max(row["shape"]) > 1:
-                count = torch.Size(row["shape"]).numel()
-                panels[0].plot(count, row["peak_bytes"], marker, color=color, markersize=6)
-                panels[1].plot(count, row["processor_s"], marker, color=color, markersize=6)
-    for axes, title in zip(panels, ("Memory on the rank that needs most, bytes", "Time until all have it, seconds"), strict=True):
+    own, ranks = results["sizes"]["1000"], [2**power for power in range(1, 14)]
+    panels[0].loglog(
+        ranks, [model.memory(count, own) for count in ranks], color="#D55E00", label="a rank that gets what was merged"
+    )
+    panels[0].loglog(ranks, [2 * own for _ in ranks], color="#0072B2", label="the others, with to=rank")
+    panels[1].loglog(ranks, [model.seconds(count, own, 1000, results["merge_s"]) for count in ranks], color="#D55E00")
+    for row in (row for row in results["rows"] if row["monitors"] == 1000 and row["ranks"] > 1):
+        marker = "o" if row["to"] == "all" else "s"
+        panels[0].plot(row["ranks"], row["peak_bytes"], marker, color="#D55E00", markersize=6)
+        panels[1].plot(row["ranks"], row["processor_s"], marker, color="#D55E00", markersize=6)
+        if row["to"] == 0:
+            panels[0].plot(row["ranks"], row["peak_bytes_of_others"], marker, color="#0072B2", markersize=6)
+    for axes, title in zip(panels, ("Memory of one rank, bytes", "Time until those have it that get it, seconds"), strict=True):
         axes.set_title(title, loc="left", fontsize=11)
         axes.set_xlabel("ranks, each with 1,000 monitors of 64 channels")
         axes.grid(True, which="major", color="#E3E6E8", linewidth=0.8)
@@ -180,17 +167,17 @@ def main() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     rows = []
-    for ranks in SHAPES:
+    for ranks in RANKS:
         for row in rows_of(ranks):
             print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
             rows.append(row)
-    cost = {row["shape"][0]: row["processor_s"] for row in rows if len(row["shape"]) == 1 and row["monitors"] == MONITORS[-1]}
+    cost = {row["ranks"]: row["processor_s"] for row in rows if row["to"] == "all" and row["monitors"] == MONITORS[-1]}
     with tempfile.TemporaryDirectory() as folder:
         apart = offline(Path(folder), 8, MONITORS[-1])
     results = {
         "setting": {"backend": "gloo", "threads_per_process": 1, "channels": CHANNELS, "figures": "of rank 0"},
-        "sizes": {str(monitors): sizes(recording(monitors, 0))._asdict() for monitors in (*MONITORS, 10_000)},
-        "merge_s": (cost[8] - cost[2]) / 6 / MONITORS[-1],
+        "sizes": {str(monitors): size(recording(monitors, 0)) for monitors in (*MONITORS, 10_000)},
+        "merge_s": (cost[RANKS[-1]] - cost[2]) / (RANKS[-1] - 2) / MONITORS[-1],
         "offline": apart,
         "rows": rows,
     }

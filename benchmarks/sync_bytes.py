@@ -10,20 +10,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from measure import write
-from torch import Tensor
 
 from recorders import Recording, Subrecording
-from recorders.recordings.distributed.exchange import REDUCE_FROM
-from recorders.recordings.distributed.message import pack, parse
-from recorders.recordings.distributed.reduction import Reduction
-from recorders.recordings.distributed.sync import _gathered
+from recorders.recordings.distributed.allreduce import Reduction
+from recorders.recordings.distributed.collectives import REDUCE_FROM
+from recorders.recordings.distributed.merge import Merged
+from recorders.recordings.distributed.protocol import Index, Packed, Sent, pack, parse
 from reducers import Extremes, Mean, Moments, Product, Quantile, Reducer
 
 SUBRECORDERS = 120
+CPU = torch.device("cpu")
 RANKS = (2, 4, 16, 256, 4096)
 TIMED = (4, 64)
 """The numbers of ranks that fit here."""
@@ -41,14 +40,17 @@ def recording(reducer: Reducer, rank: int) -> Recording:
     return Recording({f"layer{number}": part for number in range(SUBRECORDERS)})
 
 
-def merging(own: Recording, manifest: dict[str, Any], payload: Tensor, ranks: int, reduces: bool) -> Callable[[], Recording]:
+def merging(own: Recording, packed: Packed, ranks: int, reduces: bool) -> Callable[[], Recording]:
     """What a rank does before it sends, and after the states of so many have arrived."""
-    plan = Reduction([manifest] * ranks, reduces)
+    manifest = parse(packed.manifest)
+    plan = Reduction([manifest], reduces)
 
     def merge() -> Recording:
-        rest, reduced = plan.split(manifest, payload)
-        rows = [(rank, plan.rests[0], rest, len(rest)) for rank in range(ranks)]
-        return plan.join(own, _gathered(own, rows, "error"), reduced)
+        index = Index(manifest, plan.paths, plan.counted)
+        row, numbers = index.gathered(packed, CPU), plan.numbers(packed, CPU)
+        found = {"what was reduced": plan.read(own, numbers)} if numbers else {}
+        found |= {f"rank {rank}": Recording(Sent(own, index, row)) for rank in range(ranks)}
+        return Recording(Merged(found).all())
 
     return merge
 
@@ -69,16 +71,17 @@ def main() -> None:
     rows, times = [], []
     for what, reducer in REDUCERS.items():
         own = recording(reducer, 0)
-        raw, payload = pack(own, torch.device("cpu"), "error", "sync(to='all', missing='error')")
-        manifest = parse(raw)
+        packed = pack(own, CPU, "error", "sync(to='all', missing='error')")
+        manifest = parse(packed.manifest)
         plan = Reduction([manifest], reduces=True)
+        whole, rest = Index(manifest).size, Index(manifest, plan.paths, plan.counted).size
         for ranks in RANKS:
-            gathered = (ranks - 1) * len(payload)
-            reduced = (ranks - 1) * plan.sizes[0] + 2 * (ranks - 1) * plan.size // ranks if ranks >= REDUCE_FROM else gathered
-            rows.append({"what": what, "ranks": ranks, "state bytes": len(payload), "gathered": gathered, "reduced": reduced})
+            gathered = (ranks - 1) * whole
+            reduced = (ranks - 1) * rest + 2 * (ranks - 1) * plan.size // ranks if ranks >= REDUCE_FROM else gathered
+            rows.append({"what": what, "ranks": ranks, "state bytes": whole, "gathered": gathered, "reduced": reduced})
         for ranks in TIMED if what != "quantiles" else TIMED[:1]:
             ways = {"gathered": False, "reduced": True}
-            took = seconds({name: merging(own, manifest, payload, ranks, reduces) for name, reduces in ways.items()})
+            took = seconds({name: merging(own, packed, ranks, reduces) for name, reduces in ways.items()})
             times.append({"what": what, "ranks": ranks, **{f"{name} ms": round(1e3 * each, 2) for name, each in took.items()}})
     for row in [*rows, *times]:
         print(", ".join(f"{name} {value}" for name, value in row.items()))

@@ -406,18 +406,20 @@ def scale_measured() -> str:
     """What a sync cost in processes that fit here."""
     rows = [
         (
-            "x".join(map(str, row["shape"])),
+            f"{row['ranks']:,}",
+            str(row["to"]),
             f"{row['monitors']:,}",
             f"{row['bytes']:,}",
             f"{row['modelled_bytes']:,}",
             f"{row['messages']:,}",
             str(row["collectives"]),
             f"{row['peak_bytes'] / 1e6:.1f} MB",
+            f"{row['peak_bytes_of_others'] / 1e6:.1f} MB",
             f"{row['processor_s'] * 1e3:.0f} ms",
         )
         for row in _result("scale").get("rows", [])
     ]
-    head = ("ranks", "monitors", "bytes sent", "of the model", "messages", "collectives", "memory", "processor time")
+    head = ("ranks", "to", "monitors", "bytes sent", "of the model", "messages", "collectives", "memory", "of the others", "time")
     return "\n".join([*_table(head, rows), "", _machine("scale")])
 
 
@@ -425,14 +427,11 @@ def scale_modelled() -> str:
     """What a sync would cost beyond."""
     found, rows = _result("scale"), []
     for ranks in (8, 64, 512, 4096, 10_000):
-        for monitors, sizes in found["sizes"].items():
-            own, cells = scale_model.Sizes(**sizes), []
-            for shape_of in scale_model.SHAPES:
-                shape = shape_of(ranks)
-                seconds = scale_model.seconds(shape, own, int(monitors), found["merge_s"])
-                cells.append(f"{_bytes(scale_model.memory(shape, own))}; {_seconds(seconds)}")
-            rows.append((f"{ranks:,}", f"{int(monitors):,}", *cells))
-    head = ("ranks", "monitors", "`sync()`", "mesh: machines, ranks", "mesh: groups, machines, ranks")
+        for monitors, size in found["sizes"].items():
+            seconds = scale_model.seconds(ranks, size, int(monitors), found["merge_s"])
+            memory = _bytes(scale_model.memory(ranks, size))
+            rows.append((f"{ranks:,}", f"{int(monitors):,}", memory, _bytes(2 * size), _seconds(seconds)))
+    head = ("ranks", "monitors", "memory of who gets it", "of the others, with `to=rank`", "time")
     return "\n".join(_table(head, rows))
 
 

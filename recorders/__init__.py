@@ -40,7 +40,7 @@ from recorders.recorder.attached import Attached, attached, detach_all
 from recorders.recorder.cache import cache
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.cell import Cell
-from recorders.recordings.distributed.handle import SyncHandle
+from recorders.recordings.distributed.sync import SyncHandle
 from recorders.recordings.plugins import import_reducers
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage.load import load

@@ -14,9 +14,8 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.snapshots import resume
 from recorders.recorder.report import warned_of_left_out
 from recorders.recordings.display import Names, Rows, ShownAsTable
-from recorders.recordings.distributed.handle import SyncHandle
 from recorders.recordings.distributed.sharded import load_own, save_sharded
-from recorders.recordings.distributed.sync import Group, sync
+from recorders.recordings.distributed.sync import Group, SyncHandle, sync
 from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names, part_rows
 from recorders.recordings.storage.commit import never_committed

@@ -19,7 +19,7 @@ from attacks import Tally, at_call, fork, goes_on, recording, steps_of
 from power_loss import losses_of
 
 from recorders import load
-from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.collectives import Exchange
 from recorders.recordings.distributed.sharded import save_sharded
 from recorders.recordings.storage.commit import Commit, Generation
 from recorders.recordings.storage.ranks_manifest import encode_ranks

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from recorders._torch import without_modes
 from recorders.errors import MergeError, NotARecordingError, RecordingExistsError, SchemaError, StorageError, SyncError
 from recorders.recordings.atomic_files import as_path, open_regular
-from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.collectives import Exchange, Message, group_of, is_alone
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.commit import Commit, Generation
 from recorders.recordings.storage.load import load_chosen
-from recorders.recordings.storage.manifest import is_generation
 from recorders.recordings.storage.ranks_manifest import RankFile, encode_ranks, rank_file, read_manifest, shown_ranks
 from recorders.recordings.storage.same_net import check_same_net, names_at
 from recorders.recordings.storage.save import save
@@ -40,33 +38,10 @@ __all__ = ["load_own", "save_sharded"]
 VISIBLE_SECONDS = 5.0
 """How long a rank waits for what another one has made: network file systems may show it a little later."""
 
-_ROW = struct.Struct("<8sBq32s400s")
-"""What each rank tells all others: a mark, how it went, the length and the SHA-256 of its manifest, and a text."""
-_MARK = b"shards-1"
 _KINDS = (StorageError, NotARecordingError, RecordingExistsError, SchemaError)
 """The errors that are raised on all ranks if one of them raised one; any other becomes the first of these."""
 _SHOWN = 10
 """Of how many ranks an error tells what went wrong."""
-
-
-class _Told(NamedTuple):
-    """What one rank says: if `kind` is not 0, its text is an error; else how long its manifest is, with its SHA-256."""
-
-    kind: int = 0
-    size: int = 0
-    sha256: bytes = b""
-    text: str = ""
-
-    def packed(self) -> bytes:
-        return _ROW.pack(_MARK, self.kind, self.size, self.sha256, self.text.encode(errors="backslashreplace"))
-
-    @staticmethod
-    def unpacked(row: bytes, rank: int) -> _Told:
-        """What a rank says; raises `SyncError` if that is something else."""
-        mark, kind, size, sha256, text = _ROW.unpack(row)
-        if mark != _MARK or kind > len(_KINDS) or size < 0:
-            raise SyncError(f"rank {rank} answers something else: did it call save_sharded, in the same version of the library?")
-        return _Told(kind, size, sha256, text.rstrip(b"\0").decode(errors="ignore"))
 
 
 def save_sharded(
@@ -108,10 +83,8 @@ def save_sharded(
     ...     len(load(save_sharded(Recording({}), folder + "/run")))
     0
     """
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
+    if is_alone(group_of(group)):
         return Path(save(recording, as_path(path), layout=layout, overwrite=overwrite))
-    if dist.get_rank(group) < 0:
-        raise SyncError(f"rank {dist.get_rank()} is not in the group that it was asked to save with: call it on its members only")
     attempt = _Attempt(recording, path, group, layout)
     without_modes(attempt.run, overwrite)
     return attempt.root
@@ -122,7 +95,7 @@ class _Attempt:
 
     def __init__(self, recording: Recording, path: str | os.PathLike[str], group: ProcessGroup | None, layout: Layout) -> None:
         self.recording, self.path, self.layout = recording, os.fspath(path), layout
-        self.exchange = Exchange(group, failed=f"not all ranks could save to {self.path}")
+        self.exchange = Exchange(group, "save_sharded", f"not all ranks could save to {self.path}")
         self.ranks, self.rank = self.exchange.ranks, dist.get_rank()
         self.root = Path()
         self.files = Generation(self.root, "")
@@ -131,50 +104,39 @@ class _Attempt:
     def run(self, overwrite: bool) -> None:
         with contextlib.ExitStack() as stack:
             try:
-                told = self._agree("the folder of the new files", lambda: self._begin(stack))
+                messages = self._agree("the folder of the new files", lambda: self._begin(stack))
                 if self.rank != self.ranks[0]:
-                    generation, _, live = told[0].text.partition(" ")
-                    if not is_generation(generation) or not (live == "" or is_generation(live)):
-                        raise SyncError(f"rank {self.ranks[0]} names {generation!r} and {live!r}, which are no folders for files")
+                    generation, _, live = messages[0].text.partition(" ")
                     self.files = Generation(self.root, generation, live)
-                told = self._agree("what was written", lambda: self._write(overwrite))
-                self._agree("the commit", lambda: self._publish(told))
+                messages = self._agree("what was written", lambda: self._write(overwrite))
+                self._agree("the commit", lambda: self._publish(messages))
             except SyncError as error:
                 raise SyncError(f"{error} {self._found()}") from error
         warn_left_out(self.path, self.left_out)
 
-    def _agree(self, what: str, step: Callable[[], _Told]) -> list[_Told]:
-        """Does a step, then tells all ranks how it went; returns what they told, and raises on all if one of them failed."""
-        failure: Exception | None = None
-        try:
-            mine = step()
-        except Exception as error:  # the other ranks wait, so tell them
-            failure = error
-            kinds = [number for number, kind in enumerate(_KINDS, 1) if isinstance(error, kind)]
-            text = str(error) if kinds else f"{type(error).__name__}: {error}"
-            mine = _Told(kinds[-1] if kinds else 1, text=text)
-        rows = self.exchange.rows(what, mine.packed())
-        told = [_Told.unpacked(row, rank) for rank, row in zip(self.ranks, rows, strict=True)]
-        if failed := [(rank, one) for rank, one in zip(self.ranks, told, strict=True) if one.kind]:
+    def _agree(self, what: str, step: Callable[[], Message]) -> list[Message]:
+        """Does a step, then tells all ranks how it went; returns their messages, and raises on all if one of them failed."""
+        messages, failure = self.exchange.agree(what, step, _KINDS)
+        if failed := [(rank, one) for rank, one in zip(self.ranks, messages, strict=True) if one.kind]:
             shown = "; ".join(f"rank {rank}: {one.text}" for rank, one in failed[:_SHOWN])
             more = f"; and {len(failed) - _SHOWN} more ranks" if len(failed) > _SHOWN else ""
             raise _KINDS[failed[0][1].kind - 1](
                 f"not all ranks could save to {self.path}: {shown}{more}; the folder holds the last complete save, if any"
             ) from failure
-        return told
+        return messages
 
-    def _begin(self, stack: contextlib.ExitStack) -> _Told:
+    def _begin(self, stack: contextlib.ExitStack) -> Message:
         """Checks what the user gave; the lowest rank locks and prepares the folder, and says where to write."""
         if self.layout not in ("folder", "packed"):
             raise ValueError(f"layout={self.layout!r}: give 'folder' or 'packed'")
         self.root = Path(os.path.abspath(as_path(self.path)))
         if self.rank != self.ranks[0]:
-            return _Told()
+            return Message()
         stack.enter_context(Turn(self.root)).wait()
         self.files = stack.enter_context(Commit(self.root))
-        return _Told(text=f"{self.files.generation} {self.files.live}")
+        return Message(text=f"{self.files.generation} {self.files.live}")
 
-    def _write(self, overwrite: bool) -> _Told:
+    def _write(self, overwrite: bool) -> Message:
         """Writes the files of this rank, and flushes them."""
         if not _appears(lambda: os.path.isdir(self.root / self.files.generation)):
             raise StorageError(
@@ -185,7 +147,7 @@ class _Attempt:
             self._check_net()
         file = write_rank(self.recording, self.files, self.rank, self.layout, self.left_out)
         self.files.flush()
-        return _Told(size=file.bytes, sha256=bytes.fromhex(file.sha256))
+        return Message(size=file.bytes, sha256=bytes.fromhex(file.sha256))
 
     def _check_net(self) -> None:
         """Raises `RecordingExistsError` if the folder holds the recording of another net than that of this rank.
@@ -200,19 +162,19 @@ class _Attempt:
         except RecordingExistsError:
             check_same_net(names, names_at(where), where)
 
-    def _publish(self, told: Sequence[_Told]) -> _Told:
+    def _publish(self, messages: Sequence[Message]) -> Message:
         """The lowest rank commits what all have written."""
         if not isinstance(self.files, Commit):
-            return _Told()
+            return Message()
         written = []
-        for rank, one in zip(self.ranks, told, strict=True):
+        for rank, one in zip(self.ranks, messages, strict=True):
             file = RankFile(rank, rank_file(rank), one.size, one.sha256.hex())
             where = os.path.join(self.root, self.files.generation, file.file)
             if not _appears(lambda where=where, size=file.bytes: _length(where) == size):  # type: ignore[misc]
                 raise StorageError(f"it does not see {where}, which rank {rank} wrote: is that not a shared file system?")
             written.append(file)
         self.files.publish(encode_ranks(self.files.generation, versions(), written))
-        return _Told()
+        return Message()
 
     def _found(self) -> str:
         """What the folder holds, if ranks do not answer."""

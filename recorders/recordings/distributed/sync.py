@@ -1,36 +1,100 @@
-"""`sync`: merges the recordings of all ranks of a process group."""
+"""`sync`: merges the recordings of all ranks of a process group or device mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import atexit
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from recorders.errors import MergeError, SyncError
-from recorders.recordings.distributed.exchange import Exchange
-from recorders.recordings.distributed.fitting import SHOWN, differences, failures, forgeries, listed
-from recorders.recordings.distributed.handle import SyncHandle
-from recorders.recordings.distributed.hierarchy import dimensions, sync_mesh
-from recorders.recordings.distributed.message import pack, pack_error, parse, unpack
-from recorders.recordings.distributed.ranks import merge_ranks
-from recorders.recordings.distributed.reduction import Reduction
+from recorders.errors import SyncError
+from recorders.recordings.display import listed
+from recorders.recordings.distributed.allreduce import Reduction
+from recorders.recordings.distributed.collectives import Exchange, Group, Message, free_memory, group_of, is_alone
+from recorders.recordings.distributed.merge import Merged, merged_aliases
+from recorders.recordings.distributed.protocol import SHOWN, Index, Packed, Sent, differences, pack, parse
 from recorders.recordings.recording import Missing, Recording
+from reducers.kernels.locks import new_lock
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import Work
 
-__all__ = ["Group", "sync"]
+__all__ = ["Group", "SyncHandle", "sync"]
 
-_Row: TypeAlias = tuple[int, Mapping[str, Any], Tensor, int]
-"""What a rank sent: the rank, the manifest, the bytes, and how many of them count."""
+T = TypeVar("T")
 
-Group: TypeAlias = "ProcessGroup | DeviceMesh | None"
-"""The ranks that sync; None for all."""
+LONGEST_AT_EXIT_S = 5.0
+
+_under_way: set[Work] = set()
+"""Collectives that nobody has waited for, up to the next sync after they ended. Copied to go through it: threads may sync."""
+
+
+class SyncHandle(Generic[T]):
+    """The recordings of all ranks on their way: what `recorder.sync(async_op=True)` returns, as a collective returns a `Work`.
+
+    All collectives were issued, in the thread that called `sync`, so collectives that are called later stay in the order in which
+    they are called. What is merged was fixed then, too. A handle that is never waited for costs its memory only.
+
+    Args:
+        works: the collectives under way.
+        finish: waits for them, and returns what was merged.
+
+    >>> from recorders import Recording
+    >>> from recorders.recordings.distributed.sync import sync
+    >>> handle = sync(Recording({}), async_op=True)
+    >>> handle.is_completed(), len(handle.wait())
+    (True, 0)
+    """
+
+    def __init__(self, works: Sequence[Work], finish: Callable[[], T]) -> None:
+        self._works = works
+        self._finish: Callable[[], T] | None = finish
+        self._result: T
+        self._error: Exception | None = None
+        self._lock = new_lock()
+        _under_way.difference_update([work for work in tuple(_under_way) if work.is_completed()])
+        _under_way.update(works)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {'completed' if self.is_completed() else 'under way'}>"
+
+    def is_completed(self) -> bool:
+        """Whether no other rank is waited for any more: all has arrived, or has failed. It never waits."""
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> T:
+        """Waits until the recordings of all ranks have arrived, merges them here, and returns what `sync` returns.
+
+        The first call merges; later ones return the same object, or raise the same error.
+
+        Raises:
+            SyncError: a rank died meanwhile, or the states do not merge; see `sync`. What this rank recorded is as it was.
+        """
+        with self._lock:
+            if self._finish is not None:
+                try:
+                    with torch.inference_mode(False):  # inference tensors could not be updated later
+                        self._result = self._finish()
+                except Exception as error:
+                    self._error = error
+                _under_way.difference_update(self._works)
+                self._finish, self._works = None, ()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+@atexit.register
+def wait_at_exit() -> None:
+    """Waits for collectives under way, but not for long: one that ends while Python is taken down ends the process abnormally."""
+    limit = time.monotonic() + LONGEST_AT_EXIT_S
+    while time.monotonic() < limit and not all(work.is_completed() for work in tuple(_under_way)):
+        time.sleep(0.01)
 
 
 @overload
@@ -122,8 +186,6 @@ def sync(
     >>> sync(alone) is alone
     True
     """
-    if async_op and isinstance(group, DeviceMesh):
-        raise ValueError("sync(mesh, async_op=True): over a mesh ranks wait for each other; leave out async_op, or give a group")
     handle = _started(recording, group, to, missing)
     return handle if async_op else handle.wait()
 
@@ -131,18 +193,9 @@ def sync(
 def _started(
     recording: Recording, group: Group, to: int | Literal["all"], missing: Missing
 ) -> SyncHandle[Recording] | SyncHandle[Recording | None]:
-    if isinstance(group, DeviceMesh):
-        several = dimensions(group)
-        if len(several) > 1:
-            with torch.inference_mode(False):
-                merged = sync_mesh(recording, group, to, missing)
-            return SyncHandle((), lambda: merged)
-        group = group.get_group(several[0] if several else 0)
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
+    if is_alone(group_of(group)):
         return SyncHandle((), lambda: recording)
-    if dist.get_rank(group) < 0:
-        raise SyncError(f"rank {dist.get_rank()} is not in the group it was asked to sync with: call sync on its members only")
-    exchange = Exchange(group)
+    exchange = Exchange(group, "sync")
     with torch.inference_mode(False):  # inference tensors could not be updated later
         merge = _sent(recording, exchange, to, missing)
     return SyncHandle(exchange.works, merge)
@@ -150,78 +203,55 @@ def _started(
 
 def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], missing: Missing) -> Callable[[], Recording | None]:
     """Sends what was recorded, after all ranks agreed; returns the function that waits for what the others send and merges it."""
-    ranks, receiver = exchange.ranks, None if to == "all" else to
-    failure: Exception | None = None
-    try:
+    ranks, receiver, me = exchange.ranks, None if to == "all" else to, dist.get_rank()
+    packed = Packed(b"", {}, {})
+
+    def announce() -> Message:
+        nonlocal packed
         if receiver is not None and receiver not in ranks:
             raise SyncError(f"to={to!r} is neither 'all' nor a rank of the group, which has {listed(ranks)}")
-        manifest, payload = pack(recording, exchange.device, missing, f"sync(to={to!r}, missing={missing!r})")
-    except Exception as error:  # the other ranks wait, so send them the error
-        failure = error
-        manifest, payload = pack_error(error, exchange.device)
-    raws, sizes = exchange.manifests(manifest, payload)
-    parsed = {raw: _parsed(raw) for raw in set(raws)}  # usually they are equal
-    manifests = [parsed[raw] for raw in raws]
-    # Each looks at what those before it found sound, and finds the same on all ranks: they decide alike whether to go on.
+        packed = pack(recording, exchange.device, missing, f"sync(to={to!r}, missing={missing!r})")
+        return Message(0, len(packed.manifest), free_memory(), hashlib.sha256(packed.manifest).digest())
+
+    messages, failure = exchange.agree("lengths", announce)
     _refuse(
-        (failures(manifests, ranks), differences(manifests, ranks, missing), forgeries(recording, manifests, sizes, ranks)),
-        failure,
+        (f"rank {rank} cannot send what it recorded: {m.text}" for rank, m in zip(ranks, messages, strict=True) if m.kind), failure
     )
-    plan, me = Reduction(manifests, exchange.reduces), dist.get_rank()
-    _refuse([exchange.too_big(plan.sizes, receiver, plan.size)], failure)
-    gathered, reduced = plan.split(manifests[ranks.index(me)], payload)
-    under_way = [exchange.gather(gathered, max(plan.sizes), receiver)]
+    raws = [packed.manifest] * len(ranks)
+    if len({message.sha256 for message in messages}) > 1:
+        sizes = [message.size for message in messages]
+        rows = exchange.rows("manifests", packed.manifest, max(sizes))
+        raws = [row[:size] for row, size in zip(rows, sizes, strict=True)]
+    parsed = {raw: parse(raw) for raw in dict.fromkeys(raws)}  # usually they are equal
+    # What each finds from here to the collectives is alike on all ranks: they decide alike whether to go on.
+    _refuse(differences([parsed[raw] for raw in raws], ranks, missing))
+    plan = Reduction([*parsed.values()], exchange.reduces)
+    indices = {raw: Index(manifest, plan.paths, plan.counted) for raw, manifest in parsed.items()}
+    sizes = [indices[raw].size for raw in raws]
+    _refuse(exchange.too_big(sizes, [message.free for message in messages], receiver, plan.size))
+    gathered, reduced = indices[packed.manifest].gathered(packed, exchange.device), plan.numbers(packed, exchange.device)
+    under_way = [exchange.gather(gathered, max(sizes), receiver)]
     under_way += [exchange.reduce(numbers, "max" if kind == "highest" else "sum", receiver) for kind, numbers in reduced.items()]
 
     def merge() -> Recording | None:
         rows, *numbers = exchange.arrived(*under_way)
         if receiver not in (None, me):
             return None
-        arrived = zip(ranks, plan.rests, rows, plan.sizes, strict=True)
-        return plan.join(recording, _gathered(recording, arrived, missing), dict(zip(reduced, numbers, strict=True)))
+        try:
+            found = {"what was reduced": plan.read(recording, dict(zip(reduced, numbers, strict=True)))} if reduced else {}
+            for rank, raw, row in zip(ranks, raws, rows, strict=True):
+                found[f"rank {rank}"] = Recording(Sent(recording, indices[raw], row), parsed[raw]["aliases"])
+            parts = Merged(found).all()
+            names = dict.fromkeys(name for manifest in parsed.values() for name in manifest["subrecorders"])
+            return Recording({name: parts[name] for name in names}, merged_aliases(found, names))
+        except Exception as error:
+            raise SyncError(f"the ranks do not fit together: {error}") from error
 
     return merge
 
 
-def _refuse(problems: Iterable[Iterator[str]], failure: Exception | None) -> None:
-    """Raises `SyncError` if any of these checks finds a problem; the later ones are not asked then."""
-    for check in problems:
-        if found := list(islice(check, SHOWN + 1)):
-            shown = "; ".join([*found[:SHOWN], *["and more"] * (len(found) > SHOWN)])
-            raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure
-
-
-def _gathered(recording: Recording, arrived: Iterable[_Row], missing: Missing) -> Recording:
-    """The recordings that the ranks sent as bytes, merged in their order."""
-    rows = [row for row in arrived if row[1]["subrecorders"]]
-    manifests = {id(manifest): manifest for _, manifest, *_ in rows}.values()
-    if any("placed" in entry for manifest in manifests for entry in manifest["subrecorders"].values()):
-        return _by_placement(recording, rows)
-    merged: Recording | None = None
-    for rank, there, row, size in rows:
-        try:
-            part = unpack(recording, there, row[:size])
-            merged = part if merged is None else merged.merge(part, missing=missing)
-        except Exception as error:
-            raise SyncError(f"rank {rank} does not fit the ranks before it: {error}") from error
-    return merged or Recording({})
-
-
-def _by_placement(recording: Recording, arrived: Iterable[_Row]) -> Recording:
-    parts = []
-    for rank, there, row, size in arrived:
-        try:
-            parts.append(unpack(recording, there, row[:size]))
-        except ValueError as error:
-            raise SyncError(f"rank {rank} does not fit the others: {error}") from error
-    try:
-        return merge_ranks(parts)
-    except MergeError as error:
-        raise SyncError(f"the ranks do not fit together: {error}") from error
-
-
-def _parsed(raw: bytes) -> dict[str, Any]:
-    try:
-        return parse(raw)
-    except ValueError as error:
-        return {"error": f"its manifest is malformed: {error}"}
+def _refuse(problems: Iterator[str], failure: Exception | None = None) -> None:
+    """Raises `SyncError` if there is a problem."""
+    if found := list(islice(problems, SHOWN + 1)):
+        shown = "; ".join([*found[:SHOWN], *["and more"] * (len(found) > SHOWN)])
+        raise SyncError(f"nothing was merged, because the ranks do not fit together: {shown}") from failure

@@ -26,7 +26,7 @@ from recorders.errors import (
 )
 from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.display import listed
-from recorders.recordings.distributed.merged import Merged, merged_aliases
+from recorders.recordings.distributed.merge import Merged, merged_aliases
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.codec import Recipes
 from recorders.recordings.storage.manifest import MANIFEST, Manifest, recording_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recorders.errors import MergeError, NotARecordingError, RecordingWarning, SelectionError, StorageError
 from recorders.recordings.atomic_files import as_path
-from recorders.recordings.distributed.merged import Merged, merged_aliases
+from recorders.recordings.distributed.merge import Merged, merged_aliases
 from recorders.recordings.recording import Missing, Recording, check_same_names
 from recorders.recordings.storage.commit import Commit
 from recorders.recordings.storage.load import load, load_lazily, manifest_at

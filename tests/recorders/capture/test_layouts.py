@@ -26,7 +26,7 @@ from recorders import (
     register_layouts,
 )
 from recorders.capture.layouts import as_text, from_text
-from recorders.recordings.distributed.ranks import merge_ranks
+from recorders.recordings.distributed.merge import Merged
 from reducers import Count, Moments, Norm, Product
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")
@@ -193,7 +193,7 @@ def test_copies_and_pickles_keep_which_part_or_copy_was_recorded(pair: World) ->
         unpickled = [pickle.loads(answer[index]) for answer in answers]  # in a process without a rank
         for kind in (0, 1):
             recordings: list[Recording] = [held[kind] if index == 2 else held[kind].snapshot() for held in unpickled]
-            merged = merge_ranks(recordings)[""]
+            merged = Merged({f"rank {rank}": recording for rank, recording in enumerate(recordings)})[""]
             assert merged.samples == 1
             assert abs(float(merged.peek()["weight"]) - 8**0.5) < 1e-12  # type: ignore[index, call-overload, arg-type]
             assert all(abs(float(answer[0][kind]["weight"]) - 8**0.5) < 1e-12 for answer in answers)

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from world import Place, Raised, World
 
-import recorders.recordings.distributed.exchange as exchange
+import recorders.recordings.distributed.collectives as collectives
 from recorders import Recording, Subrecording, SyncError, load
-from recorders.recordings.distributed.exchange import Exchange
+from recorders.recordings.distributed.collectives import Exchange
 from recorders.recordings.distributed.sync import sync
 from reducers import Mean
 
@@ -44,7 +44,7 @@ def synced(place: Place, group: int, folder: str, dies: str = "") -> Any:
     if dies and place[0] == 1:  # after the ranks agreed to send their states
         setattr(Exchange, dies, lambda *_: os._exit(1))
     if dies == "reduce":
-        exchange.REDUCE_FROM = 2
+        collectives.REDUCE_FROM = 2
     mean = Mean()
     recording = Recording({"x": Subrecording(mean, {"": mean.update({}, torch.tensor(float(place[0])))}, 1)})
     handle = None

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from world import Place, World, alike, returned
 
 from recorders import ForwardMonitor, ParameterGradientMonitor, ParameterMonitor, Recorder, Recording, Subrecording, load
-from recorders.recordings.distributed import handle as handles
-from recorders.recordings.distributed.exchange import Exchange
-from recorders.recordings.distributed.sync import sync
+from recorders.recordings.distributed.collectives import Exchange
+from recorders.recordings.distributed.sync import SyncHandle, sync, wait_at_exit
 from reducers import Collect, Max, Mean, Moments, Product, Quantile
 
 STEPS = 6
@@ -209,15 +208,15 @@ class Under:
 
 @pytest.mark.slow
 def test_a_process_ends_after_its_collectives_or_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "_under_way", under_way := set())
-    monkeypatch.setattr(handles, "LONGEST_AT_EXIT_S", 0.1)
+    monkeypatch.setattr(f"{sync.__module__}._under_way", under_way := set())
+    monkeypatch.setattr(f"{sync.__module__}.LONGEST_AT_EXIT_S", 0.1)
     work: Any = Under(3)
-    handles.SyncHandle([work], lambda: None)
-    handles.wait_at_exit()
+    SyncHandle([work], lambda: None)
+    wait_at_exit()
     assert work.looks < 0
     never: Any = Under(float("inf"))
-    waited_for = handles.SyncHandle([never], lambda: 1)
+    waited_for = SyncHandle([never], lambda: 1)
     assert under_way == {never}
-    handles.wait_at_exit()
+    wait_at_exit()
     assert waited_for.wait() == 1
     assert under_way == set()

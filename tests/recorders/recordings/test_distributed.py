@@ -251,7 +251,7 @@ def test_different_reducers_monitors_or_attributes_fail_on_every_rank(world: Wor
 def test_an_error_lists_no_more_than_one_can_read(world: World) -> None:
     many, few = recording_of([f"layer{index}" for index in range(2000)], Mean()), recording_of(["z"], Mean())
     text = refused(world.run(sync_recordings, [many, few, few]))
-    assert "'layer19'] and 1980 more" in text
+    assert "'layer19'] and 1,980 more" in text
     assert "layer20" not in text
     other = recording_of([f"layer{index}" for index in range(2000)], Max())
     text = refused(world.run(sync_recordings, [many, other, other]))
@@ -288,7 +288,7 @@ def test_states_that_do_not_merge_fail_on_every_rank(world: World) -> None:
     reducer = Mean("b c -> c")
     by_rank = [one(reducer, reducer.update({}, torch.ones(2, width)), name="fc") for width in (3, 3, 5)]
     text = refused(world.run(sync_recordings, by_rank))
-    assert "rank 2 does not fit the ranks before it: subrecorder 'fc': " in text
+    assert "rank 2 does not fit those before it: subrecorder 'fc': " in text
     assert "(3,)" in text
     assert "(5,)" in text
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recorders import Recording, Stream, StreamDataset, Subrecording, Timeline, load, merge
-from recorders.recordings.distributed import message
+from recorders.recordings.distributed.protocol import Index, Sent, pack, parse
 from recorders.recordings.storage.commit import Commit
 from recorders.recordings.storage.ranks_manifest import encode_ranks
 from recorders.recordings.storage.state_dict import from_state_dict, to_state_dict
@@ -115,10 +115,11 @@ def test_sent_in_messages(dtype: torch.dtype) -> None:
     for offset in OFFSETS:
         found = states(dtype, offset)
         sent = Recording({name: Subrecording(Last(), {"": found}, 1) for name in ("x", "y")})
-        raw, payload = message.pack(sent, torch.device("cpu"), "error", "sync(missing='error')")
-        told = message.parse(raw)
-        assert message.payload_size(told) == payload.numel()
-        received = message.unpack(sent, told, payload)
+        packed = pack(sent, torch.device("cpu"), "error", "sync(missing='error')")
+        index = Index(parse(packed.manifest))
+        row = index.gathered(packed, torch.device("cpu"))
+        assert index.size == row.numel()
+        received = Sent(sent, index, row)
         assert {key: bits(tensor) for key, tensor in received["y"].states[""].items()} == {
             key: bits(tensor) for key, tensor in found.items()
         }

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recorders import OperandError, Recording, RecordingWarning, StorageError, Stream, Subrecording, Timeline, load
-from recorders.recordings.distributed.message import pack
+from recorders.recordings.distributed.protocol import pack
 from recorders.recordings.storage.stored import address, as_memory, kept_bytes, why_no_memory
 from reducers import Mean
 

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from recorders import MergeError, Recording, RecordingWarning, Subrecording
+from recorders.recordings.distributed.merge import Merged
 from recorders.recordings.distributed.placement import Placement, from_plain, is_plain_placement, to_plain
-from recorders.recordings.distributed.ranks import merge_ranks
 from reducers import EMA, Covariance, Geometry, Last, Max, Mean, Moments, Norm, PerObservation, Product, Quantile, Reducer
+
+
+def merge_ranks(recordings: list[Recording]) -> dict[str, Subrecording]:
+    return Merged({f"rank {rank}": recording for rank, recording in enumerate(recordings)}).all()
+
 
 WHOLE: dict[str, tuple[Reducer, tuple[int, ...]]] = {
     "norm": (Norm(), (0, 1)),

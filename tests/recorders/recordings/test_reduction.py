@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from world import Place, World, alike, returned
 
 from recorders import ForwardMonitor, ParameterMonitor, Recorder, Recording, Subrecording
-from recorders.recordings.distributed.message import pack, parse, payload_size, unpack
-from recorders.recordings.distributed.reduction import Reduction, _decoded, _encoded, _neutral
+from recorders.recordings.distributed.allreduce import Reduction, _decoded, _encoded, _neutral
+from recorders.recordings.distributed.merge import Merged, merged_aliases
+from recorders.recordings.distributed.protocol import Index, Sent, pack, parse
 from recorders.recordings.distributed.sync import sync
 from reducers import Count, CountByValue, Extremes, First, Max, Mean, Min, Moments, Norm, Product, Quantile, Sum
 from reducers.core.fields import Add, Greatest
@@ -66,21 +67,32 @@ def test_sums_wrap_as_those_of_torch_and_nothing_changes_nothing(dtype: torch.dt
     assert torch.equal(alone.view(torch.uint8), a.view(torch.uint8))
 
 
-def merged_without_processes(ranks: Sequence[Recording]) -> tuple[Recording, Reduction]:
-    """What `sync` makes of the recordings of these ranks if it reduces; one process plays them all."""
-    packed = [pack(recording, CPU, "error", "sync(to='all', missing='error')") for recording in ranks]
-    parsed = {raw: parse(raw) for raw, _ in packed}
-    manifests = [parsed[raw] for raw, _ in packed]
-    plan = Reduction(manifests, reduces=True)
-    split = [plan.split(manifest, payload) for manifest, (_, payload) in zip(manifests, packed, strict=True)]
-    assert [len(rest) for rest, _ in split] == plan.sizes == [payload_size(rest) for rest in plan.rests]
+class Plan:
+    """What a sync of these ranks would reduce and gather; one process plays them all."""
+
+    def __init__(self, ranks: Sequence[Recording]) -> None:
+        self.packed = [pack(recording, CPU, "error", "sync(to='all', missing='error')") for recording in ranks]
+        parsed = {packed.manifest: parse(packed.manifest) for packed in self.packed}
+        self.reduction = Reduction([*parsed.values()], reduces=True)
+        self.indices = [Index(parsed[packed.manifest], self.reduction.paths, self.reduction.counted) for packed in self.packed]
+        self.sizes = [index.size for index in self.indices]
+
+
+def merged_without_processes(ranks: Sequence[Recording]) -> tuple[Recording, Plan]:
+    """What `sync` makes of the recordings of these ranks if it reduces."""
+    plan = Plan(ranks)
+    rows = [index.gathered(packed, CPU) for index, packed in zip(plan.indices, plan.packed, strict=True)]
+    assert [len(row) for row in rows] == plan.sizes
+    numbers = [plan.reduction.numbers(packed, CPU) for packed in plan.packed]
     arrived: dict[Any, Tensor] = {}
-    for kind in split[0][1]:
-        combine = torch.maximum if kind == "highest" else torch.add
-        arrived[kind] = reduce(combine, [numbers[kind] for _, numbers in split])
-    assert sum(8 * len(numbers) for numbers in arrived.values()) == plan.size
-    parts = [unpack(ranks[0], rest, row) for rest, (row, _) in zip(plan.rests, split, strict=True)]
-    return plan.join(ranks[0], reduce(lambda a, b: a.merge(b), parts), arrived), plan
+    for kind in numbers[0]:
+        arrived[kind] = reduce(torch.maximum if kind == "highest" else torch.add, [each[kind] for each in numbers])
+    assert sum(8 * len(each) for each in arrived.values()) == plan.reduction.size
+    found = {"what was reduced": plan.reduction.read(ranks[0], arrived)} if arrived else {}
+    for rank, (index, row) in enumerate(zip(plan.indices, rows, strict=True)):
+        found[f"rank {rank}"] = Recording(Sent(ranks[0], index, row), index.manifest["aliases"])
+    parts = Merged(found).all()
+    return Recording(parts, merged_aliases(found, parts)), plan
 
 
 def check_alike(merged: Recording, expected: Recording) -> None:
@@ -137,13 +149,13 @@ def test_what_is_reduced_and_what_is_left() -> None:
     x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
     _, plan = merged_without_processes([of(EVERYTHING, x), of(EVERYTHING, 2 * x), of(EVERYTHING)])
     left = [*(f"moments/{key}" for key in ("count", "nonfinite", "mean", "m2")), "order/first/value"]
-    assert list(plan.rests[0]["subrecorders"]["x"]["states"][""]) == left
+    assert [key for _, _, key in plan.packed[0].tensors if ("x", "", key) not in plan.reduction.paths] == left
     assert plan.sizes[2] == 0
     _, plan = merged_without_processes([of(REDUCED, x), of(REDUCED)])
     assert plan.sizes == [0, 0]
-    assert [rest["subrecorders"] for rest in plan.rests] == [{}, {}]
+    assert [list(index) for index in plan.indices] == [[], []]
     _, plan = merged_without_processes([of(Moments(), x), of(Moments(), x)])
-    assert plan.size == 0
+    assert plan.reduction.size == 0
 
 
 def test_states_that_are_unlike_are_gathered_and_merged_as_before() -> None:
@@ -151,10 +163,10 @@ def test_states_that_are_unlike_are_gathered_and_merged_as_before() -> None:
     for reducer in (Quantile(), Min(), Product(low=Min(), n=Count())):
         ranks = [of(reducer, x), of(reducer, x.double()), of(reducer, -x)]
         merged, plan = merged_without_processes(ranks)
-        assert plan.size == 0
+        assert plan.reduction.size == 0
         check_alike(merged, reduce(lambda a, b: a.merge(b), ranks))
     narrow = Recording({"x": Subrecording(Sum(), {"": {"count": torch.ones(2), "sum": torch.ones(2)}}, 1)})
-    assert merged_without_processes([narrow, narrow])[1].size == 0
+    assert merged_without_processes([narrow, narrow])[1].reduction.size == 0
     ranks = [of(Min(), x.to(dtype)) for dtype in (torch.bfloat16, torch.bfloat16)]
     assert merged_without_processes(ranks)[0]["x"].states[""]["min"].dtype is torch.bfloat16
 
@@ -181,7 +193,7 @@ def test_leaves_that_only_some_ranks_met_are_all_kept_in_order() -> None:
 def reducing(place: Place, scenario: Any, *arguments: Any) -> Any:
     """A scenario with all-reduces, however few ranks there are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recorders.recordings.distributed.exchange.REDUCE_FROM", 2)
+        patch.setattr("recorders.recordings.distributed.collectives.REDUCE_FROM", 2)
         return scenario(place, *arguments)
 
 
@@ -200,10 +212,10 @@ def both_ways(place: Place, steps: list[int], threshold: int | None) -> Any:
     rank, group = place
     recorder = recorded(rank, steps[rank])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recorders.recordings.distributed.exchange.REDUCE_FROM", 1000)
+        patch.setattr("recorders.recordings.distributed.collectives.REDUCE_FROM", 1000)
         expected = recorder.sync(group)
         if threshold:
-            patch.setattr("recorders.recordings.distributed.exchange.REDUCE_FROM", threshold)
+            patch.setattr("recorders.recordings.distributed.collectives.REDUCE_FROM", threshold)
         else:
             patch.undo()
         handle, to_one = recorder.sync(group, async_op=True), recorder.sync(group, to=1, async_op=True)
@@ -288,7 +300,7 @@ def unmergeable(place: Place) -> Any:
 def test_shapes_that_differ_give_the_error_of_gathering(world: World) -> None:
     text = refused(world.run(reducing, unmergeable))
     assert text == refused(world.run(unmergeable))
-    assert "rank 2 does not fit the ranks before it" in text
+    assert "rank 2 does not fit those before it" in text
 
 
 def spread(place: Place) -> Any:
@@ -323,13 +335,13 @@ def skewed(place: Place) -> Any:
 def test_ranks_whose_reducers_merge_otherwise_are_refused(world: World) -> None:
     answers = world.run(reducing, skewed)
     assert [answer.kind for answer in answers] == ["SyncError"] * 3
-    assert all("its tensors merge as" in answer.text for answer in answers)
+    assert all("is that another version?" in answer.text for answer in answers)
 
 
 def short_of_memory(place: Place) -> Any:
     group = place[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recorders.recordings.distributed.exchange._free", lambda: 400_000)
+        patch.setattr("recorders.recordings.distributed.sync.free_memory", lambda: 400_000)
         return sync(of(Quantile(), torch.ones(2)), group)["x"].samples
 
 

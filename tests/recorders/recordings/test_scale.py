@@ -1,4 +1,4 @@
-"""The model behind docs/scale.md; that it says exactly what ranks send is asserted in test_hierarchy.py, by four processes."""
+"""The model behind docs/scale.md; that it says exactly what ranks send is asserted in test_mesh.py, by four processes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ def benchmark(name: str) -> Any:
         return __import__(name)
 
 
-def test_the_model_of_one_dimension_is_that_of_its_parts() -> None:
+def test_what_the_model_says_is_sent_is_what_arrives() -> None:
     model = benchmark("scale_model")
-    sizes = model.Sizes(states=1000, merged=3000)
-    assert model.flat(1, sizes) == (0, 0)
-    assert model.hierarchical((1, 1), sizes) == (0, 0)
-    everything = [model.hierarchical((2, 3, 4), sizes, rank) for rank in range(24)]
-    assert max(everything) == everything[0]
-    payloads = sum(each.bytes for each in everything) - 48 * sum(each.messages for each in everything)
-    groups = {4: 6, 3: 2, 2: 1}  # of so many ranks there are so many
-    assert payloads == sum(many * (ranks - 1) * (ranks * 56 + 1000 + 16 + 3000) for ranks, many in groups.items())
-    assert model.memory((24,), sizes) > model.memory((2, 3, 4), sizes)
+    assert model.sent(1, 1000) == (0, 0)
+    for ranks in (2, 5, 24):
+        everyone = model.sent(ranks, 1000)
+        assert everyone.bytes - 48 * everyone.messages == (ranks - 1) * (465 + 1000)
+        to_one = [model.sent(ranks, 1000, 0, rank) for rank in range(ranks)]
+        assert sum(each.bytes - 48 * each.messages for each in to_one) == (ranks - 1) * (ranks * 465 + 1000)
+    assert model.memory(24, 1000) > model.memory(8, 1000)
 
 
 def test_the_measured_points_are_what_the_model_says() -> None:
     rows = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())["rows"]
-    assert {tuple(row["shape"]) for row in rows} >= {(1,), (2,), (4,), (2, 2), (8,), (2, 4), (2, 2, 2)}
+    assert {(row["ranks"], row["to"]) for row in rows} == {(ranks, to) for ranks in (1, 2, 4, 8, 16) for to in ("all", 0)}
     assert all(row["exact_on_all_ranks"] and row["bytes"] == row["modelled_bytes"] for row in rows)

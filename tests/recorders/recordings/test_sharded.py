@@ -442,7 +442,7 @@ def unlike(place: Place, folder: str) -> Any:
 
 def test_ranks_that_do_not_fit_together_are_saved_and_read_one_by_one(world: World, tmp_path: Path) -> None:
     returned(world.run(unlike, str(tmp_path / "run"), ranks=TWO))
-    with pytest.raises(MergeError, match=r"subrecorder 'x' of rank 1 does not fit those before: the reducers differ"):
+    with pytest.raises(MergeError, match=r"rank 1 does not fit those before it: subrecorder 'x': the reducers differ"):
         load(tmp_path / "run")
     assert [load(tmp_path / "run", ranks=rank).value("x").item() for rank in TWO] == [2.0, 2.0]
     assert verify(tmp_path / "run") == {}

@@ -1,12 +1,8 @@
-"""Sync over a device mesh of two by two processes, with gloo on loopback."""
+"""Sync over a device mesh, which stands for its ranks, in its order: four processes with gloo on loopback."""
 
 from __future__ import annotations
 
-import datetime
-import os
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from paths import ROOT
+from test_distributed import refused
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from world import Place, Raised, World, alike, returned
+from world import Place, World, alike, returned
 
 from recorders import ForwardMonitor, Recorder, Recording, RecordingWarning, Subrecording, SyncError
-from recorders.recordings.distributed.level import Level, _Roll
 from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.distributed.sync import sync
 from reducers import EMA, Collect, Count, First, Last, Max, Mean, Moments, Norm, Product, Sum
@@ -78,10 +74,8 @@ def compared(place: Place, shape: tuple[int, ...]) -> Any:
     assert list(flat) == list(merged)
     assert merged.aliases == flat.aliases
     assert bits(own) == before
-    assert merged["output0"].leaves()[""]["all"].equal(flat["output0"].leaves()[""]["all"])
-    torch.testing.assert_close(merged.compute(), flat.compute(), rtol=1e-12, atol=1e-12)
-    assert list(merged.samples.values()) == list(flat.samples.values()) == [3, 1, 1]
-    assert bits(sync(own, mesh_of(*shape))) == bits(merged)
+    assert bits(merged) == bits(flat) == bits(sync(own, mesh_of(*shape), async_op=True).wait())
+    assert list(merged.samples.values()) == [3, 1, 1]
     return bits(merged)
 
 
@@ -91,7 +85,7 @@ def test_a_mesh_gives_what_the_group_gives_on_every_rank_bit_for_bit(four: World
     assert alike(four.run(compared, shape))["weight"][0] == 1
 
 
-def one_receives(place: Place, to: int) -> Any:
+def one_receives(place: Place, to: Any) -> Any:
     return bits(sync(recorded(place[0]), mesh_of(2, 2), to=to))
 
 
@@ -123,10 +117,10 @@ def counted(place: Place, names: int, to: Any) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["all", 3])
 def test_collectives_do_not_grow_with_the_subrecorders(four: World, to: Any) -> None:
-    few, many = (returned(four.run(counted, names, to)) for names in (1, 200))
-    assert few == many
-    up, down = ["all_gather", "all_gather", "gather"], ["broadcast", "broadcast"]  # collections of unequal length differ in shape
-    assert few == [[*up, *up, *down, *down], [*up, *down], [*up, *up, *down, *down], [*up, *down]]
+    few, many = (alike(four.run(counted, names, to)) for names in (1, 200))
+    gathers, reduces = ("all_gather", "all_reduce") if to == "all" else ("gather", "reduce")
+    # Collections of unequal length differ in shape, so manifests are exchanged; what is highest, and what is counted, is reduced.
+    assert few == many == ["all_gather", "all_gather", gathers, reduces, reduces]
 
 
 def alike_on_ranks(monitors: int, rank: int) -> Recording:
@@ -156,16 +150,8 @@ def sent(place: Place, shape: tuple[int, ...], monitors: int) -> tuple[int, int]
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_every_rank_sends_what_the_model_of_the_documents_says(four: World, shape: tuple[int, ...], monitors: int) -> None:
     scale, model = benchmark("scale"), benchmark("scale_model")
-    sizes = scale.sizes(alike_on_ranks(monitors, 0))
-    expected = [model.flat(4, sizes) if len(shape) == 1 else model.hierarchical(shape, sizes, rank) for rank in range(4)]
-    assert returned(four.run(sent, shape, monitors)) == [tuple(each) for each in expected]
-
-
-def refused(answers: list[Any]) -> str:
-    """The text of the SyncError that all ranks raised."""
-    assert [answer.kind for answer in answers] == ["SyncError"] * 4, answers
-    assert len({answer.text for answer in answers}) == 1, [answer.text for answer in answers]
-    return str(answers[0].text)
+    size = scale.size(alike_on_ranks(monitors, 0))
+    assert alike(four.run(sent, shape, monitors)) == tuple(model.sent(4, size))
 
 
 def of(names: str, reducer: Any = None, state: Any = None) -> Recording:
@@ -179,23 +165,15 @@ def sync_recordings(place: Place, by_rank: list[Recording], missing: Any = "erro
     return bits(sync(by_rank[rank], mesh_of(2, 2), missing=missing, to=to[rank] if to else "all"))
 
 
-def test_ranks_of_one_row_that_differ_are_told_to_all(four: World) -> None:
+def test_ranks_that_differ_are_told_to_all(four: World) -> None:
     text = refused(four.run(sync_recordings, [of("ab"), of("ab"), of("ab"), of("bc")]))
-    assert text == "nothing was merged on the mesh: beside what both record, rank 2 records ['a'] and rank 3 records ['c']"
+    assert text.endswith(": beside what both record, rank 0 records ['a'] and rank 3 records ['c']")
     text = refused(four.run(sync_recordings, [of("ab"), of("b"), of("ab"), of("bc")]))
-    assert "rank 0 records ['a'] and rank 1 records nothing; beside what both record, rank 2 records ['a'] and rank 3" in text
-
-
-def test_rows_that_differ_name_the_ranks_of_both(four: World) -> None:
-    text = refused(four.run(sync_recordings, [of("a"), of("a"), of("a", Sum()), of("a", Sum())]))
-    assert "Mean(pattern='... ->')) on rank 0 (with ranks [0, 1]) and ForwardMonitor(Sum" in text
-    assert text.endswith("on rank 2 (with ranks [2, 3])")
+    assert "rank 0 records ['a'] and rank 1 records nothing; beside what both record, rank 0 records ['a'] and rank 3" in text
     wide = Mean("b c -> c")
     narrow, wider = (of("a", wide, wide.update({}, torch.ones(2, width))) for width in (3, 5))
-    text = refused(four.run(sync_recordings, [narrow, narrow, wider, wider]))
-    assert "rank 2 (with ranks [2, 3]) does not fit the ranks before it: subrecorder 'a': " in text
     text = refused(four.run(sync_recordings, [narrow, narrow, narrow, wider]))
-    assert "rank 3 does not fit the ranks before it: subrecorder 'a': " in text
+    assert "rank 3 does not fit those before it: subrecorder 'a': " in text
 
 
 def test_a_rank_that_cannot_send_leaves_no_other_waiting(four: World) -> None:
@@ -213,20 +191,18 @@ def test_ranks_that_ask_for_other_receivers_are_refused(four: World) -> None:
     text = refused(four.run(sync_recordings, [of("a")] * 4, "error", ["all", "all", 2, 2]))
     assert "sync(to='all', missing='error')" in text
     assert "sync(to=2, missing='error')" in text
-    assert "rank 3 cannot sync: to=9 is neither 'all' nor a rank of the mesh, which has [0, 1, 2, 3]" in refused(
-        four.run(sync_recordings, [of("a")] * 4, "error", ["all", "all", "all", 9])
-    )
+    text = refused(four.run(sync_recordings, [of("a")] * 4, "error", ["all", "all", "all", 9]))
+    assert "rank 3 cannot send what it recorded: SyncError: to=9 is neither 'all' nor a rank of the group" in text
 
 
 def test_names_that_only_some_ranks_record_are_merged_if_asked_for(four: World) -> None:
     merged = alike(four.run(sync_recordings, [of("ab"), of("bc"), of("cd"), of("e")], "keep"))
     assert {name: samples for name, (samples, *_) in merged.items()} == {"a": 1, "b": 2, "c": 2, "d": 1, "e": 1}
     text = refused(four.run(sync_recordings, [of("a"), of("b"), of("c"), of("a", Sum())], "keep"))
-    assert "'a' is ForwardMonitor(Mean(pattern='... ->')) on rank 0 (with ranks [0, 1])" in text
-    assert "Sum(pattern='... ->')) on rank 2 (with ranks [2, 3])" in text
+    assert "'a' is ForwardMonitor(Mean(pattern='... ->')) on rank 0 and ForwardMonitor(Sum(pattern='... ->')) on rank 3" in text
     function = of("a", Mean().premap(torch.abs))
     text = refused(four.run(sync_recordings, [of("b"), of("b"), function, function], "keep"))
-    assert "which do not record it, do not have its function" in text
+    assert "ranks [0, 1], which do not record it, do not have its function" in text
 
 
 def differing(place: Place) -> list[str]:
@@ -240,30 +216,6 @@ def test_copies_that_differ_are_reported_on_all_ranks(four: World) -> None:
     assert "'weight' () on ranks [0, 3]" in text
 
 
-def too_much(place: Place) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        if place[0] == 2:
-            patch.setattr("recorders.recordings.distributed.exchange._free", lambda: 10)
-        return bits(sync(of("a"), mesh_of(2, 2)))
-
-
-def test_more_than_a_rank_has_memory_for_is_an_error_on_every_rank(four: World) -> None:
-    assert "rank 2 needs" in refused(four.run(too_much))
-
-
-def forged(place: Place, text: bytes) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        if place[0] == 3:
-            empty = torch.empty(0, dtype=torch.uint8)
-            patch.setattr("recorders.recordings.distributed.hierarchy._packed", lambda *_: (text, empty, None))
-        return bits(sync(of("a"), mesh_of(2, 2)))
-
-
-@pytest.mark.parametrize("text", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"wrong": [3], "warnings": [], "result": null}'])
-def test_a_forged_message_is_an_error_on_every_rank(four: World, text: bytes) -> None:
-    assert "rank 3 sends a malformed manifest: " in refused(four.run(forged, text))
-
-
 def without_states(place: Place) -> Any:
     return bits(sync(Recording({}), mesh_of(2, 2)))
 
@@ -272,15 +224,54 @@ def test_recordings_without_subrecorders(four: World) -> None:
     assert alike(four.run(without_states)) == {}
 
 
+def in_order(place: Place, ranks: Any) -> Any:
+    collect = Collect()
+    own = of("a", collect, collect.update({}, torch.tensor([float(place[0])])))
+    mesh = DeviceMesh("cpu", ranks)
+    return sync(own, mesh)["a"].peek().tolist(), sync(own, mesh, to=2) is not None
+
+
+def test_a_mesh_merges_in_its_order(four: World) -> None:
+    for ranks in ([[0, 2], [1, 3]], [[3, 2], [1, 0]], [3, 1, 0, 2]):
+        answers = returned(four.run(in_order, ranks))
+        assert [values for values, _ in answers] == [[float(rank) for rank in torch.tensor(ranks).flatten()]] * 4
+        assert [received for _, received in answers] == [False, False, True, False]
+
+
 def partly_meshed(place: Place, ranks: Any) -> Any:
     return len(sync(of("a"), DeviceMesh("cpu", ranks)))
 
 
-def test_a_mesh_without_this_rank_or_not_in_the_order_of_ranks_is_refused(four: World) -> None:
+def test_who_is_not_in_the_mesh_is_told_so(four: World) -> None:
     answers = four.run(partly_meshed, [0, 1, 2])
     assert answers[:3] == [1, 1, 1]
-    assert "rank 3 is not in the mesh it was asked to sync with, which has ranks [0, 1, 2]" in answers[3].text
-    assert "the ranks of the mesh are [[0, 2], [1, 3]]" in refused(four.run(partly_meshed, [[0, 2], [1, 3]]))
+    assert "rank 3 is not in the mesh of ranks [0, 1, 2]: call this on its members only" in answers[3].text
+
+
+def of_four_among_five(place: Place) -> Any:
+    mesh = DeviceMesh("cpu", [[1, 2], [3, 4]])
+    group = dist.new_group([1, 2, 3, 4])
+    try:
+        sync(of("a"), mesh)
+    except SyncError as error:
+        return str(error), place[0] and len(sync(of("a"), group))
+    return "merged"
+
+
+@pytest.mark.slow
+def test_several_dimensions_that_are_not_all_ranks_need_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform == "linux":
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    world = World(tmp_path, size=5)
+    try:
+        (zero, _), *others = returned(world.run(of_four_among_five))
+    finally:
+        world.kill()
+    assert "rank 0 is not in the mesh of ranks [1, 2, 3, 4]" in zero
+    for text, merged in others:
+        assert "there is no process group of ranks [1, 2, 3, 4], which are 2 dimensions of a mesh" in text
+        assert "give it: group = torch.distributed.new_group([1, 2, 3, 4])" in text
+        assert merged == 1
 
 
 def from_a_recorder(place: Place) -> Any:
@@ -291,100 +282,5 @@ def from_a_recorder(place: Place) -> Any:
     return int(merged[0].peek()), any(value.is_inference() for part in merged.values() for value in part.states[""].values())
 
 
-def refuse_async(place: Place) -> str:
-    with pytest.raises(ValueError, match="leave out async_op, or give a group") as raised:
-        sync(Recording({}), mesh_of(2, 2), async_op=True)
-    return str(raised.value)
-
-
-def test_a_mesh_has_no_asynchronous_form(four: World) -> None:
-    assert len({*four.run(refuse_async)}) == 1
-
-
 def test_a_recorder_takes_a_mesh(four: World) -> None:
     assert alike(four.run(from_a_recorder)) == (12, False)
-
-
-def prepare(place: Place, seconds: float) -> None:
-    mesh = init_device_mesh("cpu", (2, 2))
-    for dimension in range(2):
-        group: Any = mesh.get_group(dimension)
-        dist.barrier(group)  # all are there and connected, however slow the machine is
-        group.set_timeout(datetime.timedelta(seconds=seconds))
-    MESHES[0,] = mesh
-    dist.barrier()
-
-
-def interrupted(place: Place, dies: bool) -> Any:
-    now, behind = time.time, 3600.0 * place[0]  # the clocks of hosts differ
-    time.time = lambda: now() - behind  # type: ignore[assignment]
-    try:
-        return interrupted_sync(place, dies)
-    finally:
-        time.time = now
-
-
-def interrupted_sync(place: Place, dies: bool) -> Any:
-    if dies and place[0] == 3:  # after the ranks of its row agreed to send their states
-        Level.payloads = lambda *_: os._exit(1)  # type: ignore[method-assign]
-    own = recorded(place[0])
-    try:
-        sync(own, MESHES[0,])
-    except SyncError as error:
-        return str(error), own.samples["weight"]
-    return "merged"
-
-
-def check_named(answers: list[Any]) -> None:
-    for answer in answers:
-        assert not isinstance(answer, (Raised, str)), answer
-        assert "Ranks [3] did not answer within" in answer[0]
-        assert answer[1] == 1
-
-
-@pytest.mark.slow
-def test_a_silent_rank_is_named_on_all_ranks_of_the_mesh(four: World) -> None:
-    returned(four.run(prepare, 3.0))
-    check_named(four.run(interrupted, False, ranks=(0, 1, 2)))
-
-
-@pytest.mark.long
-def test_a_rank_that_dies_is_named_on_all_ranks_of_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if sys.platform == "linux":
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    world = World(tmp_path, size=4)
-    try:
-        returned(world.run(prepare, 30.0))
-        *others, dead = world.run(interrupted, True)
-        check_named(others)
-        assert dead is None
-    finally:
-        world.kill()
-
-
-def called(store: Any, ranks: list[int], monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """Whom each of these ranks finds silent among ranks 0 to 2, each on a host whose clock is another."""
-    found: dict[int, list[int]] = {}
-    mine, now = threading.local(), time.time
-    rolls = {rank: _Roll(store) for rank in ranks}  # all began before one failed
-    monkeypatch.setattr(dist, "get_rank", lambda: mine.rank)
-    monkeypatch.setattr(time, "time", lambda: now() - 2.0 * getattr(mine, "rank", 0))
-
-    def call(rank: int) -> None:
-        mine.rank = rank
-        found[rank] = rolls[rank].silent([0, 1, 2], 1.0)
-
-    threads = [threading.Thread(target=call, args=(rank,)) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return found
-
-
-@pytest.mark.slow
-def test_a_roll_call_compares_no_clocks_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = dist.HashStore()
-    assert called(store, [0, 2], monkeypatch) == {0: [1], 2: [1]}  # rank 1 never came
-    assert called(store, [0, 1, 2], monkeypatch) == {0: [], 1: [], 2: []}  # and does in the next sync
-    assert called(store, [1, 2], monkeypatch) == {1: [0], 2: [0]}  # what rank 0 said before does not count
