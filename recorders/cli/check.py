@@ -7,9 +7,10 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recorders.cli.output import UsageError, print_json, printable, working
+from recorders.cli.output import UsageError, print_json, working
 from recorders.cli.sources import Source, add_source, open_source, place
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecorderError
+from recorders.recordings.display import printable
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage import offline
 from recorders.streams.files import StreamFiles

@@ -6,10 +6,10 @@ import math
 from argparse import ArgumentParser
 from dataclasses import asdict
 
-from recorders.cli.output import console, filled, print_json, printable
+from recorders.cli.output import console, filled, print_json
 from recorders.cli.sources import add_source, at_least, kind_of, open_source
 from recorders.errors import NotARecordingError
-from recorders.recordings.display import number, shown_name
+from recorders.recordings.display import number, printable, shown_name
 from recorders.streams.files import StreamFiles
 from recorders.watch.compare import Change, Comparison, compare
 

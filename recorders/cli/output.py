@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from recorders.errors import MissingExtraError
-from recorders.recordings.display import Rows, rich_table
+from recorders.recordings.display import Rows, printable, rich_table
 from recorders.recordings.export import plain
 from recorders.recordings.extras import require
 
@@ -19,23 +19,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["UsageError", "complain", "console", "filled", "print_json", "print_written", "printable", "working"]
+__all__ = ["UsageError", "complain", "console", "filled", "print_json", "print_written", "working"]
 
 
 class UsageError(Exception):
     """The arguments do not fit together."""
-
-
-def printable(text: object) -> str:
-    r"""A text of one line or of several, in which what a terminal would obey, or cannot show, is escaped.
-
-    >>> printable("layer\x1b[2J \ud800")
-    'layer\\x1b[2J \\ud800'
-    """
-    return "\n".join(
-        line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-        for line in str(text).split("\n")
-    )
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from recorders.cli.output import console, filled, print_json, printable
+from recorders.cli.output import console, filled, print_json
 from recorders.cli.sources import Source, add_names, add_source, at_least, chosen_names, kind_of, open_source
 from recorders.errors import NotARecordingError
-from recorders.recordings.display import Rows
+from recorders.recordings.display import Rows, printable
 from recorders.recordings.export import as_data
 from recorders.recordings.recording import Recording
 from recorders.streams.files import StreamFiles
+from recorders.watch.charts import ChartView, charts_of
 from recorders.watch.findings import findings
 from recorders.watch.replay import as_of
 from recorders.watch.timeline import Timeline
+from recorders.watch.visualizers.live import LiveTable, rendered
+from recorders.watch.visualizers.screen import screen_of
+from recorders.watch.visualizers.text import TextVisualizer
+from recorders.watch.visualizers.visualizer import finish
 
 __all__ = ["add_arguments", "run"]
 
@@ -101,14 +107,43 @@ def _part(recording: Recording, names: str | None) -> Recording:
 
 
 def _follow(source: Timeline | StreamFiles, names: str | None, every: float, until: int | None) -> None:
-    """The table, redrawn in place at each look."""
-    screen = console()
-    from rich.live import Live
+    """In a terminal one table, redrawn in place, which is that of an inspector if there are charts; else tables as they come."""
+    screen = screen_of(sys.stdout)
+    before: object = ""
+    table = LiveTable(screen) if screen is not None else TextVisualizer(live=False)
+    tick: int | None = None
+    try:
+        for reached in _looks(source, every, until):
+            if isinstance(source, Timeline) and (views := _views(source, names)):
+                for one in reached[-1:] if tick is None else [one for one in reached if one > tick]:
+                    table.show(one, views)
+                    tick = one
+                if isinstance(table, LiveTable):
+                    table.refresh()
+            elif (now := _now(source, names)) != before:
+                shown, before = filled(*now) if now else printable(f"{source.path} is empty yet"), now
+                console().print(shown) if screen is None else screen.put(source, rendered([shown], screen.size[0]))
+    finally:
+        finish(table)
+        if screen is not None:
+            screen.leave(source)
 
-    with Live(console=screen, auto_refresh=False, vertical_overflow="visible") as live:
-        for _ in _looks(source, every, until):
-            there = source.names()
-            live.update(filled(*_rows(source, names)) if there else printable(f"{source.path} is empty yet"), refresh=True)
+
+def _views(source: Timeline, names: str | None) -> list[ChartView]:
+    """The charts of a timeline, with the layers that were chosen."""
+    views = charts_of(source)
+    chosen = set(chosen_names(source.names(), names)) if views and names is not None else set()
+    if chosen:
+        views = [replace(view, layers=tuple(one for one in view.layers if view.chart.row(one) in chosen)) for view in views]
+    return [view for view in views if view.layers]
+
+
+def _now(source: Timeline | StreamFiles, names: str | None) -> tuple[Rows, int] | None:
+    """What the table says; None if there is nothing yet."""
+    if not source.names():
+        return None
+    (headings, rows, count), numbers = _rows(source, names)
+    return (headings, [*map(list, rows)], count), numbers
 
 
 def _follow_as_lines(source: Timeline | StreamFiles, names: str | None, every: float, until: int | None) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "is_named",
     "listed",
     "number",
+    "printable",
     "rich_table",
     "shown_name",
 ]
@@ -129,6 +130,18 @@ def rich_table(*headings: str, numbers: int = 0) -> RichTable:
 def shown_name(name: str) -> str:
     """A name as it is shown: the net itself has the name "", which is shown, and found, as "(net)"."""
     return name or NET
+
+
+def printable(text: object) -> str:
+    r"""A text of one line or of several, in which what a terminal would obey, or cannot show, is escaped.
+
+    >>> printable("layer\x1b[2J \ud800")
+    'layer\\x1b[2J \\ud800'
+    """
+    return "\n".join(
+        line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        for line in str(text).split("\n")
+    )
 
 
 def is_named(name: str, pattern: str) -> bool:

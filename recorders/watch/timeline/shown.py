@@ -11,8 +11,9 @@ from recorders.recordings.display import Rows, ShownAsTable, number, shown_name
 if TYPE_CHECKING:
     from recorders.watch.timeline.store import Course
 
-__all__ = ["SeriesTable", "sparkline"]
+__all__ = ["LOST", "SeriesTable", "sparkline"]
 
+LOST = "\u00d7"
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
@@ -49,19 +50,30 @@ class SeriesTable(ShownAsTable):
     def _rows_of(self, name: str) -> list[Sequence[str]]:
         courses = ((statistic, *self.series(name, statistic)) for statistic in self.statistics(name))
         return [
-            (shown_name(name), statistic, sparkline(values), str(len(ticks)), number(values[-1]) if values else "")
+            (shown_name(name), statistic, sparkline(_thinned(values)), str(len(ticks)), number(values[-1]) if values else "")
             for statistic, ticks, values in courses
         ]
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Values over time as small bars, the newest on the right; a cross for what is not finite.
+def sparkline(values: Sequence[float | None], log_scale: bool = False) -> str:
+    """One mark for each value, from the lowest to the highest; a cross if it is not finite, a space if it is None.
 
-    >>> sparkline([0.0, 1.0, 2.0, float("nan")])
-    '\u2581\u2585\u2588\u00d7'
+    >>> sparkline([0.0, 1.0, None, math.nan, 4.0, 8.0])
+    '\u2581\u2582 \u00d7\u2585\u2588'
     """
-    shown = [values[index * len(values) // width] for index in range(width - 1)] + [values[-1]] if len(values) > width else values
-    finite = [value for value in shown if math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else "\u00d7" for value in shown)
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    scaled = math.log if log_scale and all(value > 0 for value in finite) else float
+    low, high = (scaled(min(finite)), scaled(max(finite))) if finite else (0.0, 0.0)
+    steps = len(_BARS) - 1
+
+    def mark(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return " " if value is None else LOST
+        return _BARS[round((scaled(value) - low) / (high - low) * steps) if high > low else steps // 2]
+
+    return "".join(map(mark, values))
+
+
+def _thinned(values: Sequence[float], width: int = 24) -> Sequence[float]:
+    """So many of the values; the last one is among them."""
+    return [values[index * len(values) // width] for index in range(width - 1)] + [values[-1]] if len(values) > width else values

@@ -11,20 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recorders.recordings.display import printable
 from recorders.watch.charts import ChartView, axis_of
 from recorders.watch.fault import Findings
 from recorders.watch.over_time import findings_over_time
+from recorders.watch.timeline.shown import LOST, sparkline
 from recorders.watch.visualizers.html.columns import MISSING, Columns, statistics_of
 from recorders.watch.visualizers.pace import Pace
 from recorders.watch.visualizers.screen import NotebookScreen, Screen
 from recorders.watch.visualizers.visualizer import require, shortened
 
-__all__ = ["LiveTable", "sparkline"]
+__all__ = ["LiveTable", "rendered"]
 
 PAUSE, SHARE = 0.1, 0.02
 """The least time between two drawings, in seconds, and the most that drawing, or looking for findings, takes of the time."""
 
-_BARS, _LOST = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588", "\u00d7"
 _COURSE = 24
 _FINDINGS = 5
 
@@ -43,7 +44,7 @@ class _Row:
 
     @property
     def label(self) -> str:
-        return self.layer if len(self.view.lines) < 2 else f"{self.layer} {self.statistic}"
+        return printable(self.layer if len(self.view.lines) < 2 else f"{self.layer} {self.statistic}")
 
 
 class LiveTable:
@@ -73,10 +74,14 @@ class LiveTable:
             self._columns = Columns.before(timeline, tick, new)
         self._columns.add(tick, new)
         self._drawn = False
-        if self._drawing.due:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draws what was not drawn, if that is due."""
+        if self._columns is not None and not self._drawn and self._drawing.due:
             self._draw(self._columns)
 
-    def finish(self) -> None:
+    def flush(self) -> None:
         """Draws what was not drawn; the table stays where it is."""
         if self._columns is not None and not self._drawn:
             self._looking = Pace(PAUSE, SHARE)
@@ -108,13 +113,15 @@ class LiveTable:
         lines = [text(f"{axis} {columns.ticks[-1]}", style="bold")]
         for finding in found:
             since = "" if finding.since is None else f", since {axis} {finding.since}"
-            lines.append(text.assemble(("! ", "bold red"), (finding.layer, "bold"), f"{since}: {finding.what}"))
+            lines.append(
+                text.assemble(("! ", "bold red"), (printable(finding.layer), "bold"), printable(f"{since}: {finding.what}"))
+            )
         if len(self._found) > len(found):
             lines.append(text(f"  and {len(self._found) - len(found)} more", style="red"))
         lines += self._table(values, chosen, columns.timeline.at(columns.ticks[-1]), width - course - 38)
         if len(chosen) < len(recorded):
             lines.append(text(f"\u2026 and {len(recorded) - len(chosen)} more rows, which changed less", style="dim"))
-        return _rendered(lines, width, isinstance(self._screen, NotebookScreen))
+        return rendered(lines, width, isinstance(self._screen, NotebookScreen))
 
     def _chosen(self, values: Tensor, recorded: list[int], room: int) -> list[int]:
         """The rows to show, in the order of charts and layers; each chart takes one more line for its title."""
@@ -145,9 +152,11 @@ class LiveTable:
             if row.view.title != title:
                 title = row.view.title
                 unit = f" ({row.view.unit})" if row.view.unit and row.view.unit != title.lower() else ""
-                yield text(title + unit, style="bold cyan")
-            marks = text(sparkline(known, row.view.log_scale), style="green")
-            marks.highlight_regex(_LOST, "bold red")
+                yield text(printable(title + unit), style="bold cyan")
+            marks = text(
+                sparkline([None if value == MISSING else value for value in known.tolist()], row.view.log_scale), style="green"
+            )
+            marks.highlight_regex(LOST, "bold red")
             finite = known[known.isfinite() & (known != MISSING)]
             span = f"{finite.min().item():.3g} \u2026 {finite.max().item():.3g}" if len(finite) else ""
             name, statistic = row.key
@@ -179,27 +188,7 @@ def _change(values: list[float], view: ChartView) -> float:
     return abs(math.log10(last / first)) if first * last > 0 else float(first != last)
 
 
-def sparkline(values: Tensor, log_scale: bool = False) -> str:
-    """One mark for each value, from the lowest to the highest; "\u00d7" if it is not finite, a space if nothing was recorded.
-
-    >>> sparkline(torch.tensor([0.0, 1.0, torch.nan, 4.0, 8.0]))
-    '\u2581\u2582\u00d7\u2585\u2588'
-    """
-    finite = values.isfinite() & (values != MISSING)
-    if log_scale and bool((values[finite] > 0).all()):
-        values = torch.where(finite, values.log(), values)
-    known = values[finite].double()
-    low, high = (known.min().item(), known.max().item()) if len(known) else (0.0, 0.0)
-    steps = len(_BARS) - 1
-
-    def mark(value: float) -> str:
-        return _BARS[round((value - low) / (high - low) * steps) if high > low else steps // 2]
-
-    found = zip(values.tolist(), finite.tolist(), strict=True)
-    return "".join(mark(value) if shown else " " if value == MISSING else _LOST for value, shown in found)
-
-
-def _rendered(parts: Sequence[Any], width: int, notebook: bool) -> list[str]:
+def rendered(parts: Sequence[Any], width: int, notebook: bool = False) -> list[str]:
     """Lines with colours, at most as wide as the screen."""
     console: Any = require("rich.console", "cli").Console(
         file=io.StringIO(),

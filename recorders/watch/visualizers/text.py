@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
+from recorders.recordings.display import printable
 from recorders.watch.across import Point
 from recorders.watch.charts import ChartView, ends
 from recorders.watch.visualizers.live import LiveTable
@@ -80,14 +81,14 @@ class TextVisualizer:
     def flush(self) -> None:
         """Draws the table in place for the last time; what is shown later is drawn below it."""
         if self._live is not None:
-            self._live.finish()
+            self._live.flush()
 
     def _print(self, tick: int, charts: Sequence[ChartView]) -> None:
         for view in charts:
             rows, points = view.at(tick), view.points(tick)
             if rows or points:
                 unit = f" ({view.unit})" if view.unit and view.unit != view.title.lower() else ""
-                self._console.print(self._text(f"{view.title}{unit}, {view.axis} {tick}", style="bold"))
+                self._console.print(self._text(printable(f"{view.title}{unit}, {view.axis} {tick}"), style="bold"))
                 self._console.print(self._comparison(points) if points else self._chart(view, rows))
 
     def _comparison(self, points: list[Point]) -> Any:
@@ -96,8 +97,8 @@ class TextVisualizer:
         for name in ("", "value", "layer") if of_one_layer else ("layer", "share"):
             table.add_column(name, justify="right" if name in ("value", "share") else "left", no_wrap=name in ("value", "share"))
         for point in points:
-            cells = [_number(point.value), self._text(point.layer)] if of_one_layer else [f"{point.value:.1%}"]
-            table.add_row(self._text(point.line), *cells)
+            cells = [_number(point.value), self._text(printable(point.layer))] if of_one_layer else [f"{point.value:.1%}"]
+            table.add_row(self._text(printable(point.line)), *cells)
         return table
 
     def _chart(self, view: ChartView, rows: dict[str, dict[str, float]]) -> Any:
@@ -112,7 +113,7 @@ class TextVisualizer:
             cells = [_number(row.get(line, math.nan)) for line in view.lines]
             cells += [_range(*ends(row, aggregation)) for aggregation in view.ranges]
             cells += [f"{row.get('nonfinite', 0):.0f}"] if nonfinite else []
-            table.add_row(self._text(layer), *cells)
+            table.add_row(self._text(printable(layer)), *cells)
         return table
 
 
@@ -128,4 +129,4 @@ def _finish(live: LiveTable, process: int) -> None:
     """At the end of the process that made it; its timeline may be closed, and its terminal gone."""
     if process == os.getpid():
         with contextlib.suppress(Exception):
-            live.finish()
+            live.flush()

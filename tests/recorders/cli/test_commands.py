@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from paths import ROOT
+from terminal import in_terminal
 from torch import nn
 
 from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, RecordingWarning, Timeline, lenses, load
 from recorders.cli import main
+from recorders.watch.visualizers import live
 from reducers import Collect, Count, Mean, Product, Summary
 
 pytest.importorskip("rich")
@@ -262,6 +264,28 @@ def test_show_follows_a_timeline_that_grows_until_a_tick(tmp_path: Path, capsys:
     threading.Timer(0.3, grow).start()
     assert "0.125" in said(capsys, "show", path, "--follow", "--every", "0.1", "--until", "3", "-n", "Loss/*")
     assert "does not grow" in said(capsys, "show", "--follow", recording(tmp_path / "run"), status=1)
+
+
+def test_in_a_terminal_the_table_of_the_inspector_is_redrawn_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, terminal = timeline(tmp_path / "run.db"), in_terminal(monkeypatch, 100, 40)
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+
+    def grow() -> None:
+        with Timeline(path) as growing:
+            growing.append(3, {"Loss/train": {"mean": 0.125}, "Loss/\x1b[2J": {"mean": 2.0}})
+
+    threading.Timer(0.3, grow).start()
+    assert main(["show", str(path), "--follow", "--every", "0.1", "--until", "3"]) == 0
+    assert [line for line in terminal.lines if line.startswith("epoch")] == ["epoch 3"]
+    assert [line.split()[:3] for line in terminal.lines if "train" in line] == [["train", "0.125", "█▄▃▁"]]
+
+
+def test_a_timeline_without_charts_is_followed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = in_terminal(monkeypatch, 100, 40)
+    with Timeline(tmp_path / "run.db") as growing:
+        growing.append(0, {"own \x1b[2J": {"x": 0.5}})
+    assert main(["show", str(tmp_path / "run.db"), "--follow", "--until", "0"]) == 0
+    assert [line.split() for line in terminal.lines[1:] if line] == [["own", "\\x1b[2J", "x", "▄", "1", "0.5"]]
 
 
 def test_following_ends_with_ctrl_c(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

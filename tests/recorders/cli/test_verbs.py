@@ -20,7 +20,7 @@ from paths import ROOT
 from recorders import CallMonitor, Inspector, Recorder, Stream, Timeline, load
 from recorders.cli import Status, main
 from recorders.cli.app import GONE, VERBS
-from recorders.cli.output import printable
+from recorders.recordings.display import printable
 from reducers import Summary
 
 pytest.importorskip("rich")
