@@ -59,19 +59,30 @@ function hush() { $("tip").hidden = true; }
 
 /**
  * A canvas that tells its values under the pointer, and at a place that arrow keys move. A place is [row, index of a tick].
- * `paint(canvas, place)` draws and returns {at: (x, y) => place}; `say(place)` is the text; `choose(place)` is a click or Enter.
+ * `paint(canvas, place, from)` draws and returns {at: (x, y) => place}; `say(place)` is the text; `choose(place)` is a click or Enter;
+ * `range(from, to)` gets the places between which the pointer was dragged.
  */
-function reader(attributes, [height, width], paint, say, choose) {
-  let geometry, place = null;
-  const canvas = canvasOf({ tabindex: 0, ...attributes }, () => { geometry = paint(canvas, place); });
+function reader(attributes, [height, width], paint, say, choose, range) {
+  let geometry, place = null, from = null;
+  const canvas = canvasOf({ tabindex: 0, ...attributes }, () => { geometry = paint(canvas, place, from); });
   const point = (next, event) => {
     place = next;
     draw(canvas);
     if (place) tell(say(place), event, canvas); else hush();
   };
-  const within = (value, size) => Math.max(0, Math.min(size - 1, value));
+  const inside = (value, size) => Math.max(0, Math.min(size - 1, value));
   canvas.addEventListener("pointermove", (event) => { if (geometry) point(geometry.at(event.offsetX, event.offsetY), event); });
-  canvas.addEventListener("pointerleave", () => point(null));
+  canvas.addEventListener("pointerdown", (event) => {
+    if (!range || !geometry || event.button) return;
+    canvas.setPointerCapture(event.pointerId);
+    from = geometry.at(event.offsetX, event.offsetY);
+  });
+  canvas.addEventListener("pointerup", () => {
+    const begun = from;
+    from = null;
+    if (begun && place && begun[1] !== place[1]) range(...[begun, place].sort((a, b) => a[1] - b[1]));
+  });
+  canvas.addEventListener("pointerleave", () => { from = null; point(null); });
   canvas.addEventListener("blur", () => point(null));
   canvas.addEventListener("click", () => { if (place) choose?.(place); });
   canvas.addEventListener("keydown", (event) => {
@@ -80,14 +91,32 @@ function reader(attributes, [height, width], paint, say, choose) {
     event.preventDefault();
     event.stopPropagation();
     if (!move) choose(place);
-    else point(place ? [within(place[0] + move[0], height), within(place[1] + move[1], width)] : [0, width - 1]);
+    else point(place ? [inside(place[0] + move[0], height), inside(place[1] + move[1], width)] : [0, width - 1]);
   });
   return canvas;
 }
 
+/** A title, the unit, and the choice of a logarithmic axis, which all cards of the chart share. */
 function head(chart, ...rest) {
-  const unit = [chart.unit === chart.title.toLowerCase() ? "" : chart.unit, chart.log ? "log scale" : ""].filter(Boolean).join(", ");
-  return element("div", { class: "head" }, element("h3", {}, chart.title), element("span", { class: "unit" }, unit), ...rest);
+  const unit = chart.unit === chart.title.toLowerCase() ? "" : chart.unit;
+  const choose = (event) => { chart.chosen = event.target.checked; changed(); };
+  const box = element("input", { type: "checkbox", class: "log", "data-chart": charts.indexOf(chart), checked: isLog(chart), onchange: choose });
+  const scale = element("label", { class: "unit" }, box, " log scale");
+  return element("div", { class: "head" }, element("h3", {}, chart.title), element("span", { class: "unit" }, unit), scale, ...rest);
+}
+
+/** Draws everything again, after another range of ticks or another axis was chosen. */
+function changed() {
+  axes.clear();
+  for (const box of document.querySelectorAll("input.log")) box.checked = isLog(charts[box.dataset.chart]);
+  for (const heat of heats) heat.show();
+  redraw();
+  $("whole").hidden = !zoom;
+  remember();
+}
+function zoomTo(first, end) {
+  zoom = first < end ? [first, end] : null;
+  changed();
 }
 
 function legend(entries, figures) {
@@ -104,7 +133,8 @@ function lineCanvas(figure, label) {
     return [`${axisName} ${figure.ticks[at]}`, ...values, ...(figure.bad.includes(at) ? ["values were NaN or infinite"] : [])].join("\n");
   };
   return reader({ role: "img", "aria-label": label, class: "lines" }, [1, figure.ticks.length],
-    (canvas, place) => drawLines(canvas, figure, place?.[1]), say);
+    (canvas, place, from) => drawLines(canvas, figure, place?.[1], from?.[1]), say, undefined,
+    ([, from], [, to]) => zoomTo(figure.ticks[from], figure.ticks[to]));
 }
 
 /** The first and the last tick of all runs. */
@@ -138,15 +168,15 @@ function axisOf(chart, layer) {
 
 /** The figures of a layer in one chart, side by side for two runs. */
 function layerCard(chart, layer) {
-  const figures = runs.map((run) => ({ ...layerFigure(chart, run, layer), axis: axisOf(chart, layer) }));
-  const boxes = figures.map((figure, r) => {
+  const figures = runs.map((run) => ({ ...layerFigure(chart, run, layer), axis: () => axisOf(chart, layer) }));
+  const panels = figures.map((figure, r) => {
     const value = shown(last(series(chart, runs[r], layer, lineOf(chart))));
     const label = `${chart.title} of ${layers[layer]}${runs.length > 1 ? ` in ${nameOf(runs[r])}` : ""}: last value ${value}`;
     return element("figure", {}, caption(runs[r]), lineCanvas(figure, label));
   });
   const bands = new Map(figures.flatMap((figure) => figure.bands).map(({ text, colour, alpha }) => [text, { text, colour, alpha }]));
   const keys = [...chart.lines.map((name) => ({ text: name, colour: `--${name}` })), ...bands.values()];
-  return element("div", { class: "card" }, head(chart), element("div", { class: "runs" }, ...boxes), legend(keys, figures));
+  return element("div", { class: "card" }, head(chart), element("div", { class: "runs" }, ...panels), legend(keys, figures));
 }
 
 /** Losses, metrics and the extremes over layers: lines of both runs in one panel; dashes mark the second run. */
@@ -169,7 +199,7 @@ function overallCard(chart) {
   const bad = compared ? [] : runs.flatMap((run) => chart.layers.flatMap((layer) => badAt(chart, run, layer)).map((i) => place.get(run.ticks[i])));
   const drawn = lines.map((line) => ({ ...line, values: placed(line.values, line.r), from: placed(line.from, line.r) }));
   const figure = { ticks, span: span(), bands, bad: [...new Set(bad)], lines: drawn };
-  figure.axis = axis(chart, [figure]);
+  figure.axis = () => axis(chart, [figure]);
   const keys = lines.map(({ name, colour, dash, values, from }) =>
     ({ text: `${name}: ${shown(last(values))}${from ? `, ${layers[last(from)]}` : ""}`, colour, dash }));
   return element("div", { class: "card" }, head(chart), lineCanvas(figure, `${chart.title} over ${axisName}s`), legend(keys, [figure]));
@@ -185,26 +215,29 @@ function heatCard(chart, open, chosen) {
   choice.value = lineOf(chart);
   const show = () => {
     const name = choice.value, common = prefix().length, listed = chosen().filter((layer) => chart.place.has(layer));
-    if (!scales.has(name)) scales.set(name, shades(chart, runs.flatMap((run) => chart.layers.map((layer) => series(chart, run, layer, name)))));
-    const scale = scales.get(name);
+    const seen = (run, layer) => series(chart, run, layer, name).subarray(...within(run.ticks));
+    const kind = `${name} ${zoom} ${chart.chosen}`;
+    if (!scales.has(kind)) scales.set(kind, shades(chart, runs.flatMap((run) => chart.layers.map((layer) => seen(run, layer)))));
+    const scale = scales.get(kind);
     const key = canvasOf({ class: "bar", "aria-hidden": "true" }, (canvas) => drawKey(canvas, scale));
     card.hidden = !listed.length;
     maps.replaceChildren(...runs.map((run) => {
-      const rows = listed.map((layer) =>
-        ({ name: layers[layer].slice(common), values: series(chart, run, layer, name), bad: badAt(chart, run, layer) }));
-      const say = ([row, at]) => `${layers[listed[row]]}\n${axisName} ${run.ticks[at]}: ${shown(rows[row].values[at])}`
+      const [first, behind] = within(run.ticks), ticks = run.ticks.slice(first, behind);
+      const badOf = (layer) => badAt(chart, run, layer).filter((i) => i >= first && i < behind).map((i) => i - first);
+      const rows = listed.map((layer) => ({ name: layers[layer].slice(common), values: seen(run, layer), bad: badOf(layer) }));
+      const say = ([row, at]) => `${layers[listed[row]]}\n${axisName} ${ticks[at]}: ${shown(rows[row].values[at])}`
         + (rows[row].bad.includes(at) ? "\nvalues were NaN or infinite" : "");
-      const where = `${listed.length} layers over ${run.ticks.length} ${axisName}s${runs.length > 1 ? ` in ${nameOf(run)}` : ""}`;
+      const where = `${listed.length} layers over ${ticks.length} ${axisName}s${runs.length > 1 ? ` in ${nameOf(run)}` : ""}`;
       const attributes = { role: "application", class: "map", "aria-label": `${chart.title}, ${name}: ${where}. Arrow keys move, Enter opens a layer.` };
-      const map = reader(attributes, [listed.length, run.ticks.length],
-        (canvas, place) => drawHeat(canvas, { rows, ticks: run.ticks, shades: scale }, place), say, ([row]) => open(listed[row]));
+      const map = reader(attributes, [listed.length, ticks.length],
+        (canvas, place) => drawHeat(canvas, { rows, ticks, shades: scale }, place), say, ([row]) => open(listed[row]));
       map.style.height = `${heatSize(listed.length).height}px`;
       return element("figure", {}, caption(run), element("div", { class: "scroll" }, map));
     }));
-    const possible = chart.limits.map((limit) => limit === null ? null : shown(limit)), seen = [scale.low, scale.high].map(shown);
-    const bounds = possible.every((limit) => limit !== null) && possible.join() !== seen.join() ? `, of possible ${possible.join(" to ")}` : "";
-    const ends = scale.low < scale.high ? [seen[0], key, seen[1]] : [`all are ${seen[0]}`];
-    note.replaceChildren(...ends, bounds, scale.log && !chart.log ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));
+    const possible = chart.limits.map((limit) => limit === null ? null : shown(limit)), found = [scale.low, scale.high].map(shown);
+    const bounds = possible.every((limit) => limit !== null) && possible.join() !== found.join() ? `, of possible ${possible.join(" to ")}` : "";
+    const ends = scale.low < scale.high ? [found[0], key, found[1]] : [`all are ${found[0]}`];
+    note.replaceChildren(...ends, bounds, scale.log && !isLog(chart) ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));
   };
   return { card, show };
 }

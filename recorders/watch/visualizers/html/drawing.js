@@ -67,13 +67,14 @@ function fitted(pen, text, width) {
   return `\u2026${text.slice(low)}`;
 }
 
-/** The value axis for the lines and bands of some figures: its ends, padded. */
+/** The value axis for the lines and bands of some figures, as far as they are in view: its ends, padded. */
 function axis(chart, figures) {
-  const values = figures.flatMap(({ lines, bands }) =>
-    [...lines.filter(({ hidden }) => !hidden).map((line) => line.values), ...bands.flatMap(({ low, high }) => [low, high])]);
+  const values = figures.flatMap(({ ticks, lines, bands }) => [
+    ...lines.filter(({ hidden }) => !hidden).map((line) => line.values), ...bands.flatMap(({ low, high }) => [low, high]),
+  ].map((all) => all.slice(...within(ticks))));
   let { low, high, least } = extent(values);
   const [floor, ceiling] = chart.limits;
-  if (chart.log && least < Infinity) return { low: least / 1.15, high: high * 1.15, log: true };
+  if (isLog(chart) && least < Infinity) return { low: least / 1.15, high: high * 1.15, log: true };
   if (low > high) return { low: 0, high: 1, log: false };
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
   low -= pad;
@@ -84,12 +85,13 @@ function axis(chart, figures) {
 }
 
 /**
- * Lines and bands over ticks. `figure`: {ticks, span: [first, last tick], axis, lines: [{values, colour, dash, hidden}],
- * bands: [{low, high, colour, alpha}], bad: indices of ticks}; `cursor`: the index of a tick to point at. Returns its geometry.
+ * Lines and bands over ticks. `figure`: {ticks, span: [first, last tick], axis(), lines: [{values, colour, dash, hidden}],
+ * bands: [{low, high, colour, alpha}], bad: indices of ticks}; `cursor`: the index of a tick to point at; `from`: that of the tick
+ * at which a range begins that is being chosen. Returns its geometry.
  */
-function drawLines(canvas, figure, cursor) {
-  const { pen, width, height } = cleared(canvas), { low, high, log } = figure.axis, [start, end] = figure.span;
-  const box = { left: 58, right: width - 10, top: 8, bottom: height - 24 }, ink = colour("--soft"), scale = log ? Math.log : Number;
+function drawLines(canvas, figure, cursor, from) {
+  const { pen, width, height } = cleared(canvas), { low, high, log } = figure.axis(), [start, end] = zoom ?? figure.span;
+  const box = { left: 58, right: width - 10, top: 8, bottom: height - 40 }, ink = colour("--soft"), scale = log ? Math.log : Number;
   const across = (tick) => box.left + (end > start ? (tick - start) / (end - start) : 0.5) * (box.right - box.left);
   const x = (i) => across(figure.ticks[i]);
   const y = (value) => {
@@ -113,7 +115,6 @@ function drawLines(canvas, figure, cursor) {
   pen.strokeStyle = colour("--grid");
   pen.fillStyle = ink;
   pen.textAlign = "right";
-  pen.fillText(axisName, box.left - 14, height - 9);
   for (const value of marks(low, high, Math.max(2, height / 45), log)) {
     const at = Math.round(y(value)) + 0.5;
     path([[box.left, at], [box.right, at]]);
@@ -121,7 +122,12 @@ function drawLines(canvas, figure, cursor) {
     pen.fillText(shown(value), box.left - 6, at);
   }
   pen.textAlign = "center";
-  for (const tick of end > start ? marks(start, end, width / 90, false, true) : [start]) pen.fillText(String(tick), across(tick), height - 9);
+  pen.fillText(axisName, (box.left + box.right) / 2, height - 9);
+  for (const tick of end > start ? marks(start, end, width / 90, false, true) : [start]) pen.fillText(String(tick), across(tick), height - 26);
+  pen.save();
+  pen.beginPath();
+  pen.rect(box.left - 4, 0, box.right - box.left + 8, height);
+  pen.clip();
   for (const { low: below, high: above, colour: name, alpha } of figure.bands) {
     const bottom = (i) => y(isNumber(below[i]) ? below[i] : low);
     pen.fillStyle = colour(name);
@@ -161,9 +167,19 @@ function drawLines(canvas, figure, cursor) {
     Object.assign(pen, { strokeStyle: ink, lineWidth: 1 });
     path([[at, box.top], [at, box.bottom]]);
     pen.stroke();
+    if (from !== undefined) {
+      Object.assign(pen, { fillStyle: colour("--focus"), globalAlpha: 0.25 });
+      pen.fillRect(x(from), box.top, x(cursor) - x(from), box.bottom - box.top);
+    }
   }
-  const nearest = (px) => figure.ticks.reduce((best, _, i) => Math.abs(x(i) - px) < Math.abs(x(best) - px) ? i : best, 0);
-  return { at: (px) => figure.ticks.length ? [0, nearest(px)] : null };
+  pen.restore();
+  const [first, behind] = within(figure.ticks);
+  const nearest = (px) => {
+    let best = first;
+    for (let i = first; i < behind; i++) if (Math.abs(x(i) - px) < Math.abs(x(best) - px)) best = i;
+    return best;
+  };
+  return { at: (px) => first < behind ? [0, nearest(px)] : null };
 }
 
 /** The colours of a heat map: a map, its ends, which are those of the data, and whether it is logarithmic. */
@@ -174,7 +190,7 @@ function shades(chart, arrays) {
     const far = Math.max(-low, high);
     return { map: DIVERGING, low: -far, high: far, log: false };
   }
-  const log = least < Infinity && (chart.log || (low >= 0 && high / least > 1e3));
+  const log = least < Infinity && (chart.chosen ?? (chart.log || (low >= 0 && high / least > 1e3)));
   return { map: CIVIDIS, low: log ? least : low, high, log };
 }
 
@@ -206,7 +222,7 @@ function heatImage(heat, width) {
 /** The height of a row of a heat map, and of the whole, so that the page has its length before the map is drawn. */
 function heatSize(count) {
   const row = Math.max(1, Math.min(18, Math.floor(480 / Math.max(count, 1))));
-  return { row, height: count * row + 24 };
+  return { row, height: count * row + 40 };
 }
 
 /** Layers by ticks. `heat`: {rows: [{name, values, bad: indices of ticks}], ticks, shades}; `place`: [row, index of a tick]. */
@@ -226,9 +242,9 @@ function drawHeat(canvas, heat, place) {
   pen.textAlign = "right";
   const first = row < 14 ? Math.round(7 / row) : 0;  // the first row with room for its name
   for (let r = first; r < count; r += Math.ceil(15 / row)) pen.fillText(fitted(pen, heat.rows[r].name, left - 8), left - 6, (r + 0.5) * row);
-  pen.fillText(axisName, left - 14, height - 11);
   pen.textAlign = "center";
-  for (let i = 0; i < n; i += Math.ceil(n / Math.max(1, wide / 70))) pen.fillText(String(heat.ticks[i]), x(i + 0.5), height - 11);
+  pen.fillText(axisName, left + wide / 2, height - 9);
+  for (let i = 0; i < n; i += Math.ceil(n / Math.max(1, wide / 70))) pen.fillText(String(heat.ticks[i]), x(i + 0.5), height - 26);
   if (place) {
     Object.assign(pen, { strokeStyle: colour("--focus"), lineWidth: 2 });
     pen.strokeRect(x(place[1]) - 1, place[0] * row - 1, Math.max(3, wide / n) + 2, row + 2);

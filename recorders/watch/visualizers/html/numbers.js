@@ -47,6 +47,19 @@ function series(chart, run, layer, statistic) {
 
 const isNumber = (value) => Number.isFinite(value) && value !== MISSING;  // not of undefined either
 const isBad = (value) => value !== undefined && !Number.isFinite(value);
+/** Whether values are drawn on a logarithmic axis: as the chart says, until somebody chooses. */
+const isLog = (chart) => chart.chosen ?? chart.log;
+
+/** The first and the last tick that charts show; null for all. */
+let zoom = null;
+
+/** Which of some ascending ticks are shown: the first, and the one behind the last. */
+function within(ticks) {
+  if (!zoom) return [0, ticks.length];
+  const first = ticks.findIndex((tick) => tick >= zoom[0]), end = ticks.findIndex((tick) => tick > zoom[1]);
+  return first < 0 ? [ticks.length, ticks.length] : [first, end < 0 ? ticks.length : end];
+}
+
 const statisticsOf = (chart) => [...new Set([...chart.lines, ...chart.ranges.flatMap(endsOf)])].filter((name) =>
   runs.some((run) => run.charts[charts.indexOf(chart)].statistics.includes(name)));
 const hasNumbers = (chart) => chart.overall && chart.across.length ? sources(chart).some((of) => of.chart && hasNumbers(of.chart))

@@ -58,7 +58,7 @@ function showSummary() {
     run.name, plural(run.count, run.axis === "epoch" ? "epoch" : "tick"), run.count > 1 ? `${run.axis === "step" ? "steps " : ""}${run.ticks[0]} to ${run.last}` : "",
     run.every > 1 ? `each point stands for ${run.every} ticks` : "",
   ].filter(Boolean).join(", ");
-  const written = `written ${report.made.replace("T", " ").slice(0, 16)}`, parts = [plural(inCharts.length, "layer"), ...runs.map(about), written];
+  const written = `written ${report.made.replace("T", " ").slice(0, 16)} UTC${report.made.slice(19)}`, parts = [plural(inCharts.length, "layer"), ...runs.map(about), written];
   $("summary").textContent = [...parts, ...(report.live ? ["the training goes on"] : [])].join(" \u00b7 ");
 }
 
@@ -203,7 +203,7 @@ function turn(move) {
 
 function remember() {
   const { query: q, sort, down, open } = state;
-  const kept = { ...(q && { q }), ...(sort !== "network" && { sort }), ...(down && { down }), ...(open !== null && { layer: layers[open] }) };
+  const kept = { ...(q && { q }), ...(sort !== "network" && { sort }), ...(down && { down }), ...(open !== null && { layer: layers[open] }), ...(zoom && { ticks: zoom.join(" ") }) };
   history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
 }
 function stored(key, value) {
@@ -238,6 +238,7 @@ const KEYS = [
   ["f", "findings", () => $("h-findings").scrollIntoView()],
   ["h", "heat maps", () => $("h-heat").scrollIntoView()],
   ["l", "table of layers", () => $("h-layers").scrollIntoView()],
+  ["0", "all ticks again, after a part was chosen by dragging over a line chart", () => zoomTo()],
   ["t", "dark or light", () => theme(dark() ? "light" : "dark")],
   ["r", "while the training goes on: open again every 10 seconds", () => report.live && $("follow").click()],
   ["?", "this list", () => help()],
@@ -272,6 +273,7 @@ function listen() {
   $("search").addEventListener("input", () => { state.query = $("search").value; arrange(); });
   $("sort").addEventListener("change", () => sortBy($("sort").value));
   $("reverse").addEventListener("click", () => sortBy(state.sort, !state.down));
+  $("whole").addEventListener("click", () => zoomTo());
   $("theme").addEventListener("click", () => theme(dark() ? "light" : "dark"));
   $("help-button").addEventListener("click", help);
   $("panel").addEventListener("close", () => { state.open = null; hush(); remember(); });
@@ -288,7 +290,8 @@ function listen() {
 }
 
 async function start() {
-  const kept = new URLSearchParams(location.hash.slice(1));
+  const kept = new URLSearchParams(location.hash.slice(1)), [first, end] = (kept.get("ticks") ?? "").split(" ").map(Number);
+  if (first < end) zoom = [first, end];
   await unpack();
   layered = charts.filter((chart) => !chart.overall && hasNumbers(chart));
   inCharts = [...new Set(layered.flatMap((chart) => chart.layers))].sort((a, b) => a - b);
@@ -306,6 +309,7 @@ async function start() {
   $("search").value = state.query = kept.get("q") ?? "";
   listen();
   theme(stored("recorders-theme"));
+  $("whole").hidden = !zoom;
   const sort = kept.get("sort") ?? "network", layer = layers.indexOf(kept.get("layer"));
   sortBy([...$("sort").options].some((option) => option.value === sort) ? sort : "network", kept.has("down"));
   if (inCharts.includes(layer)) openPanel(layer);

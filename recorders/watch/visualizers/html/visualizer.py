@@ -97,7 +97,7 @@ class _LivePage:
         started = time.monotonic()
         self.due = started + PAUSE  # also if this fails
         timeline = self._columns.timeline
-        run = Run(timeline, findings=None if live else findings_over_time(timeline), charts=self._charts)
+        run = Run(timeline, findings=findings_over_time(timeline), charts=self._charts)
         write_whole(self._path, page([run], [self._columns], self._title, live))
         took = time.monotonic() - started
         self.due = started + took + max(PAUSE, took / SHARE)

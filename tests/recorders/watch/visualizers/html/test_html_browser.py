@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -281,6 +282,82 @@ def test_classes_are_shown_and_found_and_the_axis_has_its_name(page: Open) -> No
     driver.execute_script("document.querySelector('#panel').close()")
     driver.find_element(By.ID, "search").send_keys("linear")
     assert listed(driver) == ["0"]
+
+
+def written(driver: Any, selector: str) -> list[str]:
+    """The texts that are drawn on a canvas."""
+    script = """
+const kept = CanvasRenderingContext2D.prototype.fillText, found = [];
+CanvasRenderingContext2D.prototype.fillText = function (text) { found.push(text); };
+draw(document.querySelector(arguments[0]));
+CanvasRenderingContext2D.prototype.fillText = kept;
+return found"""
+    return list(driver.execute_script(script, selector))
+
+
+def drag(driver: Any, selector: str, start: float, end: float) -> None:
+    """Drags the pointer over a part of the width of a canvas."""
+    script = """
+const canvas = document.querySelector(arguments[0]), box = canvas.getBoundingClientRect();
+canvas.setPointerCapture = () => {};
+const at = (kind, share) => canvas.dispatchEvent(new PointerEvent(kind, {
+  bubbles: true, pointerId: 1, clientX: box.left + 58 + share * (box.width - 68), clientY: box.top + 50 }));
+at("pointermove", arguments[1]);
+at("pointerdown", arguments[1]);
+at("pointermove", arguments[2]);
+at("pointerup", arguments[2]);"""
+    driver.execute_script(script, selector, start, end)
+
+
+def test_the_axis_has_its_name_in_lines_and_maps(page: Open) -> None:
+    driver = page(filled())
+    driver.execute_script("openPanel(0)")
+    assert "tick" in written(driver, "canvas.map")
+    assert "tick" in written(driver, "#panel canvas.lines")
+
+
+def test_ticks_that_are_dragged_over_are_all_that_charts_show(page: Open) -> None:
+    rows = {f"Norm/{layer}": {tick: {"mean": 100.0 + tick if tick < 50 else 1.0} for tick in range(101)} for layer in "ab"}
+    rows |= {"Loss/train": {tick: {"mean": float(tick)} for tick in range(101)}}
+    driver = page(charted([Chart("Norm", ("x",), ranges=None), Chart("Loss", ("loss",), ranges=None)], rows))
+    assert not driver.find_element(By.ID, "whole").is_displayed()
+    assert "all are" not in texts(driver, "#heat .note")[0]
+    drag(driver, "#overall canvas.lines", 0.6, 0.9)
+    assert driver.execute_script("return zoom") == [60, 90]
+    assert driver.execute_script("return within(runs[0].ticks)") == [60, 91]
+    assert "31 ticks" in driver.execute_script("return document.querySelector('canvas.map').getAttribute('aria-label')")
+    assert texts(driver, "#heat .note")[0] == "all are 1"
+    assert {"60", "90", "tick"} <= set(written(driver, "#overall canvas.lines"))
+    assert "0" not in written(driver, "#overall canvas.lines")
+    address = driver.execute_script("return location.hash")
+    driver.find_element(By.ID, "whole").click()
+    assert driver.execute_script("return zoom") is None
+    drag(driver, "#overall canvas.lines", 0.5, 0.5)  # a click is no range
+    assert driver.execute_script("return zoom") is None
+    assert page(charted([Chart("Loss", ("loss",), ranges=None)], rows), fragment=address).execute_script("return zoom") == [60, 90]
+    press(driver, "0")
+    assert driver.execute_script("return zoom") is None
+
+
+def test_every_chart_has_a_logarithmic_axis_if_it_is_chosen(page: Open) -> None:
+    rows = {f"Norm/{layer}": {tick: {"mean": 10.0**tick} for tick in range(5)} for layer in "ab"}
+    driver = page(charted([Chart("Norm", ("x",), ranges=None)], rows))
+    driver.execute_script("openPanel(0)")
+    plain = written(driver, "#panel canvas.lines")
+    box = driver.find_element(By.CSS_SELECTOR, "#panel input.log")
+    assert not box.is_selected()
+    box.click()
+    assert {"1", "100", "1.00e4".replace(".00", "")} & set(written(driver, "#panel canvas.lines"))
+    assert "100" in written(driver, "#panel canvas.lines")
+    assert "100" not in plain
+    assert driver.find_element(By.CSS_SELECTOR, "#heat input.log").is_selected()  # it is that of the chart, not of the card
+    box.click()
+    assert written(driver, "#panel canvas.lines") == plain
+
+
+def test_times_have_a_zone(page: Open) -> None:
+    driver = page(filled())
+    assert re.search(r"written \d{4}-\d\d-\d\d \d\d:\d\d UTC[+-]\d\d:\d\d", driver.find_element(By.ID, "summary").text)
 
 
 def test_arrow_keys_read_a_heat_map_and_enter_opens_its_layer(page: Open) -> None:

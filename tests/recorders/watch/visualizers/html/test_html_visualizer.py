@@ -64,6 +64,20 @@ def test_the_page_is_written_at_once_then_seldom_then_at_the_end(tmp_path: Path,
     assert page.stat().st_mtime_ns == written
 
 
+def test_the_page_has_findings_while_the_training_goes_on(tmp_path: Path, clock: Clock) -> None:
+    net, page = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), tmp_path / "report.html"
+    with torch.no_grad():
+        net[0].bias.fill_(-100.0)
+    with Inspector(lenses.DeadUnits(), HtmlVisualizer(page), net=net) as inspector:
+        for _ in inspector.range(2):
+            net(torch.rand(16, 4)).sum().backward()
+            clock.now += 60.0
+        found = held(page.read_text())
+    assert found["live"]
+    assert [one["layer"] for one in found["runs"][0]["findings"]] == ["1"]
+    assert "dead" in found["runs"][0]["findings"][0]["what"]
+
+
 def test_writing_takes_a_small_share_of_the_time(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object) -> Path:
         clock.now += 2.0
