@@ -16,12 +16,17 @@ from reducers.core.reducer import Reducer, check_reducer
 from reducers.core.states import check_states, prefixed, require_state, substate, to_device
 from reducers.core.statistic import Statistic, lift_each
 from reducers.errors import ArgumentError, ReducerTypeError
-from reducers.kernels.precision import count_of, counts_of, finite, real, total, wide_float
+from reducers.kernels.dispatch import sweep
+from reducers.kernels.precision import count_along, count_of, counts_of, finite, real, total, wide_float
 from reducers.samples.collect import keep
 from reducers.state import Nonfinite, Result, State
 from reducers.temporal.affine import Affine, apply, compose
 
 __all__ = ["EMA", "Difference", "FirstNonfinite", "TimeSince", "check_positive"]
+
+_AVERAGE = tuple((name, name) for name in ("count", "mean", "nonfinite")), 0.0
+"""What a kernel is asked for an average."""
+_MANY = 64  # elements of an average from which on a kernel is faster
 
 
 def check_positive(reducer: Reducer, name: str, per_element: bool = False) -> None:
@@ -78,13 +83,17 @@ class EMA(Statistic):
         return False
 
     def lift(self, x: Tensor, axes: tuple[int, ...]) -> State:
-        _, mask, added = total(x, axes, "EMA")
-        counts = counts_of(x, mask, axes)
-        count, nonfinite = counts["count"], counts["nonfinite"]
-        value = added.squeeze(axes) / real(count.clamp(min=1))
-        if mask is None:
-            decay = torch.full_like(value.real, 1 - self.alpha)
-            return {"first": value, "decay": decay, "gain": self.alpha * value, "nonfinite": nonfinite}
+        averaged = sweep(_AVERAGE, x, axes, {}) if count_along(x, axes) >= _MANY else None
+        if averaged is not None:
+            count, value, nonfinite = averaged["count"], averaged["mean"], averaged["nonfinite"]
+        else:
+            _, mask, added = total(x, axes, "EMA")
+            counts = counts_of(x, mask, axes)
+            count, nonfinite = counts["count"], counts["nonfinite"]
+            value = added.squeeze(axes) / real(count.clamp(min=1))
+            if mask is None:
+                decay = torch.full_like(value.real, 1 - self.alpha)
+                return {"first": value, "decay": decay, "gain": self.alpha * value, "nonfinite": nonfinite}
         any_finite = count > 0
         return {
             "first": torch.where(any_finite, value, torch.nan),

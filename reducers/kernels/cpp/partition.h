@@ -19,6 +19,7 @@ constexpr int64_t ROWS = 8;         // rows of all columns that are added before
 constexpr int64_t WIDTH = 1 << 12;  // columns of a part: their sums stay in the cache
 constexpr int64_t EXACT = 1 << 24;  // floats count exactly up to here
 constexpr int64_t TABLE = 1 << 23;  // bytes of a table of parts, at most, if columns are kept
+constexpr int64_t NEIGHBOURS = 16;   // kept positions that are joined together, because a join waits for the one before it
 constexpr int64_t AHEAD = 1 << 12;  // bytes after the end of what is read, which are fetched
 
 struct Axes {  // innermost first
@@ -145,11 +146,14 @@ template <class Kernel> static bool run(const Task& task, int64_t most_threads) 
   });
   for (int64_t index = 0; joined && !without_memory && index < cut.parts; index += cut.shares) {
     int64_t number, first = cut.begin(task, index, number);
-    for (int64_t position = 0; position < number; ++position) {
-      const Partial* shares = table + index * cut.width + position;
-      auto found = Kernel::found(shares[0]);
-      for (int64_t share = 1; share < cut.shares; ++share) Kernel::join(found, Kernel::found(shares[share * cut.width]));
-      Kernel::write(task, found, first + position);
+    for (int64_t start = 0; start < number; start += NEIGHBOURS) {
+      const int64_t size = std::min(NEIGHBOURS, number - start);
+      const Partial* shares = table + index * cut.width + start;
+      std::decay_t<decltype(Kernel::found(*shares))> found[NEIGHBOURS];
+      for (int64_t one = 0; one < size; ++one) found[one] = Kernel::found(shares[one]);
+      for (int64_t share = 1; share < cut.shares; ++share)
+        for (int64_t one = 0; one < size; ++one) Kernel::join(found[one], Kernel::found(shares[share * cut.width + one]));
+      for (int64_t one = 0; one < size; ++one) Kernel::write(task, found[one], first + start + one);
     }
   }
   delete[] table;

@@ -9,40 +9,56 @@ template <int W, class T> struct Statistics {
   static void rows(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_rows<W, T>(task, cut, index, found); }
   static void columns(const Task& task, const Cut& cut, int64_t index, Partial* found) { read_columns<W, T>(task, cut, index, found); }
   struct Found {
-    double numbers[RESULTS];
+    Moments about;
+    double sum, squares, nan, inf, zeros, low, high, total;
   };
   static Found found(const Partial& part) {
-    const Moments about = moments_of<HIGHER<W>>(part.count, part.centre, part.first, part.second, *part.third, *part.fourth);
-    return {{
-        part.count,
+    const double third = HIGHER<W> ? *part.third : 0, fourth = HIGHER<W> ? *part.fourth : 0;  // else there is none to read
+    return {
+        moments_of<HIGHER<W>>(part.count, part.centre, part.first, part.second, third, fourth),
+        part.first + part.count * part.centre,
+        part.second + part.centre * (2 * part.first + part.count * part.centre),
         part.nan,
         part.inf,
         part.zeros,
-        about.mean,
-        std::max(0.0, about.second),
-        part.first + part.count * part.centre,
-        part.second + part.centre * (2 * part.first + part.count * part.centre),
         part.low,
         part.high,
-        std::max(0.0, std::max(-part.low, part.high)),
         part.total,
-        about.third,
-        std::max(0.0, about.fourth),
-        part.nan + part.inf,
-    }};
+    };
   }
   static void join(Found& earlier, Found later) {
-    bool asked[RESULTS];
-    std::fill(asked, asked + RESULTS, true);
-    asked[M3] = asked[M4] = HIGHER<W>;
-    join_results(later.numbers, earlier.numbers, asked);
-    for (int result : {COUNT, NAN_COUNT, INF_COUNT, ZEROS_COUNT, NONFINITE}) later.numbers[result] += earlier.numbers[result];
-    earlier = later;
+    join_moments(later.about, earlier.about, HIGHER<W>);
+    earlier.about = later.about;
+    earlier.sum += later.sum;
+    earlier.squares += later.squares;
+    earlier.nan += later.nan;
+    earlier.inf += later.inf;
+    earlier.zeros += later.zeros;
+    earlier.low = std::min(earlier.low, later.low);
+    earlier.high = std::max(earlier.high, later.high);
+    earlier.total += later.total;
   }
-  static void write(const Task& task, Found found, int64_t position) {
+  static void write(const Task& task, const Found& found, int64_t position) {
+    double numbers[RESULTS] = {
+        found.about.weight,
+        found.nan,
+        found.inf,
+        found.zeros,
+        found.about.mean,
+        std::max(0.0, found.about.second),
+        found.sum,
+        found.squares,
+        found.low,
+        found.high,
+        std::max(0.0, std::max(-found.low, found.high)),
+        found.total,
+        found.about.third,
+        std::max(0.0, found.about.fourth),
+        found.nan + found.inf,
+    };
     const Before old(task, position);
-    if (old.any) join_results(found.numbers, old.numbers, old.asked);
-    write_all(task, found.numbers, RESULTS, position);
+    if (old.any) join_results(numbers, old.numbers, old.asked);
+    write_all(task, numbers, RESULTS, position);
   }
 };
 
