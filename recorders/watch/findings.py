@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 from torch import Tensor
 
+from recorders._torch import outside_modes
 from recorders.recorder.recorder import Recorder
-from recorders.recordings.recording import Recording
+from recorders.recorder.report import unexpected
+from recorders.recordings.display import shown_name
+from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.fault import (
     LINEAR,
     SATURATED_SLOPE,
@@ -26,14 +29,12 @@ from recorders.watch.fault import (
     shown_outliers,
     shown_range,
 )
-from recorders.watch.left_out import left_out_finding, number_counting
 from recorders.watch.over_time import findings_over_time
 from recorders.watch.overview import Layer, overview, pushed
 from recorders.watch.spread import Spread
 from recorders.watch.timeline import Timeline
 
-__all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings"]
-
+__all__ = ["UPDATE_RANGE", "Finding", "Findings", "findings", "left_out_finding", "number_counting"]
 
 _CURVES = {"Tanh": "tanh", "Sigmoid": "sigmoid"}
 """The curves of activation functions that saturate, by class of the module."""
@@ -316,3 +317,28 @@ def _is_still(layer: Layer) -> bool:
 
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
+
+
+def left_out_finding(parts: Mapping[str, Subrecording]) -> list[Finding]:
+    """One finding, of the first subrecorder of which elements were left out; none if there is none."""
+    hit = unexpected(parts)
+    for name, holes in hit.items():
+        leaf, share = next(iter(holes.items()))
+        also = f", and in {len(hit) - 1} more subrecorders" if len(hit) > 1 else ""
+        what = f"{share}{f' in {leaf}' * bool(leaf)}: they are NaN or infinite, and results leave them out{also}"
+        return [fault("nonfinite", shown_name(name), what)]
+    return []
+
+
+def number_counting(parts: Mapping[str, Subrecording]) -> int:
+    """Of how many subrecorders the reducer counts what it leaves out."""
+    return sum(map(_counts, parts.values()))
+
+
+def _counts(part: Subrecording) -> bool:
+    reducer = part.reducer
+    try:
+        states = [state for state in part.states.values() if state]
+        return reducer is not None and any(outside_modes(reducer.nonfinite, state) is not None for state in states)
+    except Exception:  # a reducer of the user's may raise anything
+        return False

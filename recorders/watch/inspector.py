@@ -18,8 +18,7 @@ from recorders.watch.charts import ChartView, charts_of, notes_of_charts, notes_
 from recorders.watch.lens_recorders import LensRecorders
 from recorders.watch.lens_set import complete
 from recorders.watch.lenses import Lens
-from recorders.watch.position import Position
-from recorders.watch.ranks import Ranks
+from recorders.watch.position import Position, Ranks
 from recorders.watch.showing import Showing
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import Visualizer, as_visualizers

@@ -18,10 +18,10 @@ from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.schedule.clock import Clock, Phase
 from recorders.watch.charts import Chart
+from recorders.watch.lens_set import is_of_evaluation, with_options
 from recorders.watch.lenses.layers import is_watched, natural_key, results_by_group, value_at
 from recorders.watch.lenses.lens import Lens
 from recorders.watch.lenses.spread import spread, statistics
-from recorders.watch.phases import is_of_evaluation, with_options
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

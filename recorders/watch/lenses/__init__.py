@@ -1,7 +1,6 @@
 """Lenses: presets that say what to record in a network, and which charts to draw of it."""
 
-from recorders.watch.across import Across
-from recorders.watch.charts import Chart
+from recorders.watch.charts import Across, Chart
 from recorders.watch.lenses.activation import OutputActivation, ParameterGradientActivation
 from recorders.watch.lenses.attention import AttentionEntropy
 from recorders.watch.lenses.distribution import Outliers, Quantiles

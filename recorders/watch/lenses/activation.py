@@ -9,8 +9,7 @@ from torch import Tensor
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.parameters import ParameterGradientMonitor
-from recorders.watch.across import Across
-from recorders.watch.charts import Chart
+from recorders.watch.charts import Across, Chart
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked_line
 from recorders.watch.lenses.spread import Moment, Names, names_of, pattern_of, phase_of, spread

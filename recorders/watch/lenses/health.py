@@ -13,8 +13,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameters import ParameterUpdateMonitor
-from recorders.watch.across import Across
-from recorders.watch.charts import Aggregation, Chart
+from recorders.watch.charts import Across, Aggregation, Chart
 from recorders.watch.fault import UPDATE_RANGE
 from recorders.watch.lenses.kinds import Classes, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked

@@ -11,8 +11,7 @@ from torch import Tensor
 from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.parameters import ParameterMonitor
-from recorders.watch.across import Across
-from recorders.watch.charts import Aggregation, Chart
+from recorders.watch.charts import Across, Aggregation, Chart
 from recorders.watch.lenses.kinds import Classes, HasMatrix, OfKind, classes
 from recorders.watch.lenses.lens import Lens, checked, checked_line
 from recorders.watch.lenses.spread import Names, names_of, phase_of, size_of, spread

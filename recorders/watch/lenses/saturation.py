@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from recorders.monitors.forward import ForwardMonitor
-from recorders.watch.across import Across
-from recorders.watch.charts import Chart
+from recorders.watch.charts import Across, Chart
 from recorders.watch.fault import SATURATED_SLOPE, relative_slope
 from recorders.watch.lenses.kinds import OfKind
 from recorders.watch.lenses.lens import Lens

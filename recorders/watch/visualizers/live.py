@@ -17,9 +17,8 @@ from recorders.watch.fault import Findings
 from recorders.watch.over_time import findings_over_time
 from recorders.watch.timeline.shown import LOST, sparkline
 from recorders.watch.visualizers.html.columns import MISSING, Columns, statistics_of
-from recorders.watch.visualizers.pace import Pace
 from recorders.watch.visualizers.screen import NotebookScreen, Screen
-from recorders.watch.visualizers.visualizer import require, shortened
+from recorders.watch.visualizers.visualizer import Pace, require, shortened
 
 __all__ = ["LiveTable", "rendered"]
 

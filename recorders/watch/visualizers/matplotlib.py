@@ -6,19 +6,16 @@ import base64
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recorders.recordings.atomic_files import as_path
-from recorders.watch.charts import Band, ChartView
-from recorders.watch.visualizers.comparison import draw_comparison
-from recorders.watch.visualizers.heat import draw_heat, heat_values
-from recorders.watch.visualizers.notebook import Displays, kernel
-from recorders.watch.visualizers.pace import Pace
-from recorders.watch.visualizers.visualizer import require, shortened
+from recorders.watch.charts import Band, ChartView, Point
+from recorders.watch.visualizers.screen import Displays, kernel
+from recorders.watch.visualizers.visualizer import Pace, require, shortened
 
-__all__ = ["MatplotlibVisualizer"]
+__all__ = ["MatplotlibVisualizer", "draw_comparison", "draw_heat", "heat_values"]
 
 # The colours of Okabe and Ito, which colour-blind readers can tell apart; each aggregation has the same colour in every chart.
 _LINES = {
@@ -261,3 +258,94 @@ def _not_recorded(layers: list[str]) -> str:
     if not layers:
         return ""
     return f"\nnothing recorded: {', '.join(layers[:6])}{f' and {len(layers) - 6} more' if len(layers) > 6 else ''}"
+
+
+# The colours of Okabe and Ito, which colour-blind readers can tell apart.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_SMALLEST_LABELLED = 0.045  # of the height
+_FEW = 16
+
+
+def draw_comparison(axes: Any, points: Mapping[int, Sequence[Point]], shares: bool) -> None:
+    """Draws stacked areas with the names of the layers beside them, or lines with the layer of the last value in the legend."""
+    names = list(dict.fromkeys(point.line for at in points.values() for point in at))
+    known = {tick: {point.line: point for point in at} for tick, at in points.items()}
+    if len(points) == 1:
+        axes.set_xticks(list(points))
+    if shares:
+        _stack(axes, names, {tick: {name: point.value for name, point in at.items()} for tick, at in known.items()})
+    else:
+        _lines(axes, names, known)
+
+
+def _stack(axes: Any, names: list[str], shares: Mapping[int, Mapping[str, float]]) -> None:
+    ticks = list(shares)
+    heights = [[shares[tick].get(name, 0.0) for tick in ticks] for name in names]
+    shades = [0.25 + 0.6 * index / max(len(names) - 1, 1) for index in range(len(names))]
+    colours = [(0.85 * (1 - shade), 0.9 - 0.45 * shade, 0.95 - 0.25 * shade) for shade in shades]
+    edge = {"edgecolor": "white", "linewidth": 0.8 if len(names) <= _FEW else 0.2}
+    if len(ticks) > 1:
+        axes.stackplot(ticks, *heights, colors=colours, **edge)
+        axes.set_xlim(ticks[0], ticks[-1])
+    floor = 0.0
+    for name, height, colour in zip(names, heights, colours, strict=True):
+        if len(ticks) == 1:  # one tick has no area to fill
+            axes.bar(ticks, height, bottom=floor, color=colour, width=0.8, **edge)
+        if height[-1] >= _SMALLEST_LABELLED:
+            place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8, "color": _INK, "parse_math": False}
+            axes.text(1.01, floor + height[-1] / 2, name, **place)
+        floor += height[-1]
+    axes.set_ylim(0.0, 1.0)
+    axes.grid(False)
+
+
+def _lines(axes: Any, names: list[str], known: Mapping[int, Mapping[str, Point]]) -> None:
+    for index, name in enumerate(names):
+        at = {tick: points[name] for tick, points in known.items() if name in points}
+        last = list(at.values())[-1]
+        label = f"{name}: {last.value:.3g}, layer {last.layer}"
+        colour, dashes = _COLOURS[index % len(_COLOURS)], ("-", "--", ":")[index // 2 % 3]  # equal lines both show
+        values = [point.value for point in at.values()]
+        axes.plot(list(at), values, color=colour, linestyle=dashes, linewidth=1.6, marker="o", markersize=3, label=label)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9, borderaxespad=0.2)
+
+
+_LABELS = 40
+"""The most names of layers that are written."""
+_BLANK = "#E4E4E4"
+
+
+def heat_values(view: ChartView) -> tuple[list[int], dict[str, list[float]], str]:
+    """The ticks, the values of each layer that has any (NaN if it has none at a tick), and which statistic they are."""
+    line = view.lines[0]
+    found = view.by_layer(line)
+    ticks = sorted({tick for values in found.values() for tick in values})
+    return ticks, {layer: [_shown(values.get(tick, math.nan), view) for tick in ticks] for layer, values in found.items()}, line
+
+
+def draw_heat(figure: Any, view: ChartView, ticks: list[int], rows: Mapping[str, list[float]], line: str) -> None:
+    """Draws one map into an empty figure; what is missing or not finite is grey."""
+    axes = figure.subplots()
+    finite = [value for values in rows.values() for value in values if math.isfinite(value)]
+    colours = require("matplotlib", "plot").colormaps["viridis"].with_extremes(bad=_BLANK)
+    norm = None
+    if view.log_scale and finite and min(finite) < max(finite):
+        norm = require("matplotlib.colors", "plot").LogNorm(min(finite), max(finite))
+    # A column for each tick, whatever lies between them: the width says nothing of time that was not recorded.
+    image = axes.imshow(list(rows.values()), aspect="auto", interpolation="nearest", cmap=colours, norm=norm)
+    every = max(1, math.ceil(len(rows) / _LABELS))
+    axes.set_yticks(range(0, len(rows), every), [shortened(layer, 40) for layer in list(rows)[::every]], fontsize=7)
+    apart = max(1, math.ceil(len(ticks) / 10))
+    axes.set_xticks(range(0, len(ticks), apart), ticks[::apart], fontsize=8)
+    axes.set_xlabel(view.axis)
+    for text in axes.get_yticklabels():
+        text.set_parse_math(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    bar = figure.colorbar(image, ax=axes, pad=0.01, aspect=40)
+    bar.set_label(f"{line}, {view.unit}" if view.unit else line)
+    bar.outline.set_visible(False)
+
+
+def _shown(value: float, view: ChartView) -> float:
+    return value if math.isfinite(value) and (value > 0 or not view.log_scale) else math.nan

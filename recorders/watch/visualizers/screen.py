@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import shutil
 import sys
 import threading
+import unicodedata
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any, Protocol
 
-from recorders.watch.visualizers.cursor import Cursor
-from recorders.watch.visualizers.notebook import Displays, kernel
-
-__all__ = ["NotebookScreen", "Screen", "TerminalScreen", "screen_of"]
+__all__ = ["Cursor", "Displays", "NotebookScreen", "Screen", "TerminalScreen", "kernel", "screen_of"]
 
 _KEPT = 1 << 16
 """How many characters of the program's output between two drawings are kept, to be written above the next one."""
@@ -168,3 +169,77 @@ def _is_terminal(stream: Any) -> bool:
 
 
 _terminals: weakref.WeakValueDictionary[int, TerminalScreen] = weakref.WeakValueDictionary()
+
+
+_TOKEN = re.compile(r"\n|\r|\x1b\[([\d;?]*)([A-Za-z])|[^\n\r\x1b]+|\x1b")
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in a terminal, counted from where a text began.
+
+    Attributes:
+        row: lines below that place.
+        column: from the left edge.
+        lowest: the lowest row so far.
+        rose: whether the text moved the cursor up, as nested progress bars do.
+
+    >>> Cursor().after("epoch 1\\nloss", width=80)
+    Cursor(row=1, column=4, lowest=1, rose=False)
+    """
+
+    row: int = 0
+    column: int = 0
+    lowest: int = 0
+    rose: bool = False
+
+    def after(self, text: str, width: int) -> Cursor | None:
+        """The cursor after a text; None if that is not known, or if it would be above the beginning."""
+        row, column, lowest, rose = self.row, self.column, self.lowest, self.rose
+        for token in _TOKEN.finditer(text):
+            kind = token[2]
+            if token[0] == "\n":
+                row, column = row + 1, 0
+            elif token[0] == "\r":
+                column = 0
+            elif kind in ("A", "B"):
+                rows = int(token[1] or 1) if (token[1] or "1").isdigit() else 0
+                row, rose = row + (rows if kind == "B" else -rows), rose or kind == "A"
+            elif token[0] == "\x1b" or (kind and kind not in "mKhl"):  # colours, erasing in a line and modes move nothing
+                return None
+            elif not kind:
+                column += sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in token[0])
+                wrapped = max(column - 1, 0) // width
+                row, column = row + wrapped, column - wrapped * width
+            if row < 0:
+                return None
+            lowest = max(lowest, row)
+        return replace(self, row=row, column=column, lowest=lowest, rose=rose)
+
+
+def kernel() -> Any:
+    """The running shell of IPython if it is in a kernel, such as that of a notebook; None in a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell if getattr(shell, "kernel", None) is not None else None
+
+
+class Displays:
+    """Outputs by key: the first `show` in a cell makes an output below it, further ones replace its content."""
+
+    def __init__(self) -> None:
+        self._handles: dict[object, tuple[object, Any]] = {}
+
+    def show(self, key: object, data: dict[str, str]) -> None:
+        """Shows data by MIME type, such as `{"text/plain": "..."}` or `{"image/png": base64}`."""
+        cell = getattr(kernel(), "execution_count", None)
+        made_in, handle = self._handles.get(key, (None, None))
+        if handle is None or made_in != cell:
+            display = importlib.import_module("IPython.display")
+            self._handles[key] = cell, display.display(data, raw=True, display_id=True)
+        else:
+            handle.update(data, raw=True)
+
+    def forget(self, key: object) -> None:
+        """What is shown stays; the next `show` makes a new output."""
+        self._handles.pop(key, None)

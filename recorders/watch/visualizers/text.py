@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from recorders.recordings.display import printable
-from recorders.watch.across import Point
-from recorders.watch.charts import ChartView, ends
+from recorders.watch.charts import ChartView, Point, ends
 from recorders.watch.visualizers.live import LiveTable
 from recorders.watch.visualizers.screen import screen_of
 from recorders.watch.visualizers.visualizer import require

@@ -11,8 +11,7 @@ from torch import nn
 
 from recorders.errors import CorruptRecordingError, LensError
 from recorders.monitors.forward import ForwardMonitor
-from recorders.watch.across import Across, Point
-from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts
+from recorders.watch.charts import Across, Chart, ChartView, Point, charts_of, keep_charts
 from recorders.watch.lenses import Lens, OutputActivation, OutputNorm, running
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer

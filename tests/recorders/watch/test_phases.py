@@ -8,8 +8,8 @@ from torch import nn
 
 from recorders import BackwardMonitor, ForwardMonitor, Inspector, ModuleMonitor, ParameterMonitor, lenses
 from recorders.watch.charts import charts_of
+from recorders.watch.lens_set import apart
 from recorders.watch.lenses import Across, Chart, Lens, running
-from recorders.watch.phases import apart
 from reducers import Max, Mean
 
 IN = " in Evaluation"

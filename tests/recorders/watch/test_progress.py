@@ -7,13 +7,13 @@ from terminal import Terminal, in_terminal
 
 from recorders import Inspector, lenses
 from recorders.errors import RecordingWarning
-from recorders.watch import progress
-from recorders.watch.visualizers.pace import Pace
+from recorders.watch import showing
+from recorders.watch.visualizers.visualizer import Pace
 
 
 def always_due(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    monkeypatch.setattr(progress, "_PAUSE", 0.0)
-    monkeypatch.setattr(progress, "_SHARE", float("inf"))
+    monkeypatch.setattr(showing, "_PAUSE", 0.0)
+    monkeypatch.setattr(showing, "_SHARE", float("inf"))
     return in_terminal(monkeypatch, 100, 30)
 
 
@@ -60,7 +60,7 @@ def test_a_bar_that_fails_warns_once_and_the_training_goes_on(monkeypatch: pytes
 
     always_due(monkeypatch)
     inspector = Inspector(lenses.LossMetrics())
-    monkeypatch.setattr(progress.ProgressBar, "_draw", broken)
+    monkeypatch.setattr(showing.ProgressBar, "_draw", broken)
     with pytest.warns(RecordingWarning, match="ProgressBar failed at the beginning: OSError") as caught:
         assert list(inspector.range(3, progress=True)) == [0, 1, 2]
     assert len(caught) == 1

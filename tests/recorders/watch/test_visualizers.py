@@ -16,8 +16,7 @@ import pytest
 from paths import ROOT
 
 from recorders.errors import LensError, MissingExtraError
-from recorders.watch.across import Across
-from recorders.watch.charts import Chart, ChartView, keep_charts
+from recorders.watch.charts import Across, Chart, ChartView, keep_charts
 from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, Visualizer, as_visualizers

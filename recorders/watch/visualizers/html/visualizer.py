@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from recorders.watch.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import Columns
 from recorders.watch.visualizers.html.page import keys_of, page, write_whole
 from recorders.watch.visualizers.html.runs import Run
+from recorders.watch.visualizers.visualizer import Pace
 
 __all__ = ["HtmlVisualizer"]
 
@@ -63,7 +63,7 @@ class HtmlVisualizer:
         """
         if charts:
             self._live.add(tick, charts)
-            if time.monotonic() >= self._live.due:
+            if self._live.pace.due:
                 self._live.write(live=True)
 
     def flush(self) -> None:
@@ -79,7 +79,7 @@ class _LivePage:
         self._path, self._title = path, title
         self._columns: Columns | None = None
         self._charts: Sequence[ChartView] = ()
-        self.due, self.open = 0.0, False
+        self.pace, self.open = Pace(PAUSE, SHARE), False
 
     def add(self, tick: int, charts: Sequence[ChartView]) -> None:
         timeline = charts[0].timeline
@@ -94,13 +94,10 @@ class _LivePage:
     def write(self, live: bool) -> None:
         if self._columns is None:
             return
-        started = time.monotonic()
-        self.due = started + PAUSE  # also if this fails
-        timeline = self._columns.timeline
-        run = Run(timeline, findings=findings_over_time(timeline), charts=self._charts)
-        write_whole(self._path, page([run], [self._columns], self._title, live))
-        took = time.monotonic() - started
-        self.due = started + took + max(PAUSE, took / SHARE)
+        with self.pace.measured():
+            timeline = self._columns.timeline
+            run = Run(timeline, findings=findings_over_time(timeline), charts=self._charts)
+            write_whole(self._path, page([run], [self._columns], self._title, live))
         self.open = live
 
     def finish(self, process: int) -> None:

@@ -18,8 +18,7 @@ from torch import nn
 
 from recorders import Inspector, Timeline, lenses
 from recorders.errors import RecordingWarning
-from recorders.watch.across import Across
-from recorders.watch.charts import Chart, charts_of
+from recorders.watch.charts import Across, Chart, charts_of
 from recorders.watch.replay import replay
 from recorders.watch.visualizers import TensorBoardVisualizer, add_histogram
 from recorders.watch.visualizers.numbers import numbers
