@@ -44,8 +44,8 @@ from recorders.recordings.distributed.sync import SyncHandle
 from recorders.recordings.plugins import import_reducers
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.recordings.storage.load import load
-from recorders.recordings.storage.offline import merge, repair, verify
 from recorders.recordings.storage.save import save
+from recorders.recordings.storage.tools import merge, repair, verify
 from recorders.schedule.clock import Clock
 from recorders.streams.dataset import StreamDataset
 from recorders.streams.stream import Stream

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 __all__ = [
     "CorruptRecordingError",
     "GivenError",
@@ -102,3 +105,12 @@ class TickError(RecorderError, ValueError):
 
 class RecordingWarning(UserWarning):
     """Something was not recorded; training goes on."""
+
+
+def require(module: str, extra: str) -> Any:
+    """Imports and returns an optional module; if it is not installed, raises a `MissingExtraError` that names the extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        raise MissingExtraError(f"{library} is not installed: pip install torch-recorders[{extra}]") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import warnings
 import zlib
@@ -62,14 +63,14 @@ def files(root: Path) -> list[Path]:
 
 
 def forge(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes what the manifest says, and makes its checksum right again."""
+    """Changes what the manifest says, and makes its checksums right again."""
     path = root / "manifest.json"
     data = json.loads(path.read_bytes())
     reducers = data["reducers"]
     for entry in data["subrecorders"]:
         entry["reducer"] = reducers[entry["reducer"]]
     change(data)
-    data["checksum"] = ""
+    data.pop("crc32", None)
     lines = data.pop("subrecorders", None)
     if isinstance(lines, list):
         data["reducers"] = reducers = [entry["reducer"] for entry in lines if isinstance(entry, dict) and "reducer" in entry]
@@ -78,10 +79,13 @@ def forge(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
             if isinstance(entry, dict) and "reducer" in entry:
                 entry["reducer"] = next(numbered)
         texts = [line_of(entry) for entry in lines]
-        blank = f'{json.dumps(data)[:-1]}, "subrecorders": [\n{f",{chr(10)}".join(texts)}\n]}}\n'.encode()
+        first, rest = f'{json.dumps(data)[:-1]}, "subrecorders": [', "\n" + f",{chr(10)}".join(texts) + "\n]}\n"
     else:
-        blank = json.dumps(data if lines is None else {**data, "subrecorders": lines}).encode()
-    path.write_bytes(blank.replace(b'"checksum": ""', b'"checksum": "%s"' % hashlib.sha256(blank).hexdigest().encode(), 1))
+        first, rest = json.dumps(data if lines is None else {**data, "subrecorders": lines}), ""
+    begins = re.match(r'\{"format": "[^"]*", "schema": -?[0-9]+, ', first)
+    if begins is not None:
+        first = begins[0] + f'"crc32": "{zlib.crc32(first[begins.end() :].encode()):08x}", ' + first[begins.end() :]
+    path.write_text(first + rest)
 
 
 def line_of(entry: Any) -> str:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from recorders import RecorderError, Subrecording
 from recorders.errors import CorruptRecordingError
-from recorders.recordings.storage.checking import Checked
+from recorders.recordings.storage.codec import Recipes
 from reducers import Fold, History, ReducerError, Scan, State
 
 DTYPES = [
@@ -107,7 +107,7 @@ def survives(index: int, mutations: list[tuple[str, int, int]]) -> None:
     limit = max(64 * MEBIBYTE, 64 * own)
     with Largest() as checking:
         try:
-            Checked().require("here", part)
+            Recipes().check(part, "here")
         except CorruptRecordingError:
             return
     other = Subrecording(case.reducer, {"": state}, samples=1)

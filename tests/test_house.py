@@ -347,7 +347,7 @@ def test_memory_of_tensors_is_taken_in_one_file_and_by_operators_of_graphs() -> 
     # Handles are found by their address, at which nothing reads.
     assert sorted(found) == [
         *(f"recorders.graphs.{name}" for name in ("device", "reading", "ring")),
-        "recorders.recordings.storage.stored",
+        "recorders.recordings.storage.tensors",
     ]
 
 

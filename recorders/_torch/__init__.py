@@ -10,10 +10,10 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from itertools import chain, repeat, starmap
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,12 +53,16 @@ __all__ = [
     "negate_all",
     "no_modes",
     "outside_modes",
+    "plainly",
     "set_grad_enabled",
     "step_was_skipped",
     "subtract_all",
     "warn_of_missing",
     "without_modes",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CAPTURES_IN_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)  # whether monitors can record there
 
@@ -118,6 +122,26 @@ STEP_CODE: CodeType | None = None if _step is None else getattr(_step(lambda: No
 def without_modes(call: Callable[..., Any], *args: Any) -> Any:
     """Call `call(*args)` without all modes, also those of PyTorch: fake tensors, inference, autocast, gradients, default device."""
     return outside_modes(_run_plainly, call, args)
+
+
+def plainly(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes `function` run without modes, those of PyTorch included: it makes states, outside of a graph or a hook.
+
+    Otherwise they would be inference tensors, which later observations cannot update, or fake ones, or on a default device of the
+    user.
+
+    >>> import torch
+    >>> with torch.inference_mode():
+    ...     plainly(torch.ones)(2).is_inference()
+    False
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = without_modes(partial(function, *args, **kwargs))
+        return result
+
+    return call
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from recorders.cli.sources import Source, add_source, open_source, place
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecorderError
 from recorders.recordings.display import printable
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage import offline
+from recorders.recordings.storage import tools
 from recorders.streams.files import StreamFiles
 from recorders.watch.timeline import Timeline
 
@@ -60,7 +60,7 @@ def _read(path: str) -> tuple[Source | None, Mapping[Any, str]]:
         source = open_source(path)
     except CorruptRecordingError:
         try:
-            return None, offline.verify(path)
+            return None, tools.verify(path)
         except NotARecordingError:
             pass
         raise
@@ -76,7 +76,7 @@ def _holds(source: Source) -> str:
 
 
 def _repair(path: str, to: str, as_json: bool) -> int:
-    left_out = offline.repair(path, to)
+    left_out = tools.repair(path, to)
     if as_json:
         print_json({"written": [to], "left_out": left_out})
         return 0

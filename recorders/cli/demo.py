@@ -9,7 +9,7 @@ import torch
 
 from recorders.cli.output import print_json
 from recorders.cli.sources import at_least, place
-from recorders.recordings.extras import require
+from recorders.errors import require
 
 __all__ = ["add_arguments", "run"]
 

@@ -12,10 +12,9 @@ from typing import IO, Any
 
 from recorders.cli.output import UsageError, print_written, working
 from recorders.cli.sources import Source, add_names, add_source, chosen_names, open_source
-from recorders.errors import NotARecordingError
+from recorders.errors import NotARecordingError, require
 from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.export import COLUMNS, rows
-from recorders.recordings.extras import require
 from recorders.streams.files import StreamFiles
 from recorders.watch.timeline import Timeline
 

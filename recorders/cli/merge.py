@@ -10,7 +10,7 @@ from recorders.cli.output import UsageError, print_written, working
 from recorders.cli.sources import add_source, place
 from recorders.errors import StorageError
 from recorders.recordings.atomic_files import as_path, is_url
-from recorders.recordings.storage import offline
+from recorders.recordings.storage import tools
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,6 +29,6 @@ def run(paths: Sequence[str], to: str, keep: bool = False, as_json: bool = False
     target = Path() if is_url(to) else Path(as_path(to))
     if not is_url(to) and target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise StorageError(f"{to} exists already: choose another folder, or remove it")
-    merged = offline.merge(paths, missing="keep" if keep else "error")
+    merged = tools.merge(paths, missing="keep" if keep else "error")
     with working(f"merging {len(paths)} recordings of {len(merged)} subrecorders"):
         print_written([merged.save(to)], as_json, subrecorders=len(merged))

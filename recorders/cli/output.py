@@ -10,10 +10,9 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from recorders.errors import MissingExtraError
+from recorders.errors import MissingExtraError, require
 from recorders.recordings.display import Rows, printable, rich_table
 from recorders.recordings.export import plain
-from recorders.recordings.extras import require
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,7 @@ from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.display import is_named, listed, shown_name
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.load import load
-from recorders.recordings.storage.manifest import MANIFEST, recording_of
+from recorders.recordings.storage.schema import MANIFEST, recording_of
 from recorders.streams.files import StreamFiles
 from recorders.streams.index import INDEX
 from recorders.watch.timeline import Timeline

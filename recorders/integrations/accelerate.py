@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from recorders.errors import require
 from recorders.integrations.training import Training
 from recorders.recorder.recorder import Recorder
-from recorders.recordings.extras import require
 
 __all__ = ["attach"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from recorders.errors import require
 from recorders.integrations.training import InTraining
 from recorders.recorder.recorder import Recorder
-from recorders.recordings.extras import require
 
 __all__ = ["RecorderHandler"]
 

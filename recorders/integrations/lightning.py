@@ -6,8 +6,8 @@ import importlib.util
 import sys
 from typing import Any
 
+from recorders.errors import require
 from recorders.integrations.training import InTraining
-from recorders.recordings.extras import require
 
 __all__ = ["RecorderCallback"]
 

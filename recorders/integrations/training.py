@@ -17,7 +17,7 @@ from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import unwrapped
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.load import load
-from recorders.recordings.storage.state_dict import from_state_dict
+from recorders.recordings.storage.tools import from_state_dict
 from reducers.errors import warn_user
 
 __all__ = ["InTraining", "Recorded", "Training"]

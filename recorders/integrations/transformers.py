@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from recorders.errors import require
 from recorders.integrations.training import InTraining
-from recorders.recordings.extras import require
 
 __all__ = ["RecorderCallback"]
 

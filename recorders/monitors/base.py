@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from recorders._torch import plainly
 from recorders.capture.calls import Call
 from recorders.capture.hooks import Hook
 from recorders.capture.layouts import PlacementInfo
@@ -22,7 +23,6 @@ from recorders.monitors.sites import GRADIENTS, SITES, check_sites, trace_hook
 from recorders.monitors.snapshots import copied, merged, snapshot
 from recorders.recordings.display import Recorded
 from recorders.recordings.history import Past
-from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Subrecording
 from recorders.ring.state import MonitorState
 from recorders.schedule.clock import Clock

@@ -13,8 +13,7 @@ from recorders.errors import MergeError
 from recorders.monitors.buffer import Buffer
 from recorders.monitors.record import Observer, report_failures
 from recorders.recordings.distributed.placement import Placement
-from recorders.recordings.progress import Progress
-from recorders.recordings.recording import Subrecording
+from recorders.recordings.recording import Progress, Subrecording
 from recorders.ring.rows import LOCK
 from recorders.ring.state import MonitorState
 from reducers import State

@@ -19,7 +19,7 @@ from recorders.monitors.gate import Gate
 from recorders.monitors.options import DEFAULTS
 from recorders.recorder.report import shown_module
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
-from recorders.recordings.storage.stored import kept_bytes
+from recorders.recordings.storage.tensors import kept_bytes
 from recorders.schedule.clock import shown_steps
 from reducers import State
 

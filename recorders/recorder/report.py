@@ -16,8 +16,7 @@ from recorders.errors import RecordingWarning
 from recorders.monitors.base import Monitor
 from recorders.monitors.gradient_hooks import NO_TENSOR
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
-from recorders.recordings.nonfinite import LeftOut, left_out
-from recorders.recordings.recording import Recording, Subrecording
+from recorders.recordings.recording import LeftOut, Recording, Subrecording, left_out
 from recorders.schedule.clock import shown_steps
 from reducers._torch import missing
 from reducers.errors import warn_user

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from recorders._torch import plainly
 from recorders.capture.layouts import warn_before_merge
 from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
 from recorders.monitors.base import Monitor
@@ -16,13 +17,10 @@ from recorders.recorder.report import warned_of_left_out
 from recorders.recordings.display import Names, Rows, ShownAsTable
 from recorders.recordings.distributed.sharded import load_own, save_sharded
 from recorders.recordings.distributed.sync import Group, SyncHandle, sync
-from recorders.recordings.plainly import plainly
 from recorders.recordings.recording import Missing, Recording, Subrecording, check_same_names, part_rows
 from recorders.recordings.storage.commit import never_committed
-from recorders.recordings.storage.save import save_in_background, save_in_turn
-from recorders.recordings.storage.state_dict import from_state_dict, to_state_dict
-from recorders.recordings.storage.turns import Turn
-from recorders.recordings.storage.writing import Layout
+from recorders.recordings.storage.save import Layout, Turn, save_in_background, save_in_turn
+from recorders.recordings.storage.tools import from_state_dict, to_state_dict
 from recorders.recordings.values import NamedResults
 from recorders.schedule.clock import Clock
 from reducers import Result

@@ -1,22 +1,36 @@
-"""Files that are written whole or not at all, and files from anywhere that are read without following links or waiting."""
+"""Files that are written whole or not at all, locks of files, and files from anywhere that are read without following links."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from recorders.errors import CorruptRecordingError, StorageError
 
-__all__ = ["NOT_SUPPORTED", "as_path", "flush_file", "flush_folder", "is_url", "open_regular", "read_regular", "written_whole"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = [
+    "FileLock",
+    "as_path",
+    "flush_file",
+    "flush_folder",
+    "is_url",
+    "open_regular",
+    "read_regular",
+    "written_whole",
+]
 
 
 NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -44,6 +58,59 @@ def flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+class FileLock:
+    """The exclusive lock of a file, which is created if it is not there; other processes and threads wait for it.
+
+    Attributes:
+        held: False if the system has no such locks: Windows, and some network file systems.
+
+    Raises:
+        BlockingIOError: another one has had it for `seconds`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], seconds: float = 0.0) -> None:
+        # A file object closes itself when it is forgotten: an interrupt may come before any block that closes it.
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        self._file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+        try:
+            self.held = self._take(seconds)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _take(self, seconds: float) -> bool:
+        if sys.platform == "win32":
+            return False
+        collect_at = time.monotonic()
+        deadline = collect_at + seconds
+        while True:
+            try:
+                fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise
+                if now >= collect_at:
+                    gc.collect()  # one of this process that was interrupted may hold the lock until it is collected
+                    collect_at = now + 1.0
+                time.sleep(0.01)
+            except OSError as error:
+                if error.errno not in NOT_SUPPORTED:
+                    raise
+                return False
+
+    def release(self) -> None:
+        """Gives the lock back."""
+        try:
+            # Closing is not enough: a process forked meanwhile, such as a data loader's worker, would keep the lock.
+            if sys.platform != "win32":
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
+        finally:
+            self._file.close()
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from recorders.errors import RecordingWarning
+from recorders.errors import RecordingWarning, require
 from recorders.recordings.display import flat_leaves
-from recorders.recordings.extras import require
 from reducers.errors import warn_user
 
 __all__ = ["COLUMNS", "Backend", "ExportedLeaves", "ExportedNames", "Row", "as_data", "as_frame", "plain", "rows"]

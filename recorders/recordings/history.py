@@ -7,13 +7,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from recorders.recordings.unknown import why_unknown
 from recorders.recordings.values import LeafResults, bare
-from reducers import History, NoHistoryError, Result, State
+from reducers import History, NoHistoryError, Result, State, from_recipe
 from reducers.temporal.history import history_of
 from reducers.temporal.interpolation import Extrapolation, Interpolation
 
-__all__ = ["Past"]
+__all__ = ["Past", "why_unknown"]
 
 
 class _Recorded(Protocol):
@@ -70,3 +69,19 @@ def _read(recorded: _Recorded, read: Callable[[History, State], Result]) -> Any:
         raise NoHistoryError(why_unknown(getattr(recorded, "recipe", None)))
     history = history_of(recorded.reducer)
     return bare({path: read(history, state) for path, state in recorded.states.items() if state})
+
+
+def why_unknown(recipe: Mapping[str, Any] | str | None) -> str:
+    """Why there is no reducer for what a file says of it.
+
+    >>> why_unknown({"type": "my.reducers:Above", "threshold": 1.0})
+    "reducer 'Above' is not defined here: import the module 'my.reducers', which defines it, before loading"
+    """
+    if not isinstance(recipe, Mapping):
+        return "the reducer holds a function, which is not saved: pass it, load(path, reducers={name: reducer})"
+    try:
+        from_recipe(recipe)
+    # A registered class is constructed from untrusted values, and may raise anything.
+    except Exception as error:
+        return str(error)
+    return "the reducer was not known here when this was loaded, or its states have another version: load it again"

@@ -7,28 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from recorders._torch import outside_modes
+from recorders._torch import outside_modes, plainly
 from recorders.errors import MergeError, SelectionError
 from recorders.recordings.display import NET, Names, Rows, ShownAsTable, brief, cut, is_named, listed, shown_name
 from recorders.recordings.distributed.placement import Placement
-from recorders.recordings.history import Past
-from recorders.recordings.nonfinite import LeftOut, left_out
-from recorders.recordings.plainly import plainly
-from recorders.recordings.progress import Progress
-from recorders.recordings.unknown import why_unknown
+from recorders.recordings.history import Past, why_unknown
 from recorders.recordings.values import NamedResults, bare
 from reducers import Reducer, Result, State
 from reducers.core.reducer import check_reducer
 from reducers.errors import did_you_mean
 
 __all__ = [
+    "LeftOut",
     "Missing",
+    "Progress",
     "Recording",
     "Subrecording",
     "check_alike",
     "check_same_names",
+    "left_out",
     "lookup",
     "part_rows",
     "register_writer",
@@ -38,6 +37,58 @@ __all__ = [
 
 Missing: TypeAlias = Literal["error", "keep"]
 """What to do with a name that only some recordings hold."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What was recorded so far, as a monitor keeps it.
+
+    Attributes:
+        counts: the number of observations in the states, by leaf.
+        merged: the number of observations that other monitors or recordings have brought in.
+        eligible: how many calls `every` has counted, by stream, less one.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    merged: int = 0
+    eligible: Mapping[str, int] = field(default_factory=dict)
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns it as data, of which `Progress(**data)` makes it again."""
+        return {"counts": dict(self.counts), "merged": self.merged, "eligible": dict(self.eligible)}
+
+
+class LeftOut(NamedTuple):
+    """How many elements were not finite.
+
+    Attributes:
+        number: of elements; of rows, if the reducer leaves out rows as a whole.
+        of: how many there were; None if the reducer does not count them.
+
+    >>> str(LeftOut(1, 4)), str(LeftOut(3, None)), str(LeftOut(1, 10**6))
+    ('25 % of 4 elements not finite', '3 elements not finite', '0.0001 % of 1,000,000 elements not finite')
+    """
+
+    number: int
+    of: int | None
+
+    def __str__(self) -> str:
+        if self.of is None or self.of < self.number:  # a damaged file may say so
+            return f"{self.number:,} elements not finite"
+        return f"{100 * self.number / self.of:.2g} % of {self.of:,} elements not finite".replace("1e+02 %", "100 %")
+
+
+def left_out(reducer: Reducer | None, states: Mapping[str, State]) -> dict[str, LeftOut]:
+    """The leaves of which elements were left out, and how many; those that do not tell are left out too. Waits for the device."""
+    found = {}
+    for leaf, state in states.items() if reducer is not None else ():
+        try:
+            count = outside_modes(reducer.nonfinite, state) if state else None  # type: ignore[union-attr]
+            if count is not None and (number := int(count.number)) > 0:
+                found[leaf] = LeftOut(number, None if count.of is None else int(count.of))
+        except Exception:  # a reducer of the user's may raise anything, and its results are shown all the same
+            continue
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +198,7 @@ class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
         subrecordings: by name.
         aliases: names by further name.
         step: the step of the clock at which it was recorded; None if it was merged, or if there was no clock.
-        lost: why a subrecorder could not be read, by name, if damaged ones were to be left out; see `load`.
+        damaged: why a subrecorder could not be read, by name, if damaged ones were to be left out; see `load`.
 
     >>> import torch
     >>> from reducers import Mean
@@ -161,7 +212,7 @@ class Recording(ShownAsTable, NamedResults, Mapping[str, Subrecording]):
     subrecordings: Mapping[str, Subrecording]
     aliases: Mapping[str, str] = field(default_factory=dict)
     step: int | None = None
-    lost: Mapping[str, str] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str | int) -> Subrecording:
         if name in self.subrecordings:

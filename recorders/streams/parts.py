@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError
-from recorders.recordings.storage.stored import as_bytes, as_memory
+from recorders.recordings.storage.tensors import as_bytes, as_memory
 from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
 
 __all__ = ["PartReader", "PartWriter", "header"]

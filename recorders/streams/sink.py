@@ -12,8 +12,7 @@ from torch import Tensor
 from recorders.capture.operands import plain, why_no_numbers
 from recorders.errors import OperandError
 from recorders.monitors.buffer import Buffer
-from recorders.recordings.storage.stored import why_no_memory
-from recorders.recordings.storage.tensorfile import MAX_RANK
+from recorders.recordings.storage.tensors import MAX_RANK, why_no_memory
 from reducers import Reducer, State
 from reducers.core.inputs import observation
 from reducers.core.states import require_state

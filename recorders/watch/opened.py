@@ -8,7 +8,7 @@ from recorders.errors import NotARecordingError, RecordingNotFoundError
 from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.load import load
-from recorders.recordings.storage.manifest import recording_of
+from recorders.recordings.storage.schema import recording_of
 from recorders.watch.timeline import Timeline
 
 __all__ = ["open_recorded"]

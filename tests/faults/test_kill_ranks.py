@@ -22,8 +22,8 @@ from recorders import load
 from recorders.recordings.distributed.collectives import Exchange
 from recorders.recordings.distributed.sharded import save_sharded
 from recorders.recordings.storage.commit import Commit, Generation
-from recorders.recordings.storage.ranks_manifest import encode_ranks
-from recorders.recordings.storage.writing import Layout, versions, write_rank
+from recorders.recordings.storage.save import Layout, versions, write_rank
+from recorders.recordings.storage.schema import encode_ranks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or not dist.is_available(), reason="needs fork and torch.distributed")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recorders.recordings.distributed.protocol import Manifest, Packed, Path, blank, spec_of
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage.stored import as_bytes
+from recorders.recordings.storage.tensors import as_bytes
 from reducers import State
 
 __all__ = ["Kind", "Reduction"]

@@ -20,7 +20,7 @@ from recorders.errors import MergeError, RecordingWarning, StorageError
 from recorders.recordings.display import listed
 from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.recording import Recording, Subrecording, check_alike
-from recorders.recordings.storage.stored import as_bytes
+from recorders.recordings.storage.tensors import as_bytes
 from reducers import Product, Reducer, State
 from reducers.errors import warn_user
 
@@ -39,13 +39,13 @@ class Merged(Mapping[str, Subrecording]):
 
     Args:
         recordings: by where they come from, as errors say it; earliest first.
-        lost: if given, subrecordings that cannot be read are left out, and noted here by name and where.
+        damaged: if given, subrecordings that cannot be read are left out, and noted here by name and where.
         apart: put the results of reducers that are not known side by side, each with where it comes from in the name of its leaf;
             otherwise they are a `MergeError`.
     """
 
-    def __init__(self, recordings: Mapping[str, Recording], *, lost: dict[str, str] | None = None, apart: bool = False) -> None:
-        self._recordings, self._lost, self._apart = recordings, lost, apart
+    def __init__(self, recordings: Mapping[str, Recording], *, damaged: dict[str, str] | None = None, apart: bool = False) -> None:
+        self._recordings, self._damaged, self._apart = recordings, damaged, apart
         self._names = dict.fromkeys(name for recording in recordings.values() for name in recording)
 
     def __getitem__(self, name: str) -> Subrecording:
@@ -69,9 +69,9 @@ class Merged(Mapping[str, Subrecording]):
                 try:
                     part = recording.subrecordings[name]
                 except (StorageError, OSError) as error:
-                    if self._lost is None:
+                    if self._damaged is None:
                         raise
-                    self._lost[f"{name} of {where}"] = str(error)
+                    self._damaged[f"{name} of {where}"] = str(error)
                 else:
                     yield where, part
 

@@ -23,8 +23,8 @@ from recorders.errors import SyncError
 from recorders.recordings.display import listed
 from recorders.recordings.distributed.placement import from_plain
 from recorders.recordings.recording import Missing, Recording, Subrecording
-from recorders.recordings.storage.stored import as_bytes, why_no_memory
-from recorders.recordings.storage.writing import versions
+from recorders.recordings.storage.save import versions
+from recorders.recordings.storage.tensors import as_bytes, why_no_memory
 from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
 
 __all__ = ["Index", "Manifest", "Packed", "Path", "Sent", "Spec", "blank", "differences", "pack", "parse", "spec_of"]

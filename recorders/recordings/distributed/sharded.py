@@ -22,13 +22,11 @@ from recorders.errors import MergeError, NotARecordingError, RecordingExistsErro
 from recorders.recordings.atomic_files import as_path, open_regular
 from recorders.recordings.distributed.collectives import Exchange, Message, group_of, is_alone
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage.commit import Commit, Generation
-from recorders.recordings.storage.load import load_chosen
-from recorders.recordings.storage.ranks_manifest import RankFile, encode_ranks, rank_file, read_manifest, shown_ranks
-from recorders.recordings.storage.same_net import check_same_net, names_at
-from recorders.recordings.storage.save import save
-from recorders.recordings.storage.turns import Turn
-from recorders.recordings.storage.writing import Layout, versions, warn_left_out, write_rank
+from recorders.recordings.storage.commit import Commit, Generation, check_same_net, names_at
+from recorders.recordings.storage.load import load, manifest_at
+from recorders.recordings.storage.remote import fetched
+from recorders.recordings.storage.save import Layout, Turn, save, versions, warn_left_out, write_rank
+from recorders.recordings.storage.schema import RankFile, encode_ranks, rank_file, read_manifest, shown_ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -215,9 +213,10 @@ def load_own(path: str | os.PathLike[str], group: ProcessGroup | None = None) ->
         MergeError: the ranks of the group are not those that saved it, so that what some recorded would be left out.
     """
 
-    def choose(saved: Sequence[int] | None) -> int | None:
+    with fetched(path) as folder:
+        saved = manifest_at(folder).ranks
         if saved is None:
-            return None
+            return load(folder)
         here = dist.get_process_group_ranks(group) if dist.is_available() and dist.is_initialized() else []
         if set(here) != set(saved):
             this = f"the group has ranks {shown_ranks(here)}" if here else "this process is in no process group"
@@ -225,6 +224,4 @@ def load_own(path: str | os.PathLike[str], group: ProcessGroup | None = None) ->
                 f"{os.fspath(path)} was saved by ranks {shown_ranks(saved)}, and {this}: go on with the ranks that saved it; or, "
                 "in one process only, with what they recorded together: recorder.resume(recorders.load(path))"
             )
-        return dist.get_rank()
-
-    return load_chosen(path, choose)
+        return load(folder, ranks=dist.get_rank())

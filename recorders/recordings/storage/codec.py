@@ -1,4 +1,4 @@
-"""A subrecording as tensors with names, and back: what a file of a recording contains."""
+"""A subrecording as tensors with names, and back: what a file of a recording contains, and the entry of a state dict."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders.errors import StorageError
+from recorders.errors import CorruptRecordingError, StorageError
 from recorders.recordings.distributed.placement import from_plain, to_plain
-from recorders.recordings.progress import Progress
-from recorders.recordings.recording import Subrecording
-from recorders.recordings.storage.checking import Checked
-from recorders.recordings.storage.entry import MAX_DEPTH, Entry, Tree
-from recorders.recordings.storage.stored import stored_as
-from reducers import RecipeError, Reducer, State, from_recipe, to_recipe
+from recorders.recordings.recording import Progress, Subrecording
+from recorders.recordings.storage.schema import MAX_DEPTH, Entry, Tree
+from recorders.recordings.storage.tensors import stored_as
+from reducers import RecipeError, Reducer, ReducerError, State, from_recipe, to_recipe
 from reducers.core.reducer import registry
 
 __all__ = ["Contents", "Recipes", "rebuilt"]
@@ -28,20 +26,27 @@ class Contents:
 
     Attributes:
         tensors: all its tensors, by readable names of which none is used twice.
+        kinds: the dtype in which each is stored, and its own.
         states, values: the names in place of the tensors.
         progress: its progress as data; None if it has none.
         placement: its placement as data.
         left_out: which results are not in it, and why; "" if all are.
 
+    Args:
+        results: whether to store results; those of a reducer that cannot be stored are stored anyway.
+        prefix: what the names of all tensors begin with.
+
     Raises:
         StorageError: a state is no tensor.
     """
 
-    def __init__(self, part: Subrecording, results: bool = True) -> None:
+    def __init__(self, part: Subrecording, *, results: bool = True, prefix: str = "") -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.kinds: dict[str, tuple[torch.dtype, str]] = {}
+        self._prefix = prefix
         self._left_out: list[str] = []
         self.states = {leaf: self._put_state(("state", leaf), state) for leaf, state in part.states.items()}
-        self.values = self._put_values(part) if results else {}
+        self.values = self._put_values(part) if results or part.reducer is None else {}
         self.progress = None if part.progress is None else part.progress.as_data()
         self.placement = {leaf: to_plain(place) for leaf, place in part.placement.items()}
         self.left_out = "; ".join(self._left_out)
@@ -95,13 +100,14 @@ class Contents:
         )
 
     def _put(self, path: tuple[str, ...], tensor: Tensor) -> str:
-        wanted = name = _readable(path)
-        stored_as(tensor, name)
+        readable = _readable(path)
+        kind = stored_as(tensor, readable)
+        wanted = name = self._prefix + readable
         number = 1
         while name in self.tensors:
             number += 1
             name = f"{wanted}#{number}"
-        self.tensors[name] = tensor
+        self.tensors[name], self.kinds[name] = tensor, kind
         return name
 
 
@@ -119,7 +125,7 @@ class Recipes:
         self._recipes: dict[int, tuple[Reducer, Mapping[str, Any] | str, Mapping[str, int]]] = {}
         self._reducers: dict[str, Reducer | str] = {}
         self.unknown: dict[str, list[str]] = {}
-        self.checked = Checked()
+        self._sound: dict[Any, Reducer] = {}  # keeps the reducers alive, and so their ids unique
 
     def of(self, part: Subrecording) -> tuple[Mapping[str, Any] | str | None, Mapping[str, int]]:
         """The recipe of its reducer, with the versions of states."""
@@ -146,6 +152,18 @@ class Recipes:
             self.unknown.setdefault(reducer, []).append(entry.name)
             return None
         return reducer
+
+    def check(self, part: Subrecording, where: str) -> None:
+        """Raises `CorruptRecordingError` if a state cannot come from the reducer; equal shapes are checked once."""
+        reducer = part.reducer
+        for leaf, state in part.states.items() if reducer is not None else ():
+            kind = id(reducer), tuple((key, tensor.shape, tensor.dtype) for key, tensor in state.items())
+            if kind not in self._sound:
+                try:
+                    reducer.check(state)  # type: ignore[union-attr]
+                except ReducerError as error:
+                    raise CorruptRecordingError(f"{where} is malformed: the state of leaf {leaf!r:.100}: {error}") from error
+                self._sound[kind] = reducer  # type: ignore[assignment]
 
 
 def _build(recipe: Mapping[str, Any], versions: Mapping[str, int]) -> Reducer | str:
@@ -189,17 +207,14 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
     where = f"{where} (subrecorder {entry.name!r})"
     reducer = recipes.reducer(entry)
 
-    def state(names: Mapping[str, str]) -> State:
-        return {key: tensor(name) for key, name in names.items()}
-
-    states = {leaf: state(names) for leaf, names in entry.states.items()}
+    states = {leaf: {key: tensor(name) for key, name in names.items()} for leaf, names in entry.states.items()}
     values = {leaf: _unflatten(tree, tensor) for leaf, tree in entry.values.items()}
     progress = None if entry.progress is None else Progress(**entry.progress)
     recipe = entry.reducer if reducer is None else None
     facts = (entry.samples, values, entry.monitor, entry.attr, entry.module)
     placement = {leaf: from_plain(place) for leaf, place in entry.placement.items()}
     part = Subrecording(reducer, states, *facts, recipe=recipe, progress=progress, placement=placement)
-    recipes.checked.require(where, part)
+    recipes.check(part, where)
     return part
 
 

@@ -7,28 +7,30 @@ removes what a killed save left.
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import os
 import re
 import shutil
 import sys
-import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from recorders.errors import NotARecordingError, SchemaError, StorageError
-from recorders.recordings.atomic_files import NOT_SUPPORTED, as_path, flush_file, flush_folder, is_url, open_regular, read_regular
-from recorders.recordings.storage.manifest import MANIFEST
-from recorders.recordings.storage.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
+from recorders.errors import NotARecordingError, RecordingExistsError, StorageError
+from recorders.recordings.atomic_files import FileLock, as_path, flush_file, flush_folder, is_url, open_regular, read_regular
+from recorders.recordings.storage.schema import (
+    GENERATION,
+    MANIFEST,
+    MAX_BYTES,
+    Manifest,
+    check_replaceable,
+    read_manifest,
+    read_rank,
+)
 
-if sys.platform != "win32":
-    import fcntl
-
-__all__ = ["Commit", "Generation", "never_committed"]
+__all__ = ["Commit", "Generation", "check_same_net", "names_at", "names_in", "never_committed"]
 
 LOCK = ".lock"
 MAX_START = 4096
@@ -38,7 +40,7 @@ LOCK_SECONDS = 300.0
 THREADS = 8
 """How many files are flushed at once: file systems commit the journal once for all that wait."""
 
-_OURS = re.compile(r"generation-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
+_OURS = re.compile(rf"{GENERATION.pattern}|manifest-[0-9a-f]{{32}}\.tmp")
 
 
 class Generation:
@@ -92,7 +94,15 @@ class Commit(Generation):
     def __enter__(self) -> Commit:
         _prepare(self.root)
         with self._stack:
-            self._has_lock = self._stack.enter_context(_lock(self.root))
+            try:
+                lock = FileLock(self.root / LOCK, LOCK_SECONDS)
+            except BlockingIOError:
+                raise StorageError(
+                    f"cannot save to {self.root}: another process has been saving there for {LOCK_SECONDS:.0f} s, and may be "
+                    f"stopped; end it (it holds {self.root / LOCK}), or save into another folder"
+                ) from None
+            self._stack.callback(lock.release)
+            self._has_lock = lock.held
             self.live = self._recover()
             self._folder.mkdir()
             self._stack = self._stack.pop_all()
@@ -126,17 +136,18 @@ class Commit(Generation):
         ours = _own_names(self.root)
         where = os.fspath(self.root / MANIFEST)
         try:
-            named = _named_in(_start(where, MAX_START), ours) or _named_in(read_regular(where, MAX_BYTES), ours)
+            start = _start(where, MAX_START)
+            named = {name for name in ours if name.encode() in start}
+            if ours and not named:
+                raw = read_regular(where, MAX_BYTES)
+                named = {name for name in ours if name.encode() in raw}
         except FileNotFoundError:
             named = set()
         except (StorageError, OSError):
             return ""
-        self._remove_but(ours, named)
-        return next(iter(named)) if len(named) == 1 else ""
-
-    def _remove_but(self, names: set[str], named: set[str]) -> None:
-        for name in names - named if self._has_lock else ():
+        for name in ours - named if self._has_lock else ():
             _remove(self.root / name)
+        return next(iter(named)) if len(named) == 1 else ""
 
     def _sweep(self) -> None:
         """Removes older generations and all leftovers; without a lock, only the generation that this save replaced."""
@@ -158,20 +169,13 @@ def _prepare(root: Path) -> None:
     listed = set(os.listdir(root))
     ours = {name for name in listed if _OURS.fullmatch(name)}
     others = listed - ours - {LOCK}
+    start: bytes | None = None
     if MANIFEST in others:
         try:
             start = _start(os.fspath(root / MANIFEST), 200)
         except (StorageError, OSError):
             start = b""
-        schema = schema_of(start)
-        if schema is not None and schema > SCHEMA:
-            newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
-            raise SchemaError(f"{root} holds a recording of {newer}: upgrade torch-recorders, or save into another folder")
-        # If there is a generation too, an unreadable manifest is a damaged manifest.
-        if ours or is_manifest(start):
-            return
-    if others:
-        raise NotARecordingError(f"{root} holds {sorted(others)[:5]} and no recording: save into a new folder, or over a recording")
+    check_replaceable(start, others - {MANIFEST}, str(root), "into a new folder", damaged=bool(ours))
 
 
 def never_committed(path: str | os.PathLike[str]) -> bool:
@@ -191,53 +195,6 @@ def _start(path: str, count: int) -> bytes:
     """The first bytes of a regular file."""
     with open_regular(path, sys.maxsize) as (file, _):
         return file.read(count)
-
-
-def _named_in(raw: bytes, names: set[str]) -> set[str]:
-    return {name for name in names if name.encode() in raw}
-
-
-@contextlib.contextmanager
-def _lock(root: Path) -> Iterator[bool]:
-    """Waits until no other process or thread saves here; yields False if the system has no such locks."""
-    # A file object closes itself when it is forgotten: an interrupt may come before any block that closes it.
-    file = os.fdopen(os.open(root / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "r+b", buffering=0)
-    try:
-        yield _exclusive(file.fileno(), root)
-    finally:
-        try:
-            # Closing is not enough: a process forked meanwhile, such as a data loader's worker, would keep the lock.
-            if sys.platform != "win32":
-                with contextlib.suppress(OSError):
-                    fcntl.flock(file.fileno(), fcntl.LOCK_UN)
-        finally:
-            file.close()
-
-
-def _exclusive(handle: int, root: Path) -> bool:
-    if sys.platform == "win32":
-        return False
-    collect_at = time.monotonic()
-    deadline = collect_at + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= collect_at:
-                gc.collect()  # a save of this process that was interrupted may hold the lock until it is collected
-                collect_at = time.monotonic() + 1.0
-            if time.monotonic() > deadline:
-                raise StorageError(
-                    f"cannot save to {root}: another process has been saving there for {LOCK_SECONDS:.0f} s, and may be stopped; "
-                    f"end it (it holds {root / LOCK}), or save into another folder"
-                ) from None
-            time.sleep(0.01)
-        except OSError as error:
-            # Some network file systems are mounted without locks.
-            if error.errno not in NOT_SUPPORTED:
-                raise
-            return False
 
 
 def _write(path: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
@@ -281,3 +238,38 @@ def _remove(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def names_in(manifest: Manifest, read: Callable[[int], Manifest], rank: int | None = None) -> Collection[str]:
+    """The names in a recording; of one of its ranks, if it is given. `read` reads the manifest of a rank."""
+    if manifest.ranks is None:
+        return manifest.lines
+    names: dict[str, None] = {}
+    for one in manifest.ranks if rank is None else {rank} & manifest.ranks.keys():
+        with contextlib.suppress(StorageError, OSError):
+            names.update(dict.fromkeys(read(one).lines))
+    return names
+
+
+def names_at(root: str, rank: int | None = None) -> Collection[str]:
+    """The names in the recording in a folder, as `names_in`; none if no manifest of them can be read."""
+    try:
+        manifest = read_manifest(root, skip=True)
+    except (StorageError, OSError):
+        return ()
+    return names_in(manifest, lambda one: read_rank(root, manifest, one), rank)
+
+
+def check_same_net(names: Collection[str], there: Collection[str], where: str) -> None:
+    """Raises `RecordingExistsError` if a recording of the names `there` is that of another net than the one of these names.
+
+    Names are all that tells: of those of the smaller of both recordings, half must be in the other. So one of fewer or of more
+    modules of the same net is the same.
+    """
+    common = set(names).intersection(there)
+    if there and 2 * len(common) < max(1, min(len(names), len(there))):
+        new, old = ([name for name in some if name not in common][:5] for some in (names, there))
+        raise RecordingExistsError(
+            f"{where} holds the recording of another net, of {len(there)} subrecorders such as {old}; only {len(common)} of the "
+            f"{len(names)} to be saved, such as {new}, are in it: save into another folder, or replace it with overwrite=True"
+        )

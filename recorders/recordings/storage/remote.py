@@ -15,21 +15,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recorders.errors import MissingExtraError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
+from recorders.errors import MissingExtraError, NotARecordingError, RecordingNotFoundError, StorageError, require
 from recorders.recordings.atomic_files import is_url
-from recorders.recordings.extras import require
-from recorders.recordings.storage.manifest import MANIFEST, Manifest, decode
-from recorders.recordings.storage.ranks_manifest import RanksManifest, decode_any, read_rank
-from recorders.recordings.storage.same_net import check_same_net
-from recorders.recordings.storage.seals import MAX_BYTES, SCHEMA, is_manifest, schema_of
+from recorders.recordings.storage.commit import check_same_net, names_in
+from recorders.recordings.storage.schema import (
+    GENERATION,
+    MANIFEST,
+    MAX_BYTES,
+    Manifest,
+    check_replaceable,
+    decode,
+    read_rank,
+)
 
 __all__ = ["fetch", "fetch_file", "fetched", "renamed", "send"]
 
 ATTEMPTS = 10
 """How often a recording is fetched again if a save replaced it meanwhile."""
 
-_GENERATION = re.compile(r"generation-[0-9a-f]{32}")
-_OURS = re.compile(rf"({re.escape(MANIFEST)}\.)?{_GENERATION.pattern}")
+_OURS = re.compile(rf"({re.escape(MANIFEST)}\.)?{GENERATION.pattern}")
 """Names of generations, and of drafts of manifests that a killed save left."""
 
 
@@ -45,9 +49,9 @@ def send(folder: Path, url: str, names: Collection[str] | None) -> None:
         SchemaError: there is a recording of a newer version.
         StorageError: the store refuses.
     """
-    generation = next(path for path in folder.iterdir() if _GENERATION.fullmatch(path.name))
+    generation = next(path for path in folder.iterdir() if GENERATION.fullmatch(path.name))
     files = list(generation.iterdir())
-    with _told(f"cannot save to {url}"):
+    with _store_errors(f"cannot save to {url}"):
         store, root = _opened(url)
         _check_place(store, root, url)
         if names is not None:
@@ -99,12 +103,12 @@ def fetch(url: str, folder: str) -> None:
         NotARecordingError: there is something else.
         StorageError: the store refuses, or other saves replaced the recording again and again.
     """
-    with _told(f"cannot load {url}"):
+    with _store_errors(f"cannot load {url}"):
         store, root = _opened(url)
         for _ in range(ATTEMPTS):
             raw = _manifest(store, root, url)
             Path(folder, MANIFEST).write_bytes(raw)
-            manifest = decode_any(raw, url, skip=True)
+            manifest = decode(raw, url, skip=True)
             if _fetch_files(store, root, manifest, Path(folder)) or _generation(store, root) == manifest.generation:
                 return
     raise StorageError(f"cannot load {url}: it was saved again {ATTEMPTS} times during the attempt; try again")
@@ -117,7 +121,7 @@ def fetch_file(url: str, path: str | os.PathLike[str]) -> None:
         RecordingNotFoundError: there is nothing.
         StorageError: the store refuses.
     """
-    with _told(f"cannot read {url}"):
+    with _store_errors(f"cannot read {url}"):
         store, root = _opened(url)
         try:
             store.get_file(root, os.fspath(path))
@@ -162,44 +166,34 @@ def _opened(url: str) -> tuple[Any, str]:
 
 def _check_place(store: Any, root: str, url: str) -> None:
     """Raises if there is something that a save would replace, and that is no recording, or one of a newer version."""
+    start, others = None, list[str]()
     try:
         start = bytes(store.cat_file(f"{root}/{MANIFEST}", start=0, end=200))
     except FileNotFoundError:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             names = {str(path).rstrip("/").rpartition("/")[2] for path in store.ls(root, detail=False)}
-        except FileNotFoundError:
-            return
-        if others := sorted(name for name in names - {""} if not _OURS.fullmatch(name)):
-            raise NotARecordingError(f"{url} holds {others[:5]} and no recording: save to another URL") from None
-        return
-    schema = schema_of(start)
-    if schema is not None and schema > SCHEMA:
-        newer = f"schema {schema}; this version writes schema {SCHEMA}, and would replace what it cannot read"
-        raise SchemaError(f"{url} holds a recording of {newer}: upgrade torch-recorders, or save to another URL")
-    if not is_manifest(start):
-        raise NotARecordingError(f"{url} holds a {MANIFEST} of something else: save to another URL")
+            others = [name for name in names - {""} if not _OURS.fullmatch(name)]
+    check_replaceable(start, others, url, "to another URL")
 
 
 def _names(store: Any, root: str, url: str) -> Collection[str]:
     """The names in the recording at a URL; none if there is none, or its manifest cannot be read."""
     try:
-        found = decode_any(_manifest(store, root, url), url, skip=True)
+        found = decode(_manifest(store, root, url), url, skip=True)
     except StorageError:
         return ()
-    if isinstance(found, Manifest):
-        return found.lines
-    names: dict[str, None] = {}
-    for file in found.ranks.values():
-        with contextlib.suppress(StorageError, FileNotFoundError):
-            raw = bytes(store.cat_file(f"{root}/{found.generation}/{file.file}", start=0, end=file.bytes))
-            names.update(dict.fromkeys(decode(raw, url, skip=True).lines))
-    return names
+
+    def of(rank: int) -> Manifest:
+        file = found.of(rank)
+        return decode(bytes(store.cat_file(f"{root}/{found.generation}/{file.file}", start=0, end=file.bytes)), url, skip=True)
+
+    return names_in(found, of)
 
 
 def _generation(store: Any, root: str) -> str:
     """The generation that the present manifest names; "" if there is none."""
     try:
-        found = _GENERATION.search(bytes(store.cat_file(f"{root}/{MANIFEST}", start=0, end=4096)).decode(errors="replace"))
+        found = GENERATION.search(bytes(store.cat_file(f"{root}/{MANIFEST}", start=0, end=4096)).decode(errors="replace"))
     except FileNotFoundError:
         return ""
     return found[0] if found else ""
@@ -214,7 +208,7 @@ def _manifest(store: Any, root: str, url: str) -> bytes:
         raise RecordingNotFoundError(f"there is nothing at {url}") from error
 
 
-def _fetch_files(store: Any, root: str, manifest: Manifest | RanksManifest, folder: Path) -> bool:
+def _fetch_files(store: Any, root: str, manifest: Manifest, folder: Path) -> bool:
     """Copies the files that a manifest names, as far as they are there and not longer than it says; returns whether all were."""
     (folder / manifest.generation).mkdir()
     try:
@@ -222,8 +216,8 @@ def _fetch_files(store: Any, root: str, manifest: Manifest | RanksManifest, fold
     except FileNotFoundError:
         return False
     sizes = {str(found["name"]).rpartition("/")[2]: found["size"] for found in there}
-    whole, manifests = True, [manifest] if isinstance(manifest, Manifest) else []
-    if isinstance(manifest, RanksManifest):
+    whole, manifests = True, [manifest]
+    if manifest.ranks is not None:
         wanted = {file.file: file.bytes for file in manifest.ranks.values()}
         whole = _fetch_some(store, root, manifest.generation, folder, wanted, sizes)
         for rank in manifest.ranks:
@@ -232,7 +226,7 @@ def _fetch_files(store: Any, root: str, manifest: Manifest | RanksManifest, fold
     wanted = {}
     for one in manifests:
         for name in one.lines:
-            with contextlib.suppress(StorageError):  # a damaged line; `load` says so
+            with contextlib.suppress(StorageError):  # a malformed line; `load` says so
                 entry = one.entry(name)
                 wanted[entry.file] = entry.bytes
     return _fetch_some(store, root, manifest.generation, folder, wanted, sizes) and whole
@@ -249,7 +243,7 @@ def _fetch_some(store: Any, root: str, generation: str, folder: Path, wanted: Ma
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _store_errors(what: str) -> Iterator[None]:
     """Raises errors of the store, which are of any type, as `StorageError`."""
     try:
         yield

@@ -7,24 +7,52 @@ which the recording merges and continues bit for bit. No code is stored or execu
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import os
+import re
 import tempfile
 import threading
+import weakref
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
 
 from recorders._torch import without_modes
-from recorders.errors import StorageError
+from recorders.errors import RecordingWarning, StorageError
 from recorders.recordings.atomic_files import as_path, is_url
-from recorders.recordings.recording import Recording, register_writer
-from recorders.recordings.storage.commit import Commit
-from recorders.recordings.storage.manifest import encode
+from recorders.recordings.recording import Recording, Subrecording, register_writer
+from recorders.recordings.storage.codec import Contents, Recipes
+from recorders.recordings.storage.commit import Commit, Generation, check_same_net, names_at
 from recorders.recordings.storage.remote import send
-from recorders.recordings.storage.same_net import check_same_net, names_at
-from recorders.recordings.storage.turns import Turn
-from recorders.recordings.storage.writing import Layout, warn_left_out, write_files
+from recorders.recordings.storage.schema import Entry, Manifest, RankFile, encode, rank_file
+from recorders.recordings.storage.tensors import chunks, describe
+from reducers.errors import warn_user
 
-__all__ = ["save", "save_in_background", "save_in_turn"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "Layout",
+    "Turn",
+    "save",
+    "save_in_background",
+    "save_in_turn",
+    "versions",
+    "warn_left_out",
+    "write_files",
+    "write_rank",
+]
+
+Layout: TypeAlias = Literal["folder", "packed"]
+"""Whether every subrecorder has a file of its own, or all share one."""
+
+_PACKED_FILE = "0-packed.safetensors"
 
 
 def save(recording: Recording, path: str | os.PathLike[str], *, layout: Layout = "folder", overwrite: bool = False) -> Path | str:
@@ -134,8 +162,165 @@ def _save(recording: Recording, root: Path, layout: Layout, overwrite: bool) -> 
         if commit.live and not overwrite:
             where = os.path.abspath(root)
             check_same_net(recording.keys(), names_at(where), where)
-        commit.publish(encode(*write_files(recording, commit, layout, left_out)))
+        commit.publish(write_files(recording, commit, layout, left_out))
     warn_left_out(root, left_out)
+
+
+def write_files(
+    recording: Recording, files: Generation, layout: Layout, left_out: list[str], *, prefix: str = "", results: bool = True
+) -> bytes:
+    """Writes the subrecorders of a recording into a generation; returns the manifest of them.
+
+    Args:
+        left_out: gets what cannot be stored, and why.
+        prefix: what the names of the files begin with, if several processes write into the generation.
+        results: whether results are stored that can be computed from the states.
+    """
+    width = max(5, len(str(len(recording))))
+    recipes, entries = Recipes(), list[Entry]()
+    waiting: list[tuple[str, Subrecording, Contents]] = []
+    for index, (name, part) in enumerate(recording.subrecordings.items()):
+        try:
+            contents = Contents(part, results=results, prefix=f"{index}/" if layout == "packed" else "")
+            if layout == "folder":
+                slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:200].lower())[:40].strip("-")
+                file = f"{prefix}{index:0{width}}{'-' * bool(slug)}{slug}.safetensors"
+                written = _write(files, file, contents.tensors, contents.kinds)
+                entries.append(_entry(name, part, contents, recipes, *written))
+            else:
+                waiting.append((name, part, contents))
+        except StorageError as error:  # also of a tensor of a device that fails, or whose memory is freed meanwhile
+            left_out.append(f"subrecorder {name!r}: {error}")
+            continue
+        if contents.left_out:
+            left_out.append(f"the result of subrecorder {name!r}: {contents.left_out}")
+    packed = None
+    if waiting:
+        tensors = {key: tensor for _, _, contents in waiting for key, tensor in contents.tensors.items()}
+        kinds = {key: kind for _, _, contents in waiting for key, kind in contents.kinds.items()}
+        shared, dtypes = _write(files, prefix + _PACKED_FILE, tensors, kinds)
+        entries = [_entry(*one, recipes, shared, dtypes) for one in waiting]
+        packed = dict(zip(("file", "bytes", "sha256"), shared, strict=True))
+    names = {entry.name for entry in entries}
+    aliases = {alias: name for alias, name in recording.aliases.items() if name in names}
+    return encode(Manifest(files.generation, versions(), aliases, recording.step, packed), entries)
+
+
+def write_rank(recording: Recording, files: Generation, rank: int, layout: Layout, left_out: list[str]) -> RankFile:
+    """Writes the files of one rank of many, with its manifest; returns what that of all ranks says of it."""
+    file = rank_file(rank)
+    manifest = write_files(recording, files, layout, left_out, prefix=f"{Path(file).stem}-")
+    return RankFile(rank, file, *files.write(file, [manifest]))
+
+
+def warn_left_out(root: object, left_out: list[str]) -> None:
+    """Warns of what could not be stored, if anything."""
+    if left_out:
+        shown = "; ".join(left_out[:5]) + (f"; and {len(left_out) - 5} more" if len(left_out) > 5 else "")
+        warn_user(f"saved {root}, but not everything of it: {shown}", RecordingWarning)
+
+
+def _write(
+    files: Generation, file: str, tensors: Mapping[str, Tensor], kinds: Mapping[str, tuple[torch.dtype, str]]
+) -> tuple[tuple[str, int, str], dict[str, str]]:
+    """Writes one file; returns its name, length and SHA-256, and the true dtypes of tensors that are stored as another one."""
+    header, ordered, dtypes = describe(tensors, kinds)
+    try:
+        return (file, *files.write(file, chunks(header, ordered))), dtypes
+    except StorageError:
+        files.discard(file)
+        raise
+
+
+def _entry(
+    name: str,
+    part: Subrecording,
+    contents: Contents,
+    recipes: Recipes,
+    file: tuple[str, int, str],
+    dtypes: Mapping[str, str],
+) -> Entry:
+    recipe, versions = recipes.of(part)
+    own = {key: dtypes[key] for key in contents.tensors if key in dtypes} if dtypes else {}
+    described = (name, part.monitor, part.attr, part.module, part.samples, recipe, *file)
+    return Entry(*described, contents.states, contents.values, own, versions, contents.progress, contents.placement)
+
+
+@functools.cache
+def versions() -> dict[str, str | None]:
+    """Those of the libraries that write."""
+    found: dict[str, str | None] = {"torch": str(torch.__version__)}
+    for package in ("torch-recorders", "safetensors"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+_PAUSE = 0.1
+"""Seconds after which a save looks again whether the one before it still exists: it may have been interrupted anywhere."""
+
+_lock = threading.Lock()
+_asked: dict[str, list[weakref.ref[Turn]]] = {}
+"""By place, the turns that are not over, in the order in which they were taken."""
+
+
+class Turn:
+    """The place of one save among those to the same path or URL, taken when the save is asked for.
+
+    It is over at the end of a `with` block, unless it was handed to a thread (`hand_over`), which calls `end`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._place = os.fspath(path) if is_url(path) else os.path.realpath(as_path(path))
+        self._thread: int | None = threading.get_ident()
+        self._handed_over = False
+        self._over = threading.Event()
+        with _lock:
+            turns = _asked.setdefault(self._place, [])
+            self._before = [one for one in turns if one() is not None]
+            turns[:] = [*self._before, weakref.ref(self)]
+
+    def hand_over(self) -> None:
+        """Leaves the turn to another thread."""
+        self._handed_over, self._thread = True, None
+
+    def wait(self) -> None:
+        """Waits for the saves that were asked for before; not for one that this thread is in, as in a handler of a signal."""
+        self._thread = threading.get_ident()
+        for before in self._before:
+            while (turn := before()) is not None and turn._thread != self._thread and not turn._over.wait(_PAUSE):
+                del turn  # one that was interrupted is collected now
+        self._before = []
+
+    def end(self) -> None:
+        """Lets the next one begin."""
+        self._over.set()
+        with _lock:
+            turns = [one for one in _asked.get(self._place, ()) if one() is not None and one() is not self]
+            if turns:
+                _asked[self._place] = turns
+            else:
+                _asked.pop(self._place, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._handed_over:
+            self.end()
+
+
+def _after_fork() -> None:
+    """The threads that save are not here, so nobody waits for them."""
+    global _lock
+    _lock = threading.Lock()
+    _asked.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 register_writer(save)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from recorders.errors import StorageError, TickError
-from recorders.recordings.storage.stored import why_no_memory
-from recorders.recordings.storage.tensorfile import chunks, describe
+from recorders.recordings.storage.tensors import chunks, describe, why_no_memory
 
 __all__ = ["LARGEST", "TimelineRows", "numbers_of", "step_of", "tensors_as_bytes", "texts_of", "tick_of"]
 

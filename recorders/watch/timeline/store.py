@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, RecordingWarning, TickError
-from recorders.recordings.storage.tensorfile import read_tensors
+from recorders.recordings.storage.tensors import read_tensors
 from recorders.watch.timeline.connection import is_damage
 from recorders.watch.timeline.schema import Series, Tick, Totals, as_numbers, as_text, checksum, hashed, total
 from reducers.errors import warn_user

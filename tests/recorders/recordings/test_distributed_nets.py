@@ -26,7 +26,7 @@ from recorders import (
     load,
     merge,
 )
-from recorders.recordings.storage.writing import Layout
+from recorders.recordings.storage.save import Layout
 from reducers import EMA, Count, Last, Max, Mean, Min, Moments, Norm, Product, Quantile
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch.distributed is not built")

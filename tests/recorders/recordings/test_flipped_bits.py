@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from recorders import RecorderError, Recording, RecordingWarning, SelectionError, Subrecording, load, repair, save, verify
-from recorders.recordings.storage import manifest
 from recorders.recordings.storage.commit import Commit
-from recorders.recordings.storage.ranks_manifest import encode_ranks
-from recorders.recordings.storage.writing import versions, write_rank
+from recorders.recordings.storage.save import versions, write_rank
+from recorders.recordings.storage.schema import MANIFEST, encode_ranks
 from reducers import Max, Moments, Sum
 
 Kind = Literal["folder", "packed", "ranks"]
@@ -93,7 +92,7 @@ def check(root: Path, target: Path, rank: int | None, sealing: bool = True) -> N
             continue
         if isinstance(found, Recording):
             assert differences(found, whole) == []
-            assert found.lost or rank is not None
+            assert found.damaged or rank is not None
             assert found.step in (3, None)
             continue
         assert found, "it is taken as whole"
@@ -126,7 +125,7 @@ def bits(path: Path, first_line: bool, count: int, seed: int) -> Any:
     ("head", "rest"), [(40, 40), pytest.param(-1, 400, marks=pytest.mark.long)], ids=["some", "all of the head"]
 )
 def test_a_flipped_bit_in_a_manifest_is_noticed(made: Path, kind: Kind, head: int, rest: int, tmp_path: Path) -> None:
-    path, rank = made / manifest.MANIFEST, 0 if kind == "ranks" else None
+    path, rank = made / MANIFEST, 0 if kind == "ranks" else None
     for first_line, count in ((True, head), (False, rest)):
         for number, _ in enumerate(flips(path, bits(path, first_line, count, seed=head))):
             check(made, tmp_path / "repaired", rank, sealing=count > 0 or number % 16 == 0)
@@ -146,7 +145,7 @@ def test_a_flipped_bit_in_any_other_file_is_noticed(made: Path, kind: Kind, coun
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("joined", [True, False], ids=["lines joined", "a line cut in two"])
 def test_lines_that_move_take_no_tensors_of_others(made: Path, kind: Kind, joined: bool, tmp_path: Path) -> None:
-    path = made / manifest.MANIFEST
+    path = made / MANIFEST
     raw = path.read_bytes()
     at = raw.index(b"\n", raw.index(b"\n") + 1) if joined else raw.index(b"\n") + 30
     path.write_bytes(raw[:at] + (b"" if joined else b"\n") + raw[at + joined :])
@@ -155,7 +154,7 @@ def test_lines_that_move_take_no_tensors_of_others(made: Path, kind: Kind, joine
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_that_is_gone_is_missed(made: Path, kind: Kind, tmp_path: Path) -> None:
-    path = made / manifest.MANIFEST
+    path = made / MANIFEST
     first, *rest = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([first, *rest[1:]]))
     check(made, tmp_path / "repaired", 0 if kind == "ranks" else None)
@@ -164,14 +163,14 @@ def test_a_line_that_is_gone_is_missed(made: Path, kind: Kind, tmp_path: Path) -
 def test_a_damaged_first_line_keeps_results_and_no_reducers(tmp_path: Path) -> None:
     fixture = Path(__file__).parents[2] / "fixtures" / "recording"
     shutil.copytree(fixture, tmp_path / "run")
-    path = tmp_path / "run" / manifest.MANIFEST
+    path = tmp_path / "run" / MANIFEST
     raw = path.read_bytes()
     path.write_bytes(raw.replace(b'"step": 5', b'"step": 4', 1))
     with pytest.warns(RecordingWarning):
         found = load(tmp_path / "run", damaged="skip")
     whole = load(fixture)
     assert list(found) == list(whole)
-    assert found.lost.keys() == {"line 1 of the manifest"}
+    assert found.damaged.keys() == {"line 1 of the manifest"}
     assert found.step is None
     assert {part.reducer for part in found.values()} == {None}
     name = next(iter(whole))

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recorders import OperandError, Recording, RecordingWarning, StorageError, Stream, Subrecording, Timeline, load
 from recorders.recordings.distributed.protocol import pack
-from recorders.recordings.storage.stored import address, as_memory, kept_bytes, why_no_memory
+from recorders.recordings.storage.tensors import address, as_memory, kept_bytes, why_no_memory
 from reducers import Mean
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
@@ -172,7 +172,7 @@ def test_memory_is_taken_of_what_has_it() -> None:
 
 def test_a_state_that_is_freed_while_it_is_saved_loses_its_subrecorder_only(tmp_path: Path, monkeypatch: Any) -> None:
     doomed = good(2.0)
-    described = __import__("recorders.recordings.storage.writing", fromlist=["describe"]).describe
+    described = __import__("recorders.recordings.storage.save", fromlist=["describe"]).describe
 
     def describe(tensors: Any) -> Any:
         found = described(tensors)
@@ -181,7 +181,7 @@ def test_a_state_that_is_freed_while_it_is_saved_loses_its_subrecorder_only(tmp_
                 value.untyped_storage().resize_(0)
         return found
 
-    monkeypatch.setattr("recorders.recordings.storage.writing.describe", describe)
+    monkeypatch.setattr("recorders.recordings.storage.save.describe", describe)
     with pytest.warns(RecordingWarning, match="subrecorder 'x': tensors? of .* cannot be read"):
         Recording({"first": good(1.0), "x": doomed, "last": good(3.0)}).save(tmp_path / "run")
     assert load(tmp_path / "run").compute() == {"first": 1.0, "last": 3.0}

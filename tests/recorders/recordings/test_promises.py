@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recorders import ForwardMonitor, Recorder, Recording, Subrecording, load, merge, repair, save, verify
 from recorders.errors import CorruptRecordingError, MergeError, NotARecordingError, RecordingWarning, StorageError
+from recorders.recordings import atomic_files
 from recorders.recordings.storage import commit
 from recorders.recordings.storage.commit import Commit
 from reducers import Last, Mean, Quantile, Reducer, Sum, Summary
@@ -63,7 +64,7 @@ class TestDamaged:
         whole = results(recording(10))
         del whole[f"layer.{index}"]
         assert results(found) == whole
-        assert list(found.lost) == list(verify(root)) == [f"layer.{index}"]
+        assert list(found.damaged) == list(verify(root)) == [f"layer.{index}"]
         assert list(repair(root, tmp_path / "new")) == [f"layer.{index}"]
         assert results(load(tmp_path / "new")) == whole
         with pytest.raises(NotARecordingError, match="exists already"):
@@ -88,7 +89,7 @@ class TestDamaged:
     def test_a_sound_recording_has_lost_nothing(self, tmp_path: Path) -> None:
         root = save(recording(3), tmp_path / "run")
         assert verify(root) == {}
-        assert load(root, damaged="skip").lost == {}
+        assert load(root, damaged="skip").damaged == {}
 
     def test_a_damaged_packed_file_is_an_error(self, tmp_path: Path) -> None:
         root = save(recording(3), tmp_path / "run", layout="packed")
@@ -226,12 +227,12 @@ class TestWaiting:
 
 
 def interrupted_at(number: int, root: Path) -> bool:
-    """Interrupts a save at the n-th line that `commit.py` executes; returns whether it was done before."""
+    """Interrupts a save at the n-th line that `commit.py` or `atomic_files.py` executes; returns whether it was done before."""
     count = 0
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal count
-        if frame.f_code.co_filename != commit.__file__:
+        if frame.f_code.co_filename not in (commit.__file__, atomic_files.__file__):
             return None
         if event == "line":
             count += 1

@@ -27,8 +27,7 @@ from recorders import (
     Timeline,
     load,
 )
-from recorders.recordings.storage.entry import Entry
-from recorders.recordings.storage.manifest import Head, decode, encode
+from recorders.recordings.storage.schema import Entry, Manifest, decode, encode
 from reducers import Mean
 
 PART = Subrecording(Mean(), {"": Mean().update({}, torch.tensor(1.0))}, samples=1)
@@ -125,7 +124,7 @@ def test_a_recording_reads_back_what_it_accepted(names: Any, leaf: Any, alias: A
 
 
 def test_what_no_reader_would_take_is_no_manifest() -> None:
-    head = Head("generation-" + "0" * 32, {}, {})
+    head = Manifest("generation-" + "0" * 32, {})
     entry = {"monitor": "", "attr": None, "module": "", "samples": 0, "file": "0.safetensors", "bytes": 0, "sha256": "0" * 64}
     rest: Any = {**entry, "states": {}, "values": {}, "dtypes": {}}
     with pytest.raises(StorageError, match="too long"):

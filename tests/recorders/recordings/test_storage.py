@@ -49,11 +49,11 @@ from recorders.errors import (
     StorageError,
 )
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.storage import ranks_manifest
+from recorders.recordings.storage import schema
 from recorders.recordings.storage.commit import Commit
 from recorders.recordings.storage.load import load
-from recorders.recordings.storage.offline import merge
 from recorders.recordings.storage.save import save
+from recorders.recordings.storage.tools import merge
 from reducers import Count, Mean, NoHistoryError, Product, Reducer, Statistic, Sum
 from reducers.core.reducer import registry
 
@@ -571,7 +571,7 @@ class TestReaders:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: Any
     ) -> None:
         save(sample(), tmp_path)
-        real, overtaken = ranks_manifest.read_manifest, list[Path]()
+        real, overtaken = schema.read_manifest, list[Path]()
 
         def slow(root: str, skip: bool) -> Any:
             found = real(root, skip=skip)
@@ -705,7 +705,7 @@ class TestHostile:
     @pytest.mark.parametrize("schema", [2, 10**6])
     def test_newer_schema(self, tmp_path: Path, schema: int) -> None:
         root = save(sample(), tmp_path / "run")
-        head = {"format": "torch-recorders", "schema": schema, "checksum": "0" * 64, "all": "different"}
+        head = {"format": "torch-recorders", "schema": schema, "crc32": "0" * 8, "all": "different"}
         (root / "manifest.json").write_text(json.dumps(head))
         with pytest.raises(SchemaError, match=r"newer version.*upgrade torch-recorders"):
             load(root)
@@ -720,7 +720,7 @@ class TestHostile:
     )
     def test_hostile_json(self, tmp_path: Path, body: bytes) -> None:
         root = save(sample(), tmp_path / "run")
-        raw = b'{"format": "torch-recorders", "schema": 1, "checksum": "' + b"0" * 64 + b'", "more": ' + body + b"}"
+        raw = b'{"format": "torch-recorders", "schema": 1, "crc32": "' + b"0" * 8 + b'", "more": ' + body + b"}"
         (root / "manifest.json").write_bytes(raw)
         with pytest.raises(CorruptRecordingError, match=r"manifest\.json"):
             load(root)

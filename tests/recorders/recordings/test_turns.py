@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from recorders import ForwardMonitor, Recorder, Recording, Subrecording, load, save
-from recorders.recordings.storage import turns
+from recorders.recordings.storage import save as save_module
 from recorders.recordings.storage.commit import Commit
-from recorders.recordings.storage.save import save_in_background
-from recorders.recordings.storage.turns import Turn
+from recorders.recordings.storage.save import Turn, save_in_background
 from reducers import Mean, Sum
 
 
@@ -124,7 +123,7 @@ def test_a_cancelled_save_does_not_happen_and_one_that_began_is_not_cancelled(tm
             thread.join(60)
     assert len(held.entered) == 2
     assert load(tmp_path / "run").compute() == {"loss": 2.0}
-    assert not turns._asked
+    assert not save_module._asked
 
 
 def test_a_save_that_fails_lets_the_next_one_begin(tmp_path: Path) -> None:
@@ -137,7 +136,7 @@ def test_a_save_that_fails_lets_the_next_one_begin(tmp_path: Path) -> None:
         save_in_background(recording(1.0), tmp_path / "run", layout="none").result(60)  # type: ignore[arg-type]
     (tmp_path / "run").unlink()
     save(recording(2.0), tmp_path / "run")
-    assert not turns._asked
+    assert not save_module._asked
 
 
 def test_a_turn_that_was_lost_holds_nobody_up(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recorders import BackwardMonitor, ForwardInputMonitor, OperandError, RecordingWarning, SelectionError, Stream, StreamDataset
 from recorders.errors import NotARecordingError, StorageError
-from recorders.recordings.storage.stored import as_bytes
+from recorders.recordings.storage.tensors import as_bytes
 from recorders.streams.parts import PartWriter
 
 

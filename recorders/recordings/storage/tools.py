@@ -1,25 +1,28 @@
-"""Work on recordings in files: merged in bounded memory, checked, and repaired as far as they can be."""
+"""Work on recordings in files: merged in bounded memory, checked, repaired as far as they can be, and as state dicts."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from recorders.errors import MergeError, NotARecordingError, RecordingWarning, SelectionError, StorageError
 from recorders.recordings.atomic_files import as_path
 from recorders.recordings.distributed.merge import Merged, merged_aliases
 from recorders.recordings.recording import Missing, Recording, check_same_names
-from recorders.recordings.storage.commit import Commit
+from recorders.recordings.storage.codec import Recipes, rebuilt
+from recorders.recordings.storage.commit import Commit, Generation
 from recorders.recordings.storage.load import load, load_lazily, manifest_at
-from recorders.recordings.storage.manifest import Manifest
-from recorders.recordings.storage.ranks_manifest import RanksManifest, encode_ranks
 from recorders.recordings.storage.remote import fetched, renamed
-from recorders.recordings.storage.save import save
-from recorders.recordings.storage.writing import versions, warn_left_out, write_rank
+from recorders.recordings.storage.save import save, versions, warn_left_out, write_files, write_rank
+from recorders.recordings.storage.schema import decode, encode_ranks
+from recorders.recordings.storage.tensors import read_tensors
 
-__all__ = ["merge", "repair", "verify"]
+__all__ = ["from_state_dict", "merge", "repair", "to_state_dict", "verify"]
 
 
 def merge(paths: Iterable[str | os.PathLike[str]], *, missing: Missing = "error") -> Recording:
@@ -71,10 +74,10 @@ def verify(path: str | os.PathLike[str]) -> dict[str, str]:
         StorageError: nothing of it can be read, see `load`.
     """
     with fetched(path) as folder:
-        lost: dict[str, str] = {}
-        for _ in _whole(folder, lost):
+        damaged: dict[str, str] = {}
+        for _ in _whole(folder, damaged):
             pass
-        return renamed(lost, os.fspath(folder), os.fspath(path))
+        return renamed(damaged, os.fspath(folder), os.fspath(path))
 
 
 def repair(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> dict[str, str]:
@@ -89,14 +92,14 @@ def repair(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> dict[str
     target = Path(as_path(to))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise NotARecordingError(f"{target} exists already: choose another folder, or remove it")
-    lost: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     with fetched(path) as folder:
-        if isinstance(manifest_at(folder), RanksManifest):
-            _save_ranks(_whole(folder, lost), target)
+        if manifest_at(folder).ranks is not None:
+            _save_ranks(_whole(folder, damaged), target)
         else:
-            for _, recording in _whole(folder, lost):
+            for _, recording in _whole(folder, damaged):
                 save(recording, target)
-        return renamed(lost, os.fspath(folder), os.fspath(path))
+        return renamed(damaged, os.fspath(folder), os.fspath(path))
 
 
 def _save_ranks(recordings: Iterable[tuple[int, Recording]], target: Path) -> None:
@@ -107,22 +110,22 @@ def _save_ranks(recordings: Iterable[tuple[int, Recording]], target: Path) -> No
     warn_left_out(target, left_out)
 
 
-def _whole(folder: str | os.PathLike[str], lost: dict[str, str]) -> Iterator[tuple[int, Recording]]:
-    """What is whole of a recording, by rank, one after another; rank 0 if one process saved it. Adds to `lost` what is not."""
+def _whole(folder: str | os.PathLike[str], damaged: dict[str, str]) -> Iterator[tuple[int, Recording]]:
+    """What is whole of a recording, by rank, one after another; rank 0 if one process saved it. Adds to `damaged` what is not."""
     manifest = manifest_at(folder)
-    if isinstance(manifest, Manifest):
+    if manifest.ranks is None:
         recording = _load_whole(folder, None)
-        lost.update(recording.lost)
+        damaged.update(recording.damaged)
         yield 0, recording
         return
-    lost.update({f"line {number + 2} of the manifest": reason for number, reason in manifest.damaged.items()})
+    damaged.update(manifest.damaged)
     for rank in manifest.ranks:
         try:
             recording = _load_whole(folder, rank)
         except (StorageError, SelectionError) as error:  # of the latter, the check below tells more
-            lost[f"rank {rank}"] = str(error)
+            damaged[f"rank {rank}"] = str(error)
             continue
-        lost.update({f"{name} of rank {rank}": reason for name, reason in recording.lost.items()})
+        damaged.update({f"{name} of rank {rank}": reason for name, reason in recording.damaged.items()})
         yield rank, recording
     if manifest_at(folder).generation != manifest.generation:
         raise StorageError(f"{folder} was saved again while its ranks were read: try again")
@@ -132,3 +135,58 @@ def _load_whole(folder: str | os.PathLike[str], rank: int | None) -> Recording:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)
         return load(folder, damaged="skip", ranks=rank)
+
+
+class _InMemory(Generation):
+    """The files of a save, one after another in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), f"generation-{0:032}")
+        self.content = b""
+
+    def write(self, file: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+        self.content += (content := b"".join(map(bytes, chunks)))
+        return len(content), hashlib.sha256(content).hexdigest()
+
+
+def to_state_dict(recording: Recording) -> dict[str, Any]:
+    """The recording as `{"recording": bytes}`, for `torch.save` and `torch.distributed.checkpoint`.
+
+    It is one entry, whatever was recorded, because a distributed checkpoint loads the keys and shapes that the program has already,
+    and a fresh recorder has none. The bytes are the manifest and the file of the layout "packed", after eight bytes with the length
+    of the manifest. Results are not in them, because they are computed from the states.
+
+    >>> import torch
+    >>> from recorders import Subrecording
+    >>> from reducers import Mean
+    >>> part = Subrecording(Mean(), {"": Mean().update({}, torch.ones(2))}, samples=1)
+    >>> from_state_dict(to_state_dict(Recording({"loss": part}))).compute()
+    {'loss': tensor(1., dtype=torch.float64)}
+    """
+    files, left_out = _InMemory(), list[str]()
+    manifest = write_files(recording, files, "packed", left_out, results=False)
+    if left_out:
+        raise StorageError(f"not everything that was recorded fits into a state dict: {'; '.join(left_out[:5])}")
+    return {"recording": len(manifest).to_bytes(8, "little") + manifest + files.content}
+
+
+def from_state_dict(state_dict: Mapping[str, Any]) -> Recording:
+    """The recording of which `to_state_dict` made this.
+
+    Raises:
+        MergeError: it is something else.
+    """
+    where, recipes = "this state dict", Recipes()
+    try:
+        raw = bytes(state_dict["recording"])
+        start = 8 + int.from_bytes(raw[:8], "little")
+        manifest, data = decode(raw[8:start], where), raw[start:]
+        entries = [manifest.entry(name) for name in manifest.lines]
+        dtypes = {name: dtype for entry in entries for name, dtype in entry.dtypes.items()}
+        if hashlib.sha256(data).hexdigest() != (manifest.packed or {"sha256": hashlib.sha256().hexdigest()})["sha256"]:
+            raise StorageError("its checksum differs from what was saved")
+        tensors = read_tensors(io.BytesIO(data), len(data), dtypes, where, len(data))[0] if data else {}
+        parts = {entry.name: rebuilt(entry, recipes, tensors.__getitem__, where) for entry in entries}
+        return Recording(parts, manifest.aliases, manifest.step)
+    except (KeyError, TypeError, ValueError, RuntimeError, StorageError) as error:
+        raise MergeError(f"this is no state dict of a recorder: {type(error).__name__}: {error}") from error
