@@ -235,15 +235,15 @@ def _lazily(root: str, manifest: Manifest, recipes: Recipes, *, mapped: bool = F
 class _Parts(Mapping[str, Subrecording]):
     """Subrecordings by name, each made when it is asked for, and kept or made anew each time."""
 
-    def __init__(self, names: Mapping[str, object], make: Callable[[str], Subrecording], *, kept: bool) -> None:
-        self._names, self._make, self._keep = names, make, kept
+    def __init__(self, names: Mapping[str, object], read: Callable[[str], Subrecording], *, kept: bool) -> None:
+        self._names, self._read, self._keep = names, read, kept
         self._made: dict[str, Subrecording] = {}
 
     def __getitem__(self, name: str) -> Subrecording:
         if (part := self._made.get(name)) is None:
             if name not in self._names:
                 raise KeyError(name)
-            part = without_modes(self._make, name)
+            part = without_modes(self._read, name)
             if self._keep:
                 self._made[name] = part
         return part

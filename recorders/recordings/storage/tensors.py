@@ -168,7 +168,13 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def stored_as(tensor: Tensor, name: str) -> tuple[torch.dtype, str]:
     """The dtype in which a tensor is stored, and the name of its own; raises `StorageError` if it cannot be stored."""
-    if type(tensor) is Tensor and tensor.is_cpu and tensor.layout == torch.strided and not why_no_memory(tensor):
+    if (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and not tensor.is_nested
+        and tensor.layout == torch.strided
+        and not why_no_memory(tensor)
+    ):
         stored, dtype = _stored_dtype(tensor.dtype)
         if stored is not None:
             return stored, dtype

@@ -174,8 +174,8 @@ def test_a_state_that_is_freed_while_it_is_saved_loses_its_subrecorder_only(tmp_
     doomed = good(2.0)
     described = __import__("recorders.recordings.storage.save", fromlist=["describe"]).describe
 
-    def describe(tensors: Any) -> Any:
-        found = described(tensors)
+    def describe(tensors: Any, kinds: Any) -> Any:
+        found = described(tensors, kinds)
         for value in doomed.states[""].values():
             if any(value is tensor for tensor in tensors.values()):
                 value.untyped_storage().resize_(0)
