@@ -526,8 +526,10 @@ def check_replaceable(start: bytes | None, others: Collection[str], where: str, 
         raise SchemaError(f"{where} holds a recording of {newer}: upgrade torch-recorders, or save {elsewhere}")
     if start is not None and (damaged or start.startswith(_PREFIX.encode())):
         return
-    if there := sorted([*others, *([MANIFEST] if start is not None else [])])[:5]:
-        raise NotARecordingError(f"{where} holds {there} and no recording: save {elsewhere}, or over a recording")
+    if start is not None:
+        raise NotARecordingError(f"{where} holds a {MANIFEST} of something else: save {elsewhere}, or over a recording")
+    if others:
+        raise NotARecordingError(f"{where} holds {sorted(others)[:5]} and no recording: save {elsewhere}, or over a recording")
 
 
 # In folders

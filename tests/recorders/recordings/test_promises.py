@@ -343,7 +343,7 @@ class TestMerge:
             merge([one, two])
         assert list(merge([one, two], missing="keep")) == ["layer.0", "layer.1", "layer.2"]
         other = save(Recording({"layer.0": part(1.0, Mean()), "layer.1": part(1.0)}), tmp_path / "other")
-        with pytest.raises(MergeError, match=r"'layer\.0' of .*other"):
+        with pytest.raises(MergeError, match=r"other does not fit .*subrecorder 'layer\.0'"):
             merge([one, other]).save(tmp_path / "all")
         assert not list((tmp_path / "all").glob("manifest*"))
         with pytest.raises(MergeError, match="nothing to merge"):
