@@ -69,7 +69,7 @@ def _read(path: str) -> tuple[Source | None, Mapping[Any, str]]:
 
 def _holds(source: Source) -> str:
     if isinstance(source, Timeline):
-        return f"{len(source.ticks())} ticks of {len(source.names())} names"
+        return f"{len(source.ticks())} ticks of {len(source)} names"
     if isinstance(source, StreamFiles):
         return source.summary()
     return f"{len(source)} subrecorders, {sum(part.samples for part in source.values()):,} observations"

@@ -74,7 +74,7 @@ def _table(source: Source, names: str | None, path: str) -> tuple[dict[str, str]
         raise NotARecordingError(f"{path} is a stream, whose rows are safetensors already: read them with StreamDataset({path!r})")
     if isinstance(source, Timeline):
         columns = {"tick": "int64", "name": "string", "statistic": "string", "value": "float64"}
-        return columns, _timeline_rows(source, chosen_names(source.names(), names))
+        return columns, _timeline_rows(source, chosen_names(source, names))
     return COLUMNS, rows(source, chosen_names(source, names))
 
 

@@ -84,22 +84,15 @@ def _rows(source: Source, names: str | None) -> tuple[Rows, int]:
     """The rows of the table, and how many of its last columns are numbers."""
     if isinstance(source, Recording):
         return _part(source, names).rows_shown(), 1
-    return source.rows_shown(chosen_names(source.names(), names)), 2
+    return source.rows_shown(chosen_names([*source], names)), 2
 
 
 def _data(source: Source, names: str | None) -> dict[str, Any]:
     """What the table says, as data."""
     if isinstance(source, Recording):
         return as_data(_part(source, names), _LISTED)
-    chosen = chosen_names(source.names(), names)
-    if isinstance(source, StreamFiles):
-        return source.as_data(chosen)
-    series: dict[str, Any] = {}
-    for name in chosen:
-        for statistic in source.statistics(name):
-            ticks, values = source.series(name, statistic)
-            series.setdefault(name, {})[statistic] = {"ticks": ticks, "values": values}
-    return {"kind": "timeline", "ticks": source.ticks(), "series": series}
+    chosen = chosen_names([*source], names)
+    return source.as_data(chosen)
 
 
 def _part(recording: Recording, names: str | None) -> Recording:
@@ -132,7 +125,7 @@ def _follow(source: Timeline | StreamFiles, names: str | None, every: float, unt
 def _views(source: Timeline, names: str | None) -> list[ChartView]:
     """The charts of a timeline, with the layers that were chosen."""
     views = charts_of(source)
-    chosen = set(chosen_names(source.names(), names)) if views and names is not None else set()
+    chosen = set(chosen_names([*source], names)) if views and names is not None else set()
     if chosen:
         views = [replace(view, layers=tuple(one for one in view.layers if view.chart.row(one) in chosen)) for view in views]
     return [view for view in views if view.layers]
@@ -140,7 +133,7 @@ def _views(source: Timeline, names: str | None) -> list[ChartView]:
 
 def _now(source: Timeline | StreamFiles, names: str | None) -> tuple[Rows, int] | None:
     """What the table says; None if there is nothing yet."""
-    if not source.names():
+    if not [*source]:
         return None
     (headings, rows, count), numbers = _rows(source, names)
     return (headings, [*map(list, rows)], count), numbers
@@ -154,10 +147,10 @@ def _follow_as_lines(source: Timeline | StreamFiles, names: str | None, every: f
         known.update(new)
         for one in new:
             if isinstance(source, StreamFiles):
-                print_json(source.as_data(chosen_names(source.names(), names)), indent=None)
+                print_json(source.as_data(chosen_names([*source], names)), indent=None)
             else:
                 at = source.at(one)
-                values = {name: at[name] for name in at if names is None or name in chosen_names(source.names(), names)}
+                values = {name: at[name] for name in at if names is None or name in chosen_names([*source], names)}
                 print_json({"tick": one, "step": source.steps().get(one), "values": values}, indent=None)
 
 

@@ -13,7 +13,7 @@ from recorders.errors import SelectionError
 from recorders.recordings.display import Names, flat_leaves, listed
 from recorders.recordings.export import ExportedLeaves, ExportedNames
 
-__all__ = ["LeafResults", "NamedResults", "Samples", "bare"]
+__all__ = ["LeafResults", "NamedResults", "Samples", "are_close", "bare", "chosen"]
 
 
 class LeafResults(ExportedLeaves):
@@ -115,7 +115,7 @@ class LeafResults(ExportedLeaves):
         if not isinstance(other, LeafResults):
             return False
         mine, theirs = self.snapshot(), other.snapshot()
-        return mine.samples == theirs.samples and _are_close(mine.leaves(), theirs.leaves(), rtol, atol)
+        return mine.samples == theirs.samples and are_close(mine.leaves(), theirs.leaves(), rtol, atol)
 
 
 class NamedResults(ExportedNames):
@@ -218,12 +218,13 @@ def bare(leaves: Mapping[str, Any]) -> Any:
 def _value(leaves: Mapping[str, Any], leaf: str | None, stat: str | None, where: str) -> Any:
     if not leaves:
         raise SelectionError(f"{where} recorded nothing, so it has no value: report() of the recorder says why")
-    leaf = _chosen(leaves, leaf, "leaf", "leaves", where)
+    leaf = chosen(leaves, leaf, "leaf", "leaves", where)
     statistics = dict(flat_leaves(leaves[leaf]))
-    return statistics[_chosen(statistics, stat, "stat", "statistics", f"{where}{f', leaf {leaf!r},' * bool(leaf)}")]
+    return statistics[chosen(statistics, stat, "stat", "statistics", f"{where}{f', leaf {leaf!r},' * bool(leaf)}")]
 
 
-def _chosen(known: Mapping[str, Any], given: str | None, option: str, several: str, where: str) -> str:
+def chosen(known: Mapping[str, Any], given: str | None, option: str, several: str, where: str) -> str:
+    """The one that is given, or the only one; raises a `SelectionError` that lists all if it is not clear which."""
     if given is None and len(known) == 1:
         return next(iter(known))
     if given is not None and given in known:
@@ -237,10 +238,10 @@ def _chosen(known: Mapping[str, Any], given: str | None, option: str, several: s
     raise SelectionError(f"{where} has no {option} {given!r}: {guess}there are {listed(known)}")
 
 
-def _are_close(mine: Any, theirs: Any, rtol: float, atol: float) -> bool:
+def are_close(mine: Any, theirs: Any, rtol: float, atol: float) -> bool:
     """Whether two nested results hold the same under the same paths."""
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-        return mine.keys() == theirs.keys() and all(_are_close(part, theirs[key], rtol, atol) for key, part in mine.items())
+        return mine.keys() == theirs.keys() and all(are_close(part, theirs[key], rtol, atol) for key, part in mine.items())
     (_, x), (_, y) = (next(flat_leaves(one)) if not isinstance(one, Mapping) else ("", one) for one in (mine, theirs))
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return type(x) is type(y) and bool(x == y)

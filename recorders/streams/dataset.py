@@ -67,7 +67,7 @@ class StreamDataset(Dataset[Any]):
         ids: bool = False,
     ) -> None:
         self._files, self._with_ids = StreamFiles(path), ids
-        self.path, known = self._files.path, self._files.names()
+        self.path, known = self._files.path, [*self._files]
         if places is None:
             if len(known) != 1:
                 raise SelectionError(f"{self.path} has {len(known)} places, so name one or several: {known[:20]}")

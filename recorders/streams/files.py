@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ class StreamFiles(ShownAsTable):
         found, self._end = read_index(self.path, self._end, len(self.shards))
         self.shards = [*self.shards, *found]
 
-    def names(self) -> list[str]:
+    def __iter__(self) -> Iterator[str]:
         """The names of all places, in the order in which they came."""
-        return list(dict.fromkeys(place for shard in self.shards for place in shard.parts))
+        return iter(dict.fromkeys(place for shard in self.shards for place in shard.parts))
 
     def kind(self, place: str) -> Kind:
         """What stays the same for all rows of a place."""
@@ -77,13 +77,13 @@ class StreamFiles(ShownAsTable):
 
     def summary(self) -> str:
         """How much it holds."""
-        rows = sum(map(self.rows, self.names()))
+        rows = sum(map(self.rows, self))
         dropped = f", {self.shards[-1].dropped:,} rows dropped" if self.shards and self.shards[-1].dropped else ""
-        return f"{rows:,} rows of {len(self.names())} places in {len(self.shards)} shards, {self.batches:,} batches{dropped}"
+        return f"{rows:,} rows of {len([*self])} places in {len(self.shards)} shards, {self.batches:,} batches{dropped}"
 
     def rows_shown(self, names: Sequence[str] | None = None) -> Rows:
         """One row for each place, or for some."""
-        chosen = self.names() if names is None else names
+        chosen = [*self] if names is None else names
         headings = ("place", "dtype", "shape of a row", "id columns", "rows")
         return headings, map(self._row, chosen), len(chosen)
 

@@ -75,7 +75,7 @@ def findings_over_time(timeline: Timeline) -> Findings:
     inside = {layer for view in views.values() if view.chart.of[0] not in _PUSHED for layer in view.layers}
     examined = [f"{kind}: {count} of {len(inside)}" for (kind, _), count in told.items() if count]
     unexamined = [f"what the lens {lens} shows" for (_, lens), count in told.items() if not count]
-    names = set(timeline.names())
+    names = set(timeline)
     if seen := {layer for view in views.values() for layer in view.layers if view.chart.row(layer) in names}:
         several = inside if seen & inside else seen  # of losses and metrics, if nothing else is there
         examined.insert(0, f"NaN and infinity: {len(seen & several)} of {len(several)}")
@@ -116,7 +116,7 @@ def _since(values: Mapping[int, _Value], holds: Callable[[_Value], bool]) -> int
 
 def _nonfinite(known: _Known, timeline: Timeline, views: Mapping[str, ChartView], order: Sequence[str]) -> Iterator[Finding]:
     """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
-    names = set(timeline.names())
+    names = set(timeline)
     begun: dict[str, tuple[int, int, float, int]] = {}
     for view in views.values():
         group = view.chart.of[0]
@@ -146,7 +146,7 @@ def _recovers(means: Mapping[int, float] | None) -> bool:
 
 def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Container[str]) -> Iterator[Finding]:
     """Layers without a value in any chart of outputs, or at the last tick at which others have one."""
-    names = set(timeline.names())
+    names = set(timeline)
     told: set[str] = set()
     excused = silent_in(timeline)
     for title, view in views.items():

@@ -69,7 +69,7 @@ def readings(timeline: Timeline, whole: bool) -> Iterator[Callable[[], bool]]:
 
     yield lambda: fits(timeline.ticks(), list(range(TICKS)))
     yield lambda: fits(timeline.steps().items(), {tick: 10 * tick for tick in range(TICKS)}.items())
-    yield lambda: fits(timeline.names(), list(values(0)))
+    yield lambda: fits([*timeline], list(values(0)))
     yield lambda: fits(timeline.notes().items(), {"axis": "epoch", "charts": "x" * 900}.items())
     yield lambda: fits(timeline.tensors().get("histogram", []), list(range(4, TICKS, 4)))
     for name, key, ticks in (

@@ -25,7 +25,7 @@ for _ in range(rounds):
     child = os.fork()
     if child == 0:
         timeline, log = Timeline(path), os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        tick = len(timeline)
+        tick = len(timeline.ticks())
         while True:
             timeline.append(tick, {f"layer{i}": {"mean": tick + i / 8, "max": float(tick)} for i in range(names)})
             os.write(log, f"{tick} ".encode())

@@ -83,8 +83,8 @@ for kill in (("in", 2), ("in", 17), ("ticked", 20 if axis == "epoch" else 19), (
 def kept(folder: Path) -> dict[str, Any]:
     """Everything in a timeline; numbers as text, because NaN equals nothing."""
     with Timeline(folder / "run.db") as timeline:
-        rows = [(row.tick, row.name, row.statistic, repr(row.value)) for row in timeline]
-        return {"rows": rows, "steps": timeline.steps(), "notes": timeline.notes(), "names": timeline.names()}
+        rows = [(row.tick, row.name, row.statistic, repr(row.value)) for row in sorted(timeline.select())]
+        return {"rows": rows, "steps": timeline.steps(), "notes": timeline.notes(), "names": [*timeline]}
 
 
 @pytest.mark.slow

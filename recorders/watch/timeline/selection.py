@@ -47,7 +47,7 @@ def selected(
     yield from ((wanted[number], course) for number, course in found.items())
 
 
-def frame(found: Iterable[tuple[Series, Course]], ticks: Mapping[int, Tick], backend: Backend) -> Any:
+def frame(found: Iterable[tuple[Series, Course]], ticks: Mapping[int, Tick], backend: Backend | None) -> Any:
     """A data frame of what was selected."""
     made: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for series, (numbers, values) in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from recorders.recordings.display import Rows, ShownAsTable, number, shown_name
@@ -22,7 +22,7 @@ class SeriesTable(ShownAsTable):
 
     path: str
 
-    def names(self) -> list[str]:
+    def __iter__(self) -> Iterator[str]:
         """All names."""
         raise NotImplementedError
 
@@ -43,7 +43,7 @@ class SeriesTable(ShownAsTable):
 
     def rows_shown(self, names: Sequence[str] | None = None) -> Rows:
         """One row for each statistic of each name, or of some: the last value, and how it went."""
-        chosen = self.names() if names is None else names
+        chosen = [*self] if names is None else names
         headings = ("name", "statistic", "over time", "ticks", "last")
         return headings, map(self._rows_of, chosen), len(chosen)
 

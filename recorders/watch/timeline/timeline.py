@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, SelectionError, TickError
-from recorders.recordings.display import listed
+from recorders.recordings.display import Names, listed
+from recorders.recordings.export import Backend, plain
+from recorders.recordings.extras import require
+from recorders.recordings.values import are_close, chosen
 from recorders.watch.timeline.connection import MEMORY, Connection, located
 from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, tensors_as_bytes, texts_of, tick_of
 from recorders.watch.timeline.schema import Series
@@ -20,8 +25,10 @@ from recorders.watch.timeline.store import Course, Store
 __all__ = ["Timeline"]
 
 
-class Timeline(SeriesTable):
+class Timeline(SeriesTable, Mapping[str, dict[str, Course]]):
     """An append-only table of scalars over time, in one SQLite file.
+
+    It is read like a mapping from name to the statistics of that name, each as its ticks and values.
 
     Each tick is written in one transaction and is on the disk when `append` returns: if the process is killed, the file holds every
     appended tick completely. Threads may share a timeline, and so may processes, also forked ones.
@@ -122,6 +129,107 @@ class Timeline(SeriesTable):
         self._connection.vacuum()
         return len(gone)
 
+    def __getitem__(self, name: str) -> dict[str, Course]:
+        """The statistics of one name over time: of each its ticks, ascending, and its values.
+
+        Raises:
+            SelectionError: there is no such name; lists those that exist.
+        """
+        with self._connection.reading() as db:
+            ids = {key.statistic: number for key, number in self._store.ids(db).items() if key.name == name}
+            found = self._store.courses(db, ids.values(), self._store.ticks(db)) if ids else {}
+            known = [*self._store.names(db)]
+        if not ids:
+            raise SelectionError(f"no {name!r} in {self.path}; there are {listed(known)}")
+        return {statistic: found[number] for statistic, number in ids.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        """All names, in the order in which they were first appended."""
+        with self._connection.reading() as db:
+            return iter([*self._store.names(db)])
+
+    def __len__(self) -> int:
+        """The number of names."""
+        with self._connection.reading() as db:
+            return len(self._store.names(db))
+
+    def __contains__(self, name: object) -> bool:
+        with self._connection.reading() as db:
+            return name in self._store.names(db)
+
+    def keys(self) -> Names:
+        """All names, in the order in which they were first appended."""
+        return Names(dict.fromkeys(self))
+
+    def items(self) -> ItemsView[str, dict[str, Course]]:
+        """All names, each with its statistics over time. The file is read once."""
+        with self._connection.reading() as db:
+            ids = self._store.ids(db)
+            found = self._store.courses(db, ids.values(), self._store.ticks(db))
+        made: dict[str, dict[str, Course]] = {}
+        for key, number in ids.items():
+            made.setdefault(key.name, {})[key.statistic] = found[number]
+        return made.items()
+
+    def values(self) -> ValuesView[dict[str, Course]]:
+        """The statistics over time of each name."""
+        return dict(self.items()).values()
+
+    # It changes as it is written, so two of them are equal only if they are one.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """The number of ticks at which each name has numbers."""
+        return {name: len({tick for ticks, _ in courses.values() for tick in ticks}) for name, courses in self.items()}
+
+    def peek(self) -> dict[str, dict[str, float]]:
+        """The newest value of every statistic, by name.
+
+        >>> with Timeline() as timeline:
+        ...     timeline.append(0, {"loss": {"mean": 0.9, "max": 1.5}})
+        ...     timeline.append(1, {"loss": {"mean": 0.5}})
+        ...     timeline.peek(), timeline.samples, timeline.value("loss", stat="mean")
+        ({'loss': {'mean': 0.5, 'max': 1.5}}, {'loss': 2}, 0.5)
+        """
+        found = {name: {key: values[-1] for key, (_, values) in courses.items() if values} for name, courses in self.items()}
+        return {name: newest for name, newest in found.items() if newest}
+
+    compute = peek
+
+    def value(self, name: str, *, stat: str | None = None) -> float:
+        """The newest value of one statistic, which may be left out if there is one.
+
+        Raises:
+            SelectionError: there is no such name or statistic, or several to choose from; lists them.
+        """
+        newest = {key: values[-1] for key, (_, values) in self[name].items() if values}
+        return newest[chosen(newest, stat, "stat", "statistics", f"{name!r} in {self.path}")]
+
+    def equals(self, other: object, *, rtol: float = 0.0, atol: float = 0.0) -> bool:
+        """Whether another timeline has the same numbers of the same names at the same ticks.
+
+        Numbers may differ by `atol + rtol * abs(number of the other)`; NaN equals NaN. Steps, notes and tensors are not compared.
+
+        >>> with Timeline() as one, Timeline() as other:
+        ...     one.append(0, {"loss": {"mean": 0.5}})
+        ...     other.append(0, {"loss": {"mean": 0.5001}})
+        ...     one.equals(other), one.equals(other, rtol=0.01)
+        (False, True)
+        """
+        if not isinstance(other, Timeline):
+            return False
+        mine, theirs = dict(self.items()), dict(other.items())
+        return mine.keys() == theirs.keys() and all(
+            courses.keys() == theirs[name].keys()
+            and all(
+                ticks == theirs[name][key][0] and are_close(_tensor(values), _tensor(theirs[name][key][1]), rtol, atol)
+                for key, (ticks, values) in courses.items()
+            )
+            for name, courses in mine.items()
+        )
+
     def ticks(self) -> list[int]:
         """All ticks, ascending."""
         with self._connection.reading() as db:
@@ -132,11 +240,6 @@ class Timeline(SeriesTable):
         with self._connection.reading() as db:
             return {number: tick.step for number, tick in self._store.ticks(db).items() if tick.step is not None}
 
-    def names(self) -> list[str]:
-        """All names, in the order in which they were first appended."""
-        with self._connection.reading() as db:
-            return list(self._store.names(db))
-
     def statistics(self, name: str) -> list[str]:
         """The statistics of one name, in the order in which they were first appended.
 
@@ -146,7 +249,7 @@ class Timeline(SeriesTable):
         with self._connection.reading() as db:
             found = list(self._store.names(db).get(name, ()))
         if not found:
-            raise SelectionError(f"no {name!r} in {self.path}; there are {listed(self.names())}")
+            raise SelectionError(f"no {name!r} in {self.path}; there are {listed(self)}")
         return found
 
     def series(self, name: str, statistic: str) -> Course:
@@ -205,20 +308,54 @@ class Timeline(SeriesTable):
             found = selected(self._store, db, names, statistics, ticks)
             return [Row(tick, *series, value) for series, course in found for tick, value in zip(*course, strict=True)]
 
-    def to_pandas(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
-        """The rows of `select` as a `pandas.DataFrame` with the columns tick, step, name, statistic, value.
+    def to_frame(
+        self, backend: Backend | None = None, *, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None
+    ) -> Any:
+        """The rows of `select` as a data frame with the columns tick, step, name, statistic and value.
+
+        Args:
+            backend: "pandas" or "polars"; None for pandas if it is installed, else Polars.
+            names, statistics, ticks: as in `select`.
 
         Raises:
             SelectionError: as in `select`.
-            MissingExtraError: pandas is not installed.
+            MissingExtraError: the library is not installed.
         """
         with self._connection.reading() as db:
-            return frame(selected(self._store, db, names, statistics, ticks), self._store.ticks(db), "pandas")
+            return frame(selected(self._store, db, names, statistics, ticks), self._store.ticks(db), backend)
 
-    def to_polars(self, names: Chosen = None, statistics: Chosen = None, ticks: ChosenTicks = None) -> Any:
-        """What `to_pandas` returns, as a `polars.DataFrame`."""
-        with self._connection.reading() as db:
-            return frame(selected(self._store, db, names, statistics, ticks), self._store.ticks(db), "polars")
+    def to_xarray(self) -> Any:
+        """An `xarray.DataTree` with a node for each name, whose variables are the statistics over "tick"; NaN where one is missing.
+
+        Raises:
+            MissingExtraError: xarray is not installed.
+        """
+        xarray = require("xarray", "xarray")
+        nodes = {}
+        for name, courses in self.items():
+            data = {key.replace("/", "|"): _labelled(xarray, course) for key, course in courses.items()}
+            nodes[f"/{name}"] = xarray.Dataset(data)
+        return xarray.DataTree.from_dict(nodes)
+
+    def to_json(self) -> str:
+        """All ticks, steps and series as JSON; NaN and infinities are the texts "nan", "inf" and "-inf".
+
+        >>> with Timeline() as timeline:
+        ...     timeline.append(0, {"loss": {"mean": 0.5}}, step=10)
+        ...     print(timeline.to_json())
+        {"kind": "timeline", "ticks": [0], "steps": {"0": 10}, "series": {"loss": {"mean": {"ticks": [0], "values": [0.5]}}}}
+        """
+        return json.dumps(plain(self.as_data(list(self))), allow_nan=False)
+
+    def as_data(self, names: Iterable[str]) -> dict[str, Any]:
+        """What `to_json` writes, of some names."""
+        chosen = set(names)
+        series = {
+            name: {key: {"ticks": ticks, "values": values} for key, (ticks, values) in courses.items()}
+            for name, courses in self.items()
+            if name in chosen
+        }
+        return {"kind": "timeline", "ticks": self.ticks(), "steps": self.steps(), "series": series}
 
     def tensor(self, name: str, tick: int) -> Tensor:
         """A tensor that was appended, in its shape and dtype, on the CPU.
@@ -248,11 +385,11 @@ class Timeline(SeriesTable):
             return self._store.tensors(db)
 
     def ids(self) -> Mapping[tuple[str, str], int]:
-        """The ids of all series by name and statistic, as in `values`."""
+        """The ids of all series by name and statistic, as in `numbers`."""
         with self._connection.reading() as db:
             return dict[tuple[str, str], int](self._store.ids(db).items())
 
-    def values(self, tick: int) -> tuple[list[int], list[float]]:
+    def numbers(self, tick: int) -> tuple[list[int], list[float]]:
         """All values at one tick: the ids of their series, ascending, and the values. For thousands of them faster than `at`."""
         with self._connection.reading() as db:
             found = self._store.tick(db, tick)
@@ -284,15 +421,6 @@ class Timeline(SeriesTable):
         """Closes the file; a timeline in memory is lost. Closing twice is harmless."""
         self._connection.close()
 
-    def __iter__(self) -> Iterator[Row]:
-        """All rows, by tick; ticks appended during the iteration may be missed, but no tick is incomplete."""
-        for tick in self.ticks():
-            yield from self._rows(tick) or ()
-
-    def __len__(self) -> int:
-        """The number of ticks."""
-        return len(self.ticks())
-
     def __bool__(self) -> bool:
         return True
 
@@ -310,3 +438,12 @@ class Timeline(SeriesTable):
             names = self._store.series(db)
             values = zip(*self._store.numbers(db, tick, found), strict=True)
             return [Row(tick, *names[number], value) for number, value in values if number in names]
+
+
+def _tensor(values: Iterable[float]) -> Tensor:
+    return torch.tensor([*values], dtype=torch.float64, device="cpu")
+
+
+def _labelled(xarray: Any, course: Course) -> Any:
+    ticks, values = course
+    return xarray.DataArray([*values], coords={"tick": [*ticks]}, dims="tick")

@@ -34,7 +34,7 @@ class Looks:
             if (found := view.line(layer, line))[0]
         }
         compared = {view.title: found for view in charts if (found := view.points_by_tick())}
-        self.seen[tick] = numbers(tick, charts), curves, compared, timeline.ticks(), len(timeline), timeline.steps()
+        self.seen[tick] = numbers(tick, charts), curves, compared, timeline.ticks(), len(timeline.ticks()), timeline.steps()
         self.charts = charts
 
     def flush(self) -> None:

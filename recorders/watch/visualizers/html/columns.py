@@ -71,7 +71,7 @@ class Columns:
             self._rows.pop()
         for key in keys:
             self._places.setdefault(key, len(self._places))
-        ids, values = self.timeline.values(tick)
+        ids, values = self.timeline.numbers(tick)
         if ids != self._ids or len(self._order) != len(self._places):  # seldom: most ticks hold the same series
             known, place = self.timeline.ids(), {number: at for at, number in enumerate(ids)}
             self._order = torch.tensor(

@@ -87,7 +87,7 @@ def recorded_once(recorded: Recorder | Recording) -> Timeline:
     >>> with Recorder(ForwardMonitor(Summary())).modules(net) as recorder:
     ...     _ = net(torch.ones(8, 2))
     >>> timeline = recorded_once(recorder)
-    >>> timeline.names(), [view.title for view in charts_of(timeline)]
+    >>> [*timeline], [view.title for view in charts_of(timeline)]
     (['Output/(net)'], ['Output'])
     """
     found: dict[str, dict[str, dict[str, float]]] = {chart.title: {} for chart in _ONCE}

@@ -88,7 +88,7 @@ def test_a_reader_follows_a_writer(path: Path) -> None:
         for tick in range(4, 8):
             writer.append(tick, {"Loss/train": {"mean": 1.0 - tick}, f"new{tick}": {"mean": 0.0}})
             assert reader.series("Loss/train", "mean") == (list(range(tick + 1)), [1.0 - each for each in range(tick + 1)])
-            assert reader.names()[-1] == f"new{tick}"
+            assert [*reader][-1] == f"new{tick}"
 
 
 def test_what_a_killed_writer_left_is_undone_in_a_copy(path: Path, tmp_path: Path) -> None:
@@ -131,7 +131,8 @@ def test_damage_is_named_and_the_rest_is_read(path: Path, capsys: pytest.Capture
             lambda: timeline.at(2),
             lambda: timeline.series("Loss/train", "mean"),
             timeline.select,
-            lambda: list(timeline),
+            timeline.items,
+            timeline.to_json,
         ):
             with pytest.raises(CorruptRecordingError, match=r"run\.db is damaged at tick 2.*damaged='skip'"):
                 read()

@@ -19,7 +19,7 @@ STEPS = {1: 10, 2: 20, 3: 30, 4: 40}
 def check(timeline: Timeline) -> None:
     assert timeline.ticks() == [0, 1, 2, 3, 4]
     assert timeline.steps() == STEPS
-    assert timeline.names() == ["Norm/0", "Norm/1", "Norm/2", "Norm/3", "Loss/train", "\u00e9/[x]"]
+    assert [*timeline] == ["Norm/0", "Norm/1", "Norm/2", "Norm/3", "Loss/train", "\u00e9/[x]"]
     assert timeline.notes() == {"axis": "epoch", "how": "as it was"}
     for i in range(4):
         assert timeline.series(f"Norm/{i}", "mean") == ([0, 1, 2, 3, 4], [tick + i / 8 for tick in range(5)])

@@ -40,7 +40,7 @@ def test_many_series_are_read_together_as_one_by_one() -> None:
         for tick in range(6):
             names = range(tick % 2, 40, 1 + tick % 3)  # ticks of several layouts
             timeline.append(tick, {f"layer.{n}": {"x": tick + n, "y": math.nan if n == 3 else -1.0} for n in names})
-        keys = [(name, statistic) for name in timeline.names() for statistic in ("x", "y")]
+        keys = [(name, statistic) for name in [*timeline] for statistic in ("x", "y")]
         for some in (keys, keys[::5], keys[:1]):
             one_by_one = {key: timeline.series(*key) for key in some}
             assert repr(timeline.courses([*some, ("layer.0", "z"), ("none", "x")])) == repr(one_by_one)
@@ -52,17 +52,17 @@ def test_series_and_rows_come_back_in_order() -> None:
         timeline.append(2, {"b": {"mean": 1.0, "std": 0.5}, "a": {"mean": 3}})
         timeline.append(1, {"a": {"mean": torch.tensor(7, dtype=torch.int32), "max": torch.tensor([2.5], dtype=torch.bfloat16)}})
         assert timeline.ticks() == [1, 2]
-        assert len(timeline) == 2
-        assert timeline.names() == ["b", "a"]
+        assert len(timeline) == 2 == len(timeline.ticks())
+        assert [*timeline] == ["b", "a"]
         assert timeline.statistics("a") == ["mean", "max"]
         assert timeline.series("a", "mean") == ([1, 2], [7.0, 3.0])
         assert timeline.at(2) == {"b": {"mean": 1.0, "std": 0.5}, "a": {"mean": 3.0}}
-        assert list(timeline) == [
-            Row(1, "a", "mean", 7.0),
-            Row(1, "a", "max", 2.5),
+        assert timeline.select() == [
             Row(2, "b", "mean", 1.0),
             Row(2, "b", "std", 0.5),
+            Row(1, "a", "mean", 7.0),
             Row(2, "a", "mean", 3.0),
+            Row(1, "a", "max", 2.5),
         ]
 
 
@@ -90,7 +90,7 @@ def test_odd_names_and_non_finite_values_survive_the_file(tmp_path: Path) -> Non
     with Timeline(tmp_path / "run.db") as timeline:
         timeline.append(0, {name: {"v": value} for name, value in zip(ODD_NAMES, values * 2, strict=True)})
     with Timeline(tmp_path / "run.db") as timeline:
-        assert timeline.names() == ODD_NAMES
+        assert [*timeline] == ODD_NAMES
         assert [str(timeline.series(name, "v")[1][0]) for name in ODD_NAMES] == [str(value) for value in values * 2]
 
 
@@ -137,7 +137,7 @@ def test_a_tick_without_values_is_a_tick() -> None:
         timeline.append(1, {"never ran": {}})
         assert timeline.ticks() == [0, 1]
         assert timeline.at(0) == {}
-        assert timeline.names() == []
+        assert [*timeline] == []
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), torch.ones(()) * 1j, "1.0", None, [1.0]])
@@ -155,7 +155,7 @@ def test_names_that_cannot_be_stored_are_refused_and_nothing_is_written() -> Non
         with pytest.raises(StorageError, match="surrogates"):
             timeline.append(0, {"fine": {"mean": 1.0}, "\ud800": {"mean": 1.0}})
         assert timeline.ticks() == []
-        assert timeline.names() == []
+        assert [*timeline] == []
         timeline.append(0, {"fine": {"mean": 1.0}})
 
 
@@ -263,7 +263,7 @@ def test_threads_share_a_timeline(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert timeline.series("all", "mean") == (list(range(80)), [float(tick) for tick in range(80)])
-        assert sum(1 for _ in timeline) == 160
+        assert len(timeline.select()) == 160
 
 
 def test_many_may_create_one_file_at_once(tmp_path: Path) -> None:
