@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from recorders.errors import CorruptRecordingError, SelectionError, TickError
+from recorders.errors import CorruptRecordingError, SelectionError, TickError, require
 from recorders.recordings.display import Names, listed
 from recorders.recordings.export import Backend, plain
-from recorders.recordings.extras import require
 from recorders.recordings.values import are_close, chosen
 from recorders.watch.timeline.connection import MEMORY, Connection, located
 from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, tensors_as_bytes, texts_of, tick_of
