@@ -22,7 +22,7 @@ from recorders.recordings.display import listed
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
-__all__ = ["REDUCE_FROM", "Exchange", "Group", "Message", "free_memory", "group_of", "is_alone"]
+__all__ = ["REDUCE_FROM", "Exchange", "Group", "Message", "free_memory", "is_alone"]
 
 T = TypeVar("T")
 
@@ -58,22 +58,27 @@ class Message(NamedTuple):
     text: str = ""
 
 
-def group_of(ranks: Group) -> ProcessGroup | None:
-    """The process group of these ranks; None for all, or if there are no others.
+def is_alone(ranks: Group) -> bool:
+    """Whether there are no other ranks to make a call with.
 
     Raises:
-        SyncError: this process is not among them, or there is no group of the ranks of a mesh.
+        SyncError: this process is not among the ranks, or there is no process group of them.
     """
+    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(_group_of(ranks)) == 1
+
+
+def _group_of(ranks: Group) -> ProcessGroup | None:
+    """The process group of these ranks; raises what `is_alone` does."""
     if not isinstance(ranks, DeviceMesh):
-        if dist.is_available() and dist.is_initialized() and dist.get_rank(ranks) < 0:
+        if dist.get_rank(ranks) < 0:
             raise SyncError(f"rank {dist.get_rank()} is not in the group that was given: call this on its members only")
         return ranks
     members = _members(ranks)
     if ranks.get_coordinate() is None:
         raise SyncError(f"rank {dist.get_rank()} is not in the mesh of ranks {listed(members)}: call this on its members only")
-    several = [dimension for dimension, size in enumerate(ranks.mesh.shape) if size > 1]
     if len(members) == dist.get_world_size():
         return None
+    several = [dimension for dimension, size in enumerate(ranks.mesh.shape) if size > 1]
     if len(several) > 1:  # only all ranks of a job together can make a group, and some of them are not here
         raise SyncError(
             f"there is no process group of ranks {listed(members)}, which are {len(several)} dimensions of a mesh: make one on all "
@@ -82,9 +87,9 @@ def group_of(ranks: Group) -> ProcessGroup | None:
     return ranks.get_group(several[0] if several else 0)
 
 
-def is_alone(group: ProcessGroup | None) -> bool:
-    """Whether this process has no others to make a call with."""
-    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1
+def _members(mesh: DeviceMesh) -> list[int]:
+    ranks: list[int] = mesh.mesh.flatten().tolist()
+    return ranks
 
 
 class Exchange:
@@ -104,10 +109,11 @@ class Exchange:
     def __init__(self, ranks: Group, call: str, failed: str = "nothing was merged") -> None:
         self._call, self._failed = call.encode(), failed
         self.works: list[Work] = []
-        self.group: Any = group_of(ranks) or dist.group.WORLD
+        self.group: Any = _group_of(ranks) or dist.group.WORLD
         members = dist.get_process_group_ranks(self.group)
         self.ranks: list[int] = _members(ranks) if isinstance(ranks, DeviceMesh) else members
-        self._places = [self.ranks.index(rank) for rank in members]
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        self._places = [places[rank] for rank in members]
         backends = dict(pair.split(":") for pair in dist.get_backend_config(self.group).split(","))
         self.device = torch.device("cpu" if "cpu" in backends else next(iter(backends)))
         self.reduces: bool = len(self.ranks) >= REDUCE_FROM and backends[self.device.type] in _SAME_BITS
@@ -246,11 +252,6 @@ class Exchange:
             return "All ranks are alive and failed alike."
         why = "they died, never made this call, or still wait for others"
         return f"Ranks {absent[0]} did not answer within {seconds:g} s: {why}."
-
-
-def _members(mesh: DeviceMesh) -> list[int]:
-    ranks: list[int] = mesh.mesh.flatten().tolist()
-    return ranks
 
 
 def _absent(store: Any, ranks: list[int], seconds: float) -> list[int] | None:

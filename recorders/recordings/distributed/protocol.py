@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from recorders.errors import SyncError
 from recorders.recordings.display import listed
-from recorders.recordings.distributed.placement import from_plain
+from recorders.recordings.distributed.placement import Placement
 from recorders.recordings.recording import Missing, Recording, Subrecording
 from recorders.recordings.storage.save import versions
 from recorders.recordings.storage.tensors import as_bytes, why_no_memory
@@ -190,8 +190,8 @@ def differences(manifests: Sequence[Manifest], ranks: Sequence[int], missing: Mi
     first = manifests[0]["subrecorders"]
     for rank, manifest in zip(ranks, manifests, strict=True):
         other = manifest["subrecorders"]
-        mine, theirs = ([name for name in a if name not in b] for a, b in ((first, other), (other, first)))
-        if missing == "error" and (mine or theirs):
+        if missing == "error" and other.keys() != first.keys():
+            mine, theirs = ([name for name in a if name not in b] for a, b in ((first, other), (other, first)))
             here, there = (listed(names) if names else "nothing" for names in (mine, theirs))
             yield f"beside what both record, rank {ranks[0]} records {here} and rank {rank} records {there}"
         if id(manifest) in compared:
@@ -229,13 +229,16 @@ class Index:
         counted: the names whose counts of observations are all-reduced.
 
     Attributes:
-        size: the number of bytes.
+        states: by name and leaf, what is said of each tensor.
+        starts: by name, which number is its first, and which byte after all numbers.
+        numbers: how many there are, of eight bytes each.
+        size: the number of all bytes.
     """
 
     def __init__(self, manifest: Manifest, reduced: Container[Path] = (), counted: Container[str] = ()) -> None:
         self.manifest, self.counted = manifest, counted
-        self._states: dict[str, dict[str, dict[str, Spec]]] = {}
-        self._starts: dict[str, tuple[int, int]] = {}
+        self.states: dict[str, dict[str, dict[str, Spec]]] = {}
+        self.starts: dict[str, tuple[int, int]] = {}
         numbers = size = 0
         for name, entry in manifest["subrecorders"].items():
             states = {
@@ -244,60 +247,26 @@ class Index:
             }
             if name in counted and not any(states.values()):
                 continue
-            self._states[name], self._starts[name] = states, (numbers, size)
+            self.states[name], self.starts[name] = states, (numbers, size)
             numbers += (name not in counted) + sum(2 + len(parts) for *_, parts in entry.get("placed", {}).values())
             size += sum(spec.size for state in states.values() for spec in state.values())
-        self._numbers, self.size = numbers, 8 * numbers + size
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._states
+        self.numbers, self.size = numbers, 8 * numbers + size
 
     def gathered(self, packed: Packed, device: torch.device) -> Tensor:
         """The bytes of one rank."""
-        numbers = [number for name in self for number in packed.numbers[name][name in self.counted :]]
+        numbers = [number for name in self.states for number in packed.numbers[name][name in self.counted :]]
         tensors = [
             packed.tensors[name, leaf, key]
-            for name, states in self._states.items()
+            for name, states in self.states.items()
             for leaf, state in states.items()
             for key in state
         ]
         home = tensors[0].device if tensors else device
         return torch.cat([as_bytes(torch.tensor(numbers, dtype=torch.int64, device=home)), *tensors]).to(device)
 
-    def numbers(self, row: Tensor) -> list[int]:
-        """All numbers that a rank sent."""
-        numbers: list[int] = row[: 8 * self._numbers].clone().view(torch.int64).tolist()
-        return numbers
-
-    def read(self, recording: Recording, name: str, numbers: Sequence[int], row: Tensor) -> Subrecording:
-        """What a rank sent under a name, with the reducer and functions of this rank."""
-        entry, (first, start) = self.manifest["subrecorders"][name], self._starts[name]
-        start += 8 * self._numbers
-        states: dict[str, dict[str, Tensor]] = {}
-        for leaf, state in self._states[name].items():
-            states[leaf] = {}
-            for key, spec in state.items():
-                # Pieces are copied before they are viewed, because they may not be aligned, and would keep all bytes alive.
-                states[leaf][key] = row[start : start + spec.size].clone().view(spec.dtype).view(spec.shape)
-                start += spec.size
-        left = iter(numbers[first:])
-        samples = 0 if name in self.counted else next(left)
-        placement = {}
-        for leaf, (shared, axes, parts) in entry.get("placed", {}).items():
-            rank, home = next(left), next(left)
-            whole = [[axis, next(left), count] for axis, count in parts]
-            placement[leaf] = from_plain([rank, shared, None if home == -1 else home, axes, whole])
-        return replace(blank(recording, name, entry), states=states, samples=samples, placement=placement)
-
 
 class Sent(Mapping[str, Subrecording]):
-    """What one rank sent, read name by name as from a file.
+    """What one rank sent, read name by name as from a file, with the reducers and functions of this rank.
 
     Args:
         recording: what this rank recorded.
@@ -306,20 +275,36 @@ class Sent(Mapping[str, Subrecording]):
     """
 
     def __init__(self, recording: Recording, index: Index, row: Tensor) -> None:
-        self._recording, self._index, self._row = recording, index, row
-        self._numbers = index.numbers(row)
+        self._recording, self._index = recording, index
+        self._numbers: list[int] = row[: 8 * index.numbers].clone().view(torch.int64).tolist()
+        self._bytes = row[8 * index.numbers :]
 
     def __getitem__(self, name: str) -> Subrecording:
-        return self._index.read(self._recording, name, self._numbers, self._row)
+        first, start = self._index.starts[name]
+        entry, numbers = self._index.manifest["subrecorders"][name], iter(self._numbers[first:])
+        states: dict[str, dict[str, Tensor]] = {}
+        for leaf, state in self._index.states[name].items():
+            states[leaf] = {}
+            for key, spec in state.items():
+                # Pieces are copied before they are viewed, because they may not be aligned, and would keep all bytes alive.
+                states[leaf][key] = self._bytes[start : start + spec.size].clone().view(spec.dtype).view(spec.shape)
+                start += spec.size
+        samples = 0 if name in self._index.counted else next(numbers)
+        placement = {}
+        for leaf, (shared, axes, parts) in entry.get("placed", {}).items():
+            rank, home = next(numbers), next(numbers)
+            whole = tuple((axis, next(numbers), count) for axis, count in parts)
+            placement[leaf] = Placement(rank, shared, None if home == -1 else home, axes, whole)
+        return replace(blank(self._recording, name, entry), states=states, samples=samples, placement=placement)
 
     def __contains__(self, name: object) -> bool:  # that of Mapping reads what it looks for
-        return name in self._index
+        return name in self._index.states
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._index)
+        return iter(self._index.states)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._index.states)
 
 
 def parse(raw: bytes) -> Manifest:

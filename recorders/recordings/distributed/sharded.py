@@ -20,7 +20,7 @@ import torch.distributed as dist
 from recorders._torch import without_modes
 from recorders.errors import MergeError, NotARecordingError, RecordingExistsError, SchemaError, StorageError, SyncError
 from recorders.recordings.atomic_files import as_path, open_regular
-from recorders.recordings.distributed.collectives import Exchange, Message, group_of, is_alone
+from recorders.recordings.distributed.collectives import Exchange, Message, is_alone
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.commit import Commit, Generation, check_same_net, names_at
 from recorders.recordings.storage.load import load, manifest_at
@@ -81,7 +81,7 @@ def save_sharded(
     ...     len(load(save_sharded(Recording({}), folder + "/run")))
     0
     """
-    if is_alone(group_of(group)):
+    if is_alone(group):
         return Path(save(recording, as_path(path), layout=layout, overwrite=overwrite))
     attempt = _Attempt(recording, path, group, layout)
     without_modes(attempt.run, overwrite)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from recorders.errors import SyncError
 from recorders.recordings.display import listed
 from recorders.recordings.distributed.allreduce import Reduction
-from recorders.recordings.distributed.collectives import Exchange, Group, Message, free_memory, group_of, is_alone
+from recorders.recordings.distributed.collectives import Exchange, Group, Message, free_memory, is_alone
 from recorders.recordings.distributed.merge import Merged, merged_aliases
 from recorders.recordings.distributed.protocol import SHOWN, Index, Packed, Sent, differences, pack, parse
 from recorders.recordings.recording import Missing, Recording
@@ -150,9 +150,8 @@ def sync(
 
     Args:
         recording: what this rank recorded. Every rank of the group must call `sync`.
-        group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator. A `DeviceMesh` merges
-            the ranks of its last dimension first, then the first rank of each of those along the dimension before, and so on: with
-            the same result, in the memory of the sum of its dimensions in place of their product. See `docs/scale.md`.
+        group: the ranks to merge; None for all. Its CPU backend is used if it has one, else its accelerator. A `DeviceMesh` stands
+            for its ranks, which are merged in its order.
         to: the global rank that gets what was merged, like `dst` of `torch.distributed.gather`; "all" for every rank. Ranks that
             get it briefly hold the states of all, the others only their own. It must be equal on all ranks.
         missing: "keep" merges a name that only some ranks record from those; "error" refuses it. It must be equal on all ranks.
@@ -167,15 +166,14 @@ def sync(
         SyncError: nothing was merged, and `recording` is as it was, to be saved. With `async_op`, `wait()` raises what is found
             after the states were sent.
 
-            - Ranks hold different names, monitors or reducers; or a rank cannot send its states, sends what no rank can have
-              recorded, or more than there is memory for. Every rank raises and lists this by global rank.
+            - Ranks hold different names, monitors or reducers, or run other versions; or a rank cannot send its states, or more
+              than there is memory for. Every rank raises and lists this by global rank.
             - The states do not merge. With `to`, only that rank learns it.
             - A rank died, or does not call `sync`. All others raise, within the timeout of the group and a few seconds, and name
               the ranks that did not answer. NCCL ends a process at its timeout instead: give the group a CPU backend too,
               "cpu:gloo,cuda:nccl".
-            - This process is not in the group or mesh, or the ranks of the mesh do not ascend.
-            - With a mesh every rank of it raises, whatever its row; only what fails on the way back is raised by those who wait for
-              it. At worst the timeouts of its groups pass one after another.
+            - This process is not in the group or mesh; or the ranks of the mesh are a part of all, in several dimensions, of which
+              PyTorch has no process group: make one, and give that.
 
     Warns:
         RecordingWarning: copies differ between ranks, on the ranks that get what was merged. Of copies of a DTensor the first
@@ -186,19 +184,13 @@ def sync(
     >>> sync(alone) is alone
     True
     """
-    handle = _started(recording, group, to, missing)
-    return handle if async_op else handle.wait()
-
-
-def _started(
-    recording: Recording, group: Group, to: int | Literal["all"], missing: Missing
-) -> SyncHandle[Recording] | SyncHandle[Recording | None]:
-    if is_alone(group_of(group)):
-        return SyncHandle((), lambda: recording)
+    if is_alone(group):
+        alone = SyncHandle((), lambda: recording)
+        return alone if async_op else alone.wait()
     exchange = Exchange(group, "sync")
     with torch.inference_mode(False):  # inference tensors could not be updated later
-        merge = _sent(recording, exchange, to, missing)
-    return SyncHandle(exchange.works, merge)
+        handle = SyncHandle(exchange.works, _sent(recording, exchange, to, missing))
+    return handle if async_op else handle.wait()
 
 
 def _sent(recording: Recording, exchange: Exchange, to: int | Literal["all"], missing: Missing) -> Callable[[], Recording | None]:

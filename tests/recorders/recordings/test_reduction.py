@@ -153,7 +153,7 @@ def test_what_is_reduced_and_what_is_left() -> None:
     assert plan.sizes[2] == 0
     _, plan = merged_without_processes([of(REDUCED, x), of(REDUCED)])
     assert plan.sizes == [0, 0]
-    assert [list(index) for index in plan.indices] == [[], []]
+    assert [index.states for index in plan.indices] == [{}, {}]
     _, plan = merged_without_processes([of(Moments(), x), of(Moments(), x)])
     assert plan.reduction.size == 0
 
