@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from recorders.errors import CorruptRecordingError, RecordingWarning, SelectionError, StorageError
-from recorders.watch.timeline import Timeline
+from recorders.watch.timeline import Timeline, schema
 
 TICKS, NAMES, PAGE = 40, 6, 512
 
@@ -173,3 +173,55 @@ def test_a_file_cut_to_nothing_is_an_error_that_says_what_to_do(path: Path) -> N
         with pytest.raises(CorruptRecordingError, match=r"run\.db is empty.*remove the file"):
             Timeline(path, read_only=read_only)
     assert path.read_bytes() == b""
+
+
+def forge(path: Path, numbers: str | bytes, tensors: str | None = None) -> None:
+    """A timeline of one tick, whose checksums are right."""
+    with Timeline(path) as timeline:
+        timeline.append(0, {"a": {"x": 1.0}})
+    text = numbers.encode() if isinstance(numbers, str) else numbers
+    tick = schema.Tick(None, tensors, schema.hashed(text))
+    proof = schema.checksum("ticks", 0, *tick)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE ticks SET tensors = ?, digest = ?, checksum = ?, numbers = ?", (tensors, tick.digest, proof, numbers))
+    (series,) = db.execute("SELECT series FROM totals").fetchone()
+    schema.Totals(schema.total([proof]), series).store(db)
+    db.commit()
+    db.close()
+
+
+FORGED_NUMBERS = [
+    "[1]",
+    "null",
+    '{"1":"x"}',
+    '{"1":[1]}',
+    '{"x":1.0}',
+    "[" * 100_000,
+    '{"1":' + "9" * 5000 + "}",
+    b"\xff\xfe",
+    b"",
+    '{"1":1',
+]
+FORGED_TENSORS = ["[1]", "{", '{"a":1}', '{"a":[1]}', '{"a":["x",null]}', '{"a":[1,5]}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("numbers", FORGED_NUMBERS, ids=lambda text: repr(text)[:12])
+def test_forged_numbers_are_typed_errors_or_left_out(tmp_path: Path, numbers: str | bytes) -> None:
+    forge(tmp_path / "run.db", numbers)
+    with Timeline(tmp_path / "run.db", read_only=True) as timeline:
+        for read in (lambda: timeline.at(0), lambda: timeline.series("a", "x"), timeline.select, lambda: timeline.numbers(0)):
+            with pytest.raises(CorruptRecordingError, match=r"run\.db is damaged at tick 0"):
+                read()
+        assert list(timeline.verify()) == [0]
+    with Timeline(tmp_path / "run.db", read_only=True, damaged="skip") as timeline, pytest.warns(RecordingWarning, match="tick 0"):
+        assert (timeline.at(0), timeline.series("a", "x")) == ({}, ([], []))
+
+
+@pytest.mark.parametrize("tensors", FORGED_TENSORS, ids=lambda text: repr(text)[:12])
+def test_forged_lists_of_tensors_are_typed_errors(tmp_path: Path, tensors: str) -> None:
+    forge(tmp_path / "run.db", '{"1":1.0}', tensors)
+    with Timeline(tmp_path / "run.db", read_only=True) as timeline:
+        with pytest.raises(CorruptRecordingError):
+            timeline.tensors(), timeline.tensor("a", 0)
+        assert timeline.verify()
+        assert timeline.at(0) == {"a": {"x": 1.0}}

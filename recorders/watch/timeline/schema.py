@@ -71,11 +71,6 @@ class Tick(NamedTuple):
     tensors: str | None
     digest: int
 
-    def stored_tensors(self) -> dict[str, tuple[int, str | None]]:
-        """Checksum and dtype of each tensor by name."""
-        found: dict[str, tuple[int, str | None]] = json.loads(self.tensors or "{}")
-        return found
-
 
 class Series(NamedTuple):
     """What one number in a tick is: a statistic of a name."""

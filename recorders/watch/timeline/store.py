@@ -29,6 +29,9 @@ _Numbers: TypeAlias = "tuple[list[int], array[float]]"
 _KEPT = 16_000_000
 """How many numbers are kept in memory, 8 bytes each, so that series that are read one by one do not read all ticks again."""
 
+_UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What text that is no JSON, or JSON of something else, raises."""
+
 _SMALL: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "ticks": ("tick, step, tensors, digest", Tick._make),
     "series": ("id, name, statistic", Series._make),
@@ -100,7 +103,7 @@ class Store:
         """The ticks of each tensor."""
         found: dict[str, list[int]] = {}
         for number, tick in self.ticks(db).items():
-            for name in tick.stored_tensors():
+            for name in self.tensors_of(number, tick):
                 found.setdefault(name, []).append(number)
         return found
 
@@ -133,9 +136,13 @@ class Store:
         if row is None or hashed(row[0]) != tick.digest:
             self._damaged(number, reason)
             return [], array("d")
-        names, values = as_numbers(row[0])
-        if names != self._layout[0]:  # most ticks have the series of the one before
-            self._layout = names, list(map(int, names))
+        try:
+            names, values = as_numbers(row[0])
+            if names != self._layout[0]:  # most ticks have the series of the one before
+                self._layout = names, list(map(int, names))
+        except _UNREADABLE as error:  # in a forged file, whose checksums are right
+            self._damaged(number, f"its numbers cannot be read: {error}")
+            return [], array("d")
         found = self._layout[1], values
         if self._kept + len(values) <= _KEPT:
             self._kept += len(values) - (len(known[1][1]) if known is not None else 0)
@@ -156,9 +163,17 @@ class Store:
                 course.append(values[place])
         return found
 
+    def tensors_of(self, number: int, tick: Tick) -> dict[str, tuple[int, str | None]]:
+        """Checksum and dtype of each tensor of a tick by name; empty if that is damaged and skipped."""
+        try:
+            return {name: (int(digest), dtype) for name, (digest, dtype) in json.loads(tick.tensors or "{}").items()}
+        except _UNREADABLE as error:
+            self._damaged(number, f"its list of tensors cannot be read: {error}")
+            return {}
+
     def tensor(self, db: sqlite3.Connection, number: int, tick: Tick, name: str) -> Tensor | None:
         """A tensor that a tick has; None if it is damaged and skipped."""
-        digest, dtype = tick.stored_tensors()[name]
+        digest, dtype = self.tensors_of(number, tick)[name]
         reason: Exception | str = f"the tensor {name!r} is not what was written"
         try:
             row = db.execute("SELECT data FROM tensors WHERE tick = ? AND name = ?", (number, name)).fetchone()
@@ -178,7 +193,7 @@ class Store:
             there, _ = self.numbers(db, number, tick)
             if not series.keys() >= set(there):
                 self._damaged(number, "it has numbers of series that are not there")
-            for name in tick.stored_tensors():
+            for name in self.tensors_of(number, tick):
                 self.tensor(db, number, tick, name)
         try:
             (said,) = db.execute("PRAGMA integrity_check(1)").fetchone()

@@ -370,7 +370,7 @@ class Timeline(SeriesTable, Mapping[str, dict[str, Course]]):
         """
         with self._connection.reading() as db:
             found = self._store.tick(db, tick)
-            names = list(found.stored_tensors()) if found else []
+            names = list(self._store.tensors_of(tick, found)) if found else []
             if found and name in names:
                 tensor = self._store.tensor(db, tick, found, name)
                 if tensor is None:
