@@ -220,7 +220,7 @@ def _copied(path: str, copy: Callable[[str, str], object] = shutil.copyfile) -> 
         draft = os.path.join(folder, "copy")
         copy(path, draft)
         for end in _JOURNALS:
-            with contextlib.suppress(FileNotFoundError, RecordingNotFoundError):
+            with contextlib.suppress(FileNotFoundError, StorageError):  # most have none, and some stores refuse to say so
                 copy(path + end, draft + end)
         _check_file(draft, path)
         with _connected(draft, "rw", path) as db:
