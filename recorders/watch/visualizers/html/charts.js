@@ -60,7 +60,7 @@ function hush() { $("tip").hidden = true; }
 /**
  * A canvas that tells its values under the pointer, and at a place that arrow keys move. A place is [row, index of a tick].
  * `paint(canvas, place, from)` draws and returns {at: (x, y) => place}; `say(place)` is the text; `choose(place)` is a click or Enter;
- * `range(from, to)` gets the places between which the pointer was dragged.
+ * `range(from, to)` gets the places between which the pointer was dragged, or at which Enter was pressed.
  */
 function reader(attributes, [height, width], paint, say, choose, range) {
   let geometry, place = null, from = null;
@@ -77,20 +77,26 @@ function reader(attributes, [height, width], paint, say, choose, range) {
     canvas.setPointerCapture(event.pointerId);
     from = geometry.at(event.offsetX, event.offsetY);
   });
-  canvas.addEventListener("pointerup", () => {
+  const finish = () => {
     const begun = from;
     from = null;
     if (begun && place && begun[1] !== place[1]) range(...[begun, place].sort((a, b) => a[1] - b[1]));
-  });
+  };
+  const mark = () => {
+    if (from) finish(); else from = place;
+    draw(canvas);
+  };
+  canvas.addEventListener("pointerup", finish);
   canvas.addEventListener("pointerleave", () => { from = null; point(null); });
-  canvas.addEventListener("blur", () => point(null));
+  canvas.addEventListener("blur", () => { from = null; point(null); });
   canvas.addEventListener("click", () => { if (place) choose?.(place); });
   canvas.addEventListener("keydown", (event) => {
     const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!height || !width || !(move ? move[1] || height > 1 : event.key === "Enter" && choose && place)) return;
+    const enter = choose ?? (range && mark);
+    if (!height || !width || !(move ? move[1] || height > 1 : event.key === "Enter" && enter && place)) return;
     event.preventDefault();
     event.stopPropagation();
-    if (!move) choose(place);
+    if (!move) enter(place);
     else point(place ? [inside(place[0] + move[0], height), inside(place[1] + move[1], width)] : [0, width - 1]);
   });
   return canvas;

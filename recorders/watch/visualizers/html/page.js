@@ -238,11 +238,11 @@ const KEYS = [
   ["f", "findings", () => $("h-findings").scrollIntoView()],
   ["h", "heat maps", () => $("h-heat").scrollIntoView()],
   ["l", "table of layers", () => $("h-layers").scrollIntoView()],
-  ["0", "all ticks again, after a part was chosen by dragging over a line chart", () => zoomTo()],
+  ["0", "all ticks again, after some were chosen by dragging over a line chart", () => zoomTo()],
   ["t", "dark or light", () => theme(dark() ? "light" : "dark")],
   ["r", "while the training goes on: open again every 10 seconds", () => report.live && $("follow").click()],
   ["?", "this list", () => help()],
-  ["arrows", "on a chart: tick by tick; on a heat map also layer by layer"],
+  ["arrows", "on a chart: tick by tick; on a heat map also layer by layer; on a line chart, Enter at two ticks shows what is between"],
 ];
 
 function help() {

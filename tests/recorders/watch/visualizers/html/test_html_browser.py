@@ -337,6 +337,9 @@ def test_ticks_that_are_dragged_over_are_all_that_charts_show(page: Open) -> Non
     assert page(charted([Chart("Loss", ("loss",), ranges=None)], rows), fragment=address).execute_script("return zoom") == [60, 90]
     press(driver, "0")
     assert driver.execute_script("return zoom") is None
+    driver.execute_script("document.querySelector('#overall canvas.lines').focus()")
+    press(driver, Keys.ARROW_LEFT, Keys.ENTER, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ENTER)
+    assert driver.execute_script("return zoom") == [98, 100]
 
 
 def test_every_chart_has_a_logarithmic_axis_if_it_is_chosen(page: Open) -> None:
