@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 __all__ = [
+    "LOST",
     "NET",
     "Names",
     "Recorded",
@@ -30,7 +31,12 @@ __all__ = [
     "printable",
     "rich_table",
     "shown_name",
+    "sparkline",
 ]
+
+LOST = "\u00d7"
+"""Stands for a value that is not finite."""
+_BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 NET = "(net)"
 
@@ -219,6 +225,25 @@ def _numbers(x: Tensor) -> str:
         return " ".join(number(value) for value in x.reshape(-1).tolist())
     low, high = number(x.min().item()), number(x.max().item())
     return f"{low if low == high else f'{low} to {high}'} in {'x'.join(map(str, x.shape))}"
+
+
+def sparkline(values: Sequence[float | None], log_scale: bool = False) -> str:
+    """One mark for each value, from the lowest to the highest; a cross if it is not finite, a space if it is None.
+
+    >>> sparkline([0.0, 1.0, None, math.nan, 4.0, 8.0])
+    '\u2581\u2582 \u00d7\u2585\u2588'
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    scaled = math.log if log_scale and all(value > 0 for value in finite) else float
+    low, high = (scaled(min(finite)), scaled(max(finite))) if finite else (0.0, 0.0)
+    steps = len(_BARS) - 1
+
+    def mark(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return " " if value is None else LOST
+        return _BARS[round((scaled(value) - low) / (high - low) * steps) if high > low else steps // 2]
+
+    return "".join(map(mark, values))
 
 
 def number(value: float) -> str:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError, SelectionError, TickError, require
-from recorders.recordings.display import Names, listed
+from recorders.recordings.display import Names, Rows, ShownAsTable, listed, number, shown_name, sparkline
 from recorders.recordings.export import Backend, plain
 from recorders.recordings.values import are_close, chosen
 from recorders.watch.timeline.connection import MEMORY, Connection, located
 from recorders.watch.timeline.rows import TimelineRows, numbers_of, step_of, tensors_as_bytes, texts_of, tick_of
 from recorders.watch.timeline.schema import Series
 from recorders.watch.timeline.selection import Chosen, ChosenTicks, Row, frame, selected
-from recorders.watch.timeline.shown import SeriesTable
 from recorders.watch.timeline.store import Course, Store
 
 __all__ = ["Timeline"]
 
 
-class Timeline(SeriesTable, Mapping[str, dict[str, Course]]):
+class Timeline(ShownAsTable, Mapping[str, dict[str, Course]]):
     """An append-only table of scalars over time, in one SQLite file.
 
     It is read like a mapping from name to the statistics of that name, each as its ticks and values.
@@ -166,8 +165,8 @@ class Timeline(SeriesTable, Mapping[str, dict[str, Course]]):
             ids = self._store.ids(db)
             found = self._store.courses(db, ids.values(), self._store.ticks(db))
         made: dict[str, dict[str, Course]] = {}
-        for key, number in ids.items():
-            made.setdefault(key.name, {})[key.statistic] = found[number]
+        for key, at in ids.items():
+            made.setdefault(key.name, {})[key.statistic] = found[at]
         return made.items()
 
     def values(self) -> ValuesView[dict[str, Course]]:
@@ -420,6 +419,24 @@ class Timeline(SeriesTable, Mapping[str, dict[str, Course]]):
         """Closes the file; a timeline in memory is lost. Closing twice is harmless."""
         self._connection.close()
 
+    def __repr__(self) -> str:
+        return self.title_shown()  # no rows: the file may be closed
+
+    def title_shown(self) -> str:
+        """Where it is."""
+        return f"Timeline({self.path!r})"
+
+    def rows_shown(self, names: Sequence[str] | None = None) -> Rows:
+        """One row for each statistic of each name, or of some: the last value, and how it went."""
+        names = [*self] if names is None else names
+        return ("name", "statistic", "over time", "ticks", "last"), map(self._rows_of, names), len(names)
+
+    def _rows_of(self, name: str) -> list[Sequence[str]]:
+        return [
+            (shown_name(name), statistic, sparkline(_thinned(values)), str(len(ticks)), number(values[-1]) if values else "")
+            for statistic, (ticks, values) in self[name].items()
+        ]
+
     def __bool__(self) -> bool:
         return True
 
@@ -437,6 +454,11 @@ class Timeline(SeriesTable, Mapping[str, dict[str, Course]]):
             names = self._store.series(db)
             values = zip(*self._store.numbers(db, tick, found), strict=True)
             return [Row(tick, *names[number], value) for number, value in values if number in names]
+
+
+def _thinned(values: Sequence[float], width: int = 24) -> Sequence[float]:
+    """So many of the values; the last one is among them."""
+    return [values[index * len(values) // width] for index in range(width - 1)] + [values[-1]] if len(values) > width else values
 
 
 def _tensor(values: Iterable[float]) -> Tensor:

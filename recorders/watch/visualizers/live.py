@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recorders.recordings.display import printable
+from recorders.recordings.display import LOST, printable, sparkline
 from recorders.watch.charts import ChartView, axis_of
 from recorders.watch.fault import Findings
 from recorders.watch.over_time import findings_over_time
-from recorders.watch.timeline.shown import LOST, sparkline
 from recorders.watch.visualizers.html.columns import MISSING, Columns, statistics_of
 from recorders.watch.visualizers.screen import NotebookScreen, Screen
 from recorders.watch.visualizers.visualizer import Pace, require, shortened

@@ -19,10 +19,10 @@ from terminal import Terminal
 from torch import nn
 
 from recorders import Inspector, lenses
+from recorders.recordings.display import sparkline
 from recorders.watch.charts import Chart, ChartView, keep_charts
 from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
-from recorders.watch.timeline.shown import sparkline
 from recorders.watch.visualizers import MatplotlibVisualizer, TextVisualizer, live
 from recorders.watch.visualizers import matplotlib as figures
 
