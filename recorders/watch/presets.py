@@ -14,9 +14,8 @@ from recorders.recorder.recorder import Recorder
 from recorders.watch.lenses.attention import entropies, probabilities
 from recorders.watch.lenses.distribution import Outliers
 from recorders.watch.lenses.health import update_ratio as ratio_of
-from recorders.watch.lenses.lens import Lens
+from recorders.watch.lenses.lens import Lens, running
 from recorders.watch.lenses.noise import GradientNoise
-from recorders.watch.lenses.spread import running
 from reducers import (
     Activity,
     Collect,

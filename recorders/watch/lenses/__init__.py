@@ -6,14 +6,12 @@ from recorders.watch.lenses.attention import AttentionEntropy
 from recorders.watch.lenses.distribution import Outliers, Quantiles
 from recorders.watch.lenses.geometry import OutputGradientGeometry, ParameterGradientGeometry, ParameterUpdateGeometry
 from recorders.watch.lenses.health import DeadUnits, NonFinite, UpdateRatio
-from recorders.watch.lenses.kinds import any_module, not_activation
-from recorders.watch.lenses.lens import Lens
+from recorders.watch.lenses.lens import Lens, any_module, collected, not_activation, running, statistics
 from recorders.watch.lenses.losses import LossMetrics
 from recorders.watch.lenses.noise import GradientNoise
 from recorders.watch.lenses.norms import OutputNorm, ParameterCond, ParameterNorm
 from recorders.watch.lenses.saturation import Saturation
 from recorders.watch.lenses.spectrum import EffectiveRank
-from recorders.watch.lenses.spread import collected, running, statistics
 
 __all__ = [
     "Across",

@@ -10,9 +10,19 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.parameters import ParameterGradientMonitor
 from recorders.watch.charts import Across, Chart
-from recorders.watch.lenses.kinds import Classes, OfKind, classes
-from recorders.watch.lenses.lens import Lens, checked_line
-from recorders.watch.lenses.spread import Moment, Names, names_of, pattern_of, phase_of, spread
+from recorders.watch.lenses.lens import (
+    Classes,
+    Lens,
+    Moment,
+    Names,
+    OfKind,
+    checked_line,
+    classes,
+    names_of,
+    pattern_of,
+    phase_of,
+    spread,
+)
 from reducers import Activity, PerObservation, Reducer
 
 __all__ = ["OutputActivation", "ParameterGradientActivation"]

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from recorders.monitors.forward import ForwardMonitor
 from recorders.watch.charts import Aggregation, Chart
-from recorders.watch.lenses.kinds import Classes, OfKind, classes
-from recorders.watch.lenses.lens import Lens, checked
-from recorders.watch.lenses.spread import phase_of, running
+from recorders.watch.lenses.lens import Classes, Lens, OfKind, checked, classes, phase_of, running
 
 __all__ = ["AttentionEntropy", "entropies", "probabilities"]
 

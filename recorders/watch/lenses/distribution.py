@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from recorders.errors import LensError
 from recorders.monitors.forward import ForwardMonitor
 from recorders.watch.charts import Across, Aggregation, Chart
-from recorders.watch.lenses.kinds import Classes, OfKind, classes
-from recorders.watch.lenses.lens import Lens, checked
-from recorders.watch.lenses.spread import pattern_of, phase_of
+from recorders.watch.lenses.lens import Classes, Lens, OfKind, checked, classes, pattern_of, phase_of
 from reducers import Moments, Product, Quantile, Result, Summary
 from reducers.kernels.precision import real
 

@@ -8,9 +8,18 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameters import ParameterGradientMonitor, ParameterUpdateMonitor
 from recorders.watch.charts import Aggregation, Chart
-from recorders.watch.lenses.kinds import any_module, not_activation
-from recorders.watch.lenses.lens import Lens, checked
-from recorders.watch.lenses.spread import Moment, Names, names_of, phase_of, size_of, spread
+from recorders.watch.lenses.lens import (
+    Lens,
+    Moment,
+    Names,
+    any_module,
+    checked,
+    names_of,
+    not_activation,
+    phase_of,
+    size_of,
+    spread,
+)
 from reducers import Geometry
 
 __all__ = ["OutputGradientGeometry", "ParameterGradientGeometry", "ParameterUpdateGeometry"]

@@ -15,9 +15,7 @@ from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameters import ParameterUpdateMonitor
 from recorders.watch.charts import Across, Aggregation, Chart
 from recorders.watch.fault import UPDATE_RANGE
-from recorders.watch.lenses.kinds import Classes, OfKind, classes
-from recorders.watch.lenses.lens import Lens, checked
-from recorders.watch.lenses.spread import Names, names_of, pattern_of, phase_of, spread
+from recorders.watch.lenses.lens import Classes, Lens, Names, OfKind, checked, classes, names_of, pattern_of, phase_of, spread
 from reducers import Activity, FirstNonfinite, Product, Result, Summary
 from reducers.kernels.precision import real
 

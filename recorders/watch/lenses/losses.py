@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from recorders.watch.charts import Aggregation, Chart
-from recorders.watch.lenses.lens import Lens
-from recorders.watch.lenses.spread import Names, names_of, phase_of
+from recorders.watch.lenses.lens import Lens, Names, names_of, phase_of
 
 __all__ = ["LossMetrics"]
 

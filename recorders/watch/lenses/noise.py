@@ -12,8 +12,7 @@ from recorders.errors import LensError
 from recorders.monitors.base import Monitor
 from recorders.monitors.parameters import ParameterGradientMonitor
 from recorders.watch.charts import Chart
-from recorders.watch.lenses.lens import Lens
-from recorders.watch.lenses.spread import Names, names_of
+from recorders.watch.lenses.lens import Lens, Names, names_of
 from reducers import Reducer, Result, State
 from reducers.core.inputs import observation
 from reducers.core.states import check_states, require_state, to_device

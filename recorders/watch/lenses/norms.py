@@ -12,9 +12,20 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.parameters import ParameterMonitor
 from recorders.watch.charts import Across, Aggregation, Chart
-from recorders.watch.lenses.kinds import Classes, HasMatrix, OfKind, classes
-from recorders.watch.lenses.lens import Lens, checked, checked_line
-from recorders.watch.lenses.spread import Names, names_of, phase_of, size_of, spread
+from recorders.watch.lenses.lens import (
+    Classes,
+    HasMatrix,
+    Lens,
+    Names,
+    OfKind,
+    checked,
+    checked_line,
+    classes,
+    names_of,
+    phase_of,
+    size_of,
+    spread,
+)
 from reducers import Geometry, Norm, PerObservation, State, condition_number
 from reducers.core.fields import Add, Field
 from reducers.kernels.precision import count_of

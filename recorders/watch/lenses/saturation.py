@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from recorders.monitors.forward import ForwardMonitor
 from recorders.watch.charts import Across, Chart
 from recorders.watch.fault import SATURATED_SLOPE, relative_slope
-from recorders.watch.lenses.kinds import OfKind
-from recorders.watch.lenses.lens import Lens
-from recorders.watch.lenses.spread import pattern_of, phase_of
+from recorders.watch.lenses.lens import Lens, OfKind, pattern_of, phase_of
 from reducers import Mean, Result
 from reducers.kernels.precision import real
 

@@ -12,9 +12,7 @@ from recorders.capture.operands import leaves
 from recorders.errors import LensError
 from recorders.monitors.forward import ForwardMonitor
 from recorders.watch.charts import Chart
-from recorders.watch.lenses.kinds import Classes, OfKind, classes
-from recorders.watch.lenses.lens import Lens
-from recorders.watch.lenses.spread import pattern_of, phase_of
+from recorders.watch.lenses.lens import Classes, Lens, OfKind, classes, pattern_of, phase_of
 from reducers import Covariance, Result, effective_rank
 
 __all__ = ["EffectiveRank"]
