@@ -110,7 +110,11 @@ class FileLock:
                 with contextlib.suppress(OSError):
                     fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
         finally:
-            self._file.close()
+            self.close()
+
+    def close(self) -> None:
+        """Closes the file: in a forked process, the lock stays that of the one that took it."""
+        self._file.close()
 
 
 @contextlib.contextmanager

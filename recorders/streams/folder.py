@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from pathlib import Path
 
 from recorders.errors import NotARecordingError, StorageError
-from recorders.recordings.atomic_files import flush_file, flush_folder, written_whole
+from recorders.recordings.atomic_files import FileLock, flush_file, flush_folder, written_whole
 from recorders.streams.index import INDEX, OURS, Shard, first_line, read_index
 
-if sys.platform != "win32":
-    import fcntl
-
-__all__ = ["lock", "prepare", "unlock"]
+__all__ = ["lock", "prepare"]
 
 LOCK = ".lock"
 
@@ -44,27 +39,13 @@ def prepare(folder: Path) -> list[Shard]:
     return shards
 
 
-def lock(folder: Path) -> int:
-    """Locks the folder for one writer; returns the handle that holds the lock.
+def lock(folder: Path) -> FileLock:
+    """Locks the folder for one writer.
 
     Raises:
         StorageError: another writer has it.
     """
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise StorageError(f"another Stream is writing to {folder}; give each process a folder of its own") from error
-        except OSError:  # some network file systems have no locks
-            pass
-    return handle
-
-
-def unlock(handle: int) -> None:
-    """Gives the lock back."""
-    if sys.platform != "win32":
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
-    os.close(handle)
+    try:
+        return FileLock(folder / LOCK)
+    except BlockingIOError as error:
+        raise StorageError(f"another Stream is writing to {folder}; give each process a folder of its own") from error

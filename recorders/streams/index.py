@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, SchemaError
+from recorders.recordings.storage.schema import facts_of_line, sealed_line
 
 __all__ = ["BLOCK", "INDEX", "OURS", "PAYLOAD", "Kind", "Part", "Shard", "append", "as_line", "first_line", "read_index"]
 
@@ -114,11 +114,7 @@ def first_line() -> bytes:
 
 def as_line(shard: Shard) -> bytes:
     """The line of a shard, with its checksum."""
-    return _sealed(_dump(asdict(shard)))
-
-
-def _sealed(text: str) -> bytes:
-    return f'{{"crc32":{zlib.crc32(text.encode())},"shard":{text}}}\n'.encode()
+    return (sealed_line(_dump(asdict(shard))[1:]) + "\n").encode()
 
 
 def read_index(folder: Path, start: int = 0, shards: int = 0) -> tuple[list[Shard], int]:
@@ -149,14 +145,14 @@ def read_index(folder: Path, start: int = 0, shards: int = 0) -> tuple[list[Shar
     for line in lines:
         number = shards + len(found)
         try:
-            found.append(_parse(line, number))
+            found.append(_parse(line[:-1], number))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CorruptRecordingError(
                 f"{path}: the line of shard {number} is damaged: {type(error).__name__}: {error}"
             ) from error
     rest = data[data.rfind(b"\n") + 1 :]
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        _parse(rest[:-1] + b"\n", shards + len(found))
+        _parse(rest[:-1], shards + len(found))
         raise CorruptRecordingError(f"{path}: the end of the last line is damaged")
     return found, start + len(data) - len(rest)
 
@@ -177,10 +173,7 @@ def _check_first(path: Path, line: bytes) -> None:
 
 
 def _parse(line: bytes, number: int) -> Shard:
-    entry = json.loads(line)
-    found = entry["shard"]
-    if _sealed(_dump(found)) != line:
-        raise ValueError("its checksum differs")
+    found = facts_of_line(line)
     if found["number"] != number:
         raise ValueError(f"it is that of shard {found['number']!r:.20}")
     parts = {place: _part(values) for place, values in found["parts"].items()}

@@ -12,37 +12,20 @@ import torch
 from torch import Tensor
 
 from recorders.errors import CorruptRecordingError
-from recorders.recordings.storage.tensors import as_bytes, as_memory
+from recorders.recordings.storage.tensors import CODES, PAIRS, as_bytes, as_memory
 from recorders.streams.index import BLOCK, PAYLOAD, Kind, Part
 
 __all__ = ["PartReader", "PartWriter", "header"]
-
-_CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
-_COMPLEX = {"complex32": "F16", "complex64": "F32", "complex128": "F64"}
-_SAME_BITS = {1: "U8", 2: "I16", 4: "I32", 8: "I64"}
 
 
 def header(kind: Kind, rows: int) -> bytes:
     """The first `PAYLOAD` bytes of a file. Complex rows are pairs of reals; dtypes unknown to safetensors are integers."""
     shape = [rows, *kind.shape]
-    code = _CODES.get(kind.dtype) or _COMPLEX.get(kind.dtype) or _SAME_BITS[getattr(torch, kind.dtype).itemsize]
+    code = CODES.get(kind.dtype) or {1: "U8", 2: "I16", 4: "I32", 8: "I64"}[getattr(torch, kind.dtype).itemsize]
     end = rows * kind.row_bytes
     part = Part("", kind, rows, 0, (), 0)
     tensors: dict[str, object] = {
-        "rows": {"dtype": code, "shape": [*shape, 2] if kind.dtype in _COMPLEX else shape, "data_offsets": [0, end]}
+        "rows": {"dtype": code, "shape": [*shape, 2] if kind.dtype in PAIRS else shape, "data_offsets": [0, end]}
     }
     if end < part.ids_start:  # safetensors allows no gap, and the ids are aligned to 8 bytes
         tensors["padding"] = {"dtype": "U8", "shape": [part.ids_start - end], "data_offsets": [end, part.ids_start]}

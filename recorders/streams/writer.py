@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from recorders.recordings.atomic_files import flush_folder
-from recorders.streams.folder import lock, prepare, unlock
+from recorders.streams.folder import lock, prepare
 from recorders.streams.index import INDEX, Kind, Shard, append, as_line
 from recorders.streams.parts import PartWriter
 from recorders.streams.queue import Queue, QueuedRows, as_row_ids, on_host
@@ -46,7 +46,7 @@ class Writer:
         try:
             shards = prepare(folder)
         except BaseException:
-            unlock(self._lock)
+            self._lock.release()
             raise
         self.committed = shards[-1] if shards else None
         self.kinds: dict[str, Kind] = {place: part.kind for shard in shards for place, part in shard.parts.items()}
@@ -91,7 +91,7 @@ class Writer:
             self.flush()
             self.queue.stop()
             self._thread.join()
-            unlock(self._lock)
+            self._lock.release()
 
     def forget(self) -> None:
         """What a forked process does with its copy: the lock and the folder belong to the other process."""
@@ -100,7 +100,7 @@ class Writer:
         self._open, self.failure = False, "it belongs to the process that made it, and this is another one"
         self.queue.changed = threading.Condition()  # the thread that held the lock is not here
         self.queue.stop()
-        os.close(self._lock)
+        self._lock.close()
 
     def _run(self) -> None:
         try:

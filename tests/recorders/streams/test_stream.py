@@ -285,7 +285,7 @@ def test_a_full_queue_drops_whole_batches_counts_them_and_warns_once(tmp_path: P
     assert queue.peak <= 4_000
     assert dropped == 40 - 2 * 2 * 2
     assert f"{dropped} rows dropped" in repr(stream)
-    last = json.loads((tmp_path / "index.jsonl").read_text().splitlines()[-1])["shard"]
+    last = json.loads((tmp_path / "index.jsonl").read_text().splitlines()[-1])
     assert (last["dropped"], last["batches"]) == (dropped, 11)
     data = StreamDataset(tmp_path, ["a", "b"], ids=True)
     assert ids_of(data) == [[0], [1], [2], [3], [100], [101]]
