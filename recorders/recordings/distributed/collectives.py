@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -187,16 +188,10 @@ class Exchange:
 
     def reduce(self, mine: Tensor, op: Literal["sum", "max"], to: int | None) -> Tensor:
         """The sums or maxima of the numbers of all ranks, which arrive likewise; nothing of use on ranks that are not `to`."""
-        reduction = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
-
-        def start() -> Tensor:
-            if to is None:
-                self.works.append(dist.all_reduce(mine, reduction, group=self.group, async_op=True))
-            else:
-                self.works.append(dist.reduce(mine, to, reduction, group=self.group, async_op=True))
-            return mine
-
-        return self._try("states", start)
+        how = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+        all_or_one = dist.all_reduce if to is None else partial(dist.reduce, dst=to)
+        self.works.append(self._try("states", lambda: all_or_one(mine, op=how, group=self.group, async_op=True)))
+        return mine
 
     def arrived(self, *tensors: Tensor) -> list[Tensor]:
         """What has arrived in these tensors, on the CPU; waits for all collectives under way."""

@@ -99,34 +99,19 @@ def wait_at_exit() -> None:
 
 @overload
 def sync(
-    recording: Recording,
-    group: Group = None,
-    *,
-    to: Literal["all"] = "all",
-    missing: Missing = "error",
-    async_op: Literal[False] = False,
+    recording: Recording, group: Group = ..., *, to: Literal["all"] = ..., missing: Missing = ..., async_op: Literal[False] = ...
 ) -> Recording: ...
 @overload
 def sync(
-    recording: Recording,
-    group: Group = None,
-    *,
-    to: int,
-    missing: Missing = "error",
-    async_op: Literal[False] = False,
+    recording: Recording, group: Group = ..., *, to: int, missing: Missing = ..., async_op: Literal[False] = ...
 ) -> Recording | None: ...
 @overload
 def sync(
-    recording: Recording,
-    group: Group = None,
-    *,
-    to: Literal["all"] = "all",
-    missing: Missing = "error",
-    async_op: Literal[True],
+    recording: Recording, group: Group = ..., *, to: Literal["all"] = ..., missing: Missing = ..., async_op: Literal[True]
 ) -> SyncHandle[Recording]: ...
 @overload
 def sync(
-    recording: Recording, group: Group = None, *, to: int, missing: Missing = "error", async_op: Literal[True]
+    recording: Recording, group: Group = ..., *, to: int, missing: Missing = ..., async_op: Literal[True]
 ) -> SyncHandle[Recording | None]: ...
 def sync(
     recording: Recording,
