@@ -12,7 +12,6 @@ import sqlite3
 import stat
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -184,8 +183,7 @@ def open_file(path: str) -> sqlite3.Connection:
     if not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK)):
         raise StorageError(f"{path} cannot be written, or its folder cannot: to read it, use Timeline(path, read_only=True)")
     with _connected(path, "rw") as db:
-        if db.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
-            _end_log(db)
+        db.execute("PRAGMA journal_mode = DELETE")  # of a file that another program gave a write-ahead log
         db.execute("PRAGMA synchronous = EXTRA")
         db.execute("PRAGMA secure_delete = ON")  # so that no page holds rows that were removed, which would have right checksums
     return db
@@ -318,19 +316,3 @@ def _check_tables(db: sqlite3.Connection, path: str) -> None:
         raise SchemaError(f"{path} has schema {version}, this version of torch-recorders knows {SCHEMA}: install a newer one")
     if version != SCHEMA or tables != TABLES:
         raise CorruptRecordingError(f"{path} says it is a timeline of schema {version}, but its tables are not those of one")
-
-
-def _end_log(db: sqlite3.Connection) -> None:
-    """Gives a file that another program gave a write-ahead log a rollback journal again.
-
-    SQLite waits for ordinary locks, but not for those of a file that changes between kinds of journals.
-    """
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = DELETE")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)

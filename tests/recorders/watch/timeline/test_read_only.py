@@ -116,6 +116,20 @@ def test_what_a_killed_writer_left_is_undone_in_a_copy(path: Path, tmp_path: Pat
         assert timeline.series("Loss/train", "mean")[1] == [1.0, 0.0, -1.0, -2.0]
 
 
+def test_a_write_ahead_log_of_another_program_is_read_in_a_copy_and_ended_by_a_writer(path: Path) -> None:
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+    db.close()
+    before = state(path.parent)
+    with Timeline(path, read_only=True) as timeline:
+        assert timeline.ticks() == [0, 1, 2, 3]
+    assert state(path.parent) == before
+    with Timeline(path) as timeline:
+        timeline.append(4, {})
+        assert timeline.ticks() == [0, 1, 2, 3, 4]
+    assert [each.name for each in path.parent.iterdir()] == ["run.db"]
+
+
 def damaged(path: Path, *statements: str) -> None:
     db = sqlite3.connect(path)
     for statement in statements:
