@@ -114,7 +114,7 @@ def merge_parts(
         if apart and part.reducer is None and merged is None and not shared:
             unknown[where] = part
         elif shared or part.placement:
-            shared += [] if shared or merged is None else [("", merged)]
+            shared += [] if shared or merged is None else [("the first", merged)]
             shared.append((where, part))
         else:
             before = next(iter(unknown.values()), merged)
@@ -186,8 +186,8 @@ def _of_ranks(parts: Sequence[tuple[str, Subrecording]], name: str, differing: D
         for tensor in tensors:
             for label, state in tensor.states.items():
                 path = f"{leaf}.{label}" if leaf and label else leaf or label
-                at_rank = f"what rank {tensor.rank} shares"
-                states[path] = _fit(at_rank, name, reducer.merge, states.get(path, {}), state)
+                whose = f"rank {tensor.rank}" if tensor.rank >= 0 else "what a rank has for itself"
+                states[path] = _fit(whose, name, reducer.merge, states.get(path, {}), state)
     total = max(samples, default=sum(part.samples for part in ranks))
     return replace(ranks[0], states=states, samples=total, saved_results=None, progress=None, placement={})
 

@@ -109,6 +109,30 @@ def test_one_rank_at_several_times_comes_before_the_ranks_together() -> None:
     assert whole.samples == 3
 
 
+def test_states_that_do_not_merge_name_the_rank_and_the_subrecorder() -> None:
+    xs = observations()
+    narrow = [x[:, :2] for x in xs]
+    reducer = Mean("o i -> i")
+    placed = [recorded(reducer, Placement(rank, shared=True), each) for rank, each in enumerate((xs, narrow))]
+    with pytest.raises(MergeError, match=r"^rank 1 does not fit those before it: subrecorder 'x': "):
+        merge_ranks(placed)
+    with pytest.raises(MergeError, match=r"^what a rank has for itself does not fit those before it: subrecorder 'x': "):
+        merge_ranks([placed[0], recorded(reducer, None, narrow)])
+    with pytest.raises(MergeError, match=r"^rank 1 does not fit those before it: subrecorder 'x': the reducers differ"):
+        merge_ranks([placed[0], recorded(Mean(), Placement(1, shared=True), xs)])
+
+
+def test_data_of_a_rank_and_copies_of_others_merge_in_any_order() -> None:
+    xs = observations()
+    own, copies = recorded(Norm(), None, xs), [recorded(Norm(), Placement(rank, shared=True), xs) for rank in (1, 2)]
+    for order in ([own, own, *copies], [*copies, own, own], [own, copies[0], own, copies[1]]):
+        merged = merge_ranks(order)["x"]
+        assert merged.samples == 9
+        assert not merged.placement
+        norm = float(copies[0]["x"].compute()) * 3**0.5
+        assert abs(float(merged.compute()) - norm) < 1e-12 * norm
+
+
 def test_parts_are_not_merged_two_at_a_time() -> None:
     first, second = in_parts(Norm(), 0, 2)
     with pytest.raises(MergeError, match=r"is part 0 of 2 along axis 0 on rank 0 in one and part 1 .* recorders.merge\(paths\)"):
