@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,7 +20,7 @@ from recorders.recordings.storage.tensors import stored_as
 from reducers import RecipeError, Reducer, ReducerError, State, from_recipe, to_recipe
 from reducers.core.reducer import registry
 
-__all__ = ["Contents", "Recipes", "rebuilt"]
+__all__ = ["Contents", "Recipes", "no_collection", "rebuilt"]
 
 
 class Contents:
@@ -221,3 +223,15 @@ def rebuilt(entry: Entry, recipes: Recipes, tensor: Callable[[str], Tensor], whe
 def _unflatten(tree: Tree, tensor: Callable[[str], Tensor]) -> Any:
     """The result whose tensors have these names."""
     return tensor(tree) if isinstance(tree, str) else {key: _unflatten(node, tensor) for key, node in tree.items()}
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Disables the garbage collector, which takes up to half of the time of many subrecorders and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import shutil
 import tempfile
@@ -25,7 +23,7 @@ from recorders.recordings.atomic_files import as_path, is_url, open_regular
 from recorders.recordings.display import listed
 from recorders.recordings.distributed.merge import Merged, merged_aliases
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.recordings.storage.codec import Recipes, rebuilt
+from recorders.recordings.storage.codec import Recipes, no_collection, rebuilt
 from recorders.recordings.storage.remote import fetch, fetched, renamed
 from recorders.recordings.storage.schema import (
     MANIFEST,
@@ -187,7 +185,7 @@ def _read(root: str, manifest: Manifest, ranks: _Chosen, given: Given, skip: boo
 
 def _whole(root: str, manifest: Manifest, recipes: Recipes, skip: bool, mmap: bool) -> Recording:
     """The recording of a manifest of one process; if `skip`, without what is damaged of it."""
-    with _no_collection():
+    with no_collection():
         read = _reader(root, manifest, recipes, mapped=mmap, kept=True)
         damaged = dict(manifest.damaged)
         parts: Mapping[str, Subrecording]
@@ -302,18 +300,6 @@ def _with_reducers(recording: Recording, reducers: Given, where: str) -> Recordi
     for name in without:
         without_modes(recipes.check, recording[name], f"{where} (subrecorder {name!r}), with the reducer that was given,")
     return recording
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disables the garbage collector, which doubled the time to read many subrecorders and finds nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _beside(root: str) -> str:

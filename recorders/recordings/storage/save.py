@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -27,7 +28,7 @@ from recorders._torch import without_modes
 from recorders.errors import RecordingWarning, StorageError
 from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.recording import Recording, Subrecording, register_writer
-from recorders.recordings.storage.codec import Contents, Recipes
+from recorders.recordings.storage.codec import Contents, Recipes, no_collection
 from recorders.recordings.storage.commit import Commit, Generation, check_same_net, names_at
 from recorders.recordings.storage.remote import send
 from recorders.recordings.storage.schema import Entry, Manifest, RankFile, encode, rank_file
@@ -179,27 +180,30 @@ def write_files(
     width = max(5, len(str(len(recording))))
     recipes, entries = Recipes(), list[Entry]()
     waiting: list[tuple[str, Subrecording, Contents]] = []
-    for index, (name, part) in enumerate(recording.subrecordings.items()):
-        try:
-            contents = Contents(part, results=results, prefix=f"{index}/" if layout == "packed" else "")
-            if layout == "folder":
-                slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:200].lower())[:40].strip("-")
-                file = f"{prefix}{index:0{width}}{'-' * bool(slug)}{slug}.safetensors"
-                written = _write(files, file, contents.tensors, contents.kinds)
-                entries.append(_entry(name, part, contents, recipes, *written))
-            else:
-                waiting.append((name, part, contents))
-        except StorageError as error:  # also of a tensor of a device that fails, or whose memory is freed meanwhile
-            left_out.append(f"subrecorder {name!r}: {error}")
-            continue
-        if contents.left_out:
-            left_out.append(f"the result of subrecorder {name!r}: {contents.left_out}")
+    # Not while files are written, which may take long beside a training that makes garbage.
+    with no_collection() if layout == "packed" else nullcontext():
+        for index, (name, part) in enumerate(recording.subrecordings.items()):
+            try:
+                contents = Contents(part, results=results, prefix=f"{index}/" if layout == "packed" else "")
+                if layout == "folder":
+                    slug = re.sub(r"[^a-z0-9]+", "-", str(name)[:200].lower())[:40].strip("-")
+                    file = f"{prefix}{index:0{width}}{'-' * bool(slug)}{slug}.safetensors"
+                    written = _write(files, file, contents.tensors, contents.kinds)
+                    entries.append(_entry(name, part, contents, recipes, *written))
+                else:
+                    waiting.append((name, part, contents))
+            except StorageError as error:  # also of a tensor of a device that fails, or whose memory is freed meanwhile
+                left_out.append(f"subrecorder {name!r}: {error}")
+                continue
+            if contents.left_out:
+                left_out.append(f"the result of subrecorder {name!r}: {contents.left_out}")
     packed = None
     if waiting:
         tensors = {key: tensor for _, _, contents in waiting for key, tensor in contents.tensors.items()}
         kinds = {key: kind for _, _, contents in waiting for key, kind in contents.kinds.items()}
         shared, dtypes = _write(files, prefix + _PACKED_FILE, tensors, kinds)
-        entries = [_entry(*one, recipes, shared, dtypes) for one in waiting]
+        with no_collection():
+            entries = [_entry(*one, recipes, shared, dtypes) for one in waiting]
         packed = dict(zip(("file", "bytes", "sha256"), shared, strict=True))
     names = {entry.name for entry in entries}
     aliases = {alias: name for alias, name in recording.aliases.items() if name in names}
