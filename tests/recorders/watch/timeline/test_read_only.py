@@ -116,7 +116,7 @@ def test_what_a_killed_writer_left_is_undone_in_a_copy(path: Path, tmp_path: Pat
         assert timeline.series("Loss/train", "mean")[1] == [1.0, 0.0, -1.0, -2.0]
 
 
-def test_a_write_ahead_log_of_another_program_is_read_in_a_copy_and_ended_by_a_writer(path: Path) -> None:
+def test_a_write_ahead_log_of_another_program_is_read_in_a_copy_and_ended(path: Path) -> None:
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
     db.close()
