@@ -20,6 +20,7 @@ from recorders.cli.output import UsageError, complain
 from recorders.errors import MissingExtraError, RecorderError
 from recorders.recordings.plugins import import_reducers
 from reducers import ReducerError
+from reducers.errors import did_you_mean
 from reducers.kernels.cpp import library
 
 __all__ = ["VERBS", "Status", "main"]
@@ -112,8 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     command, verbs = parsers()
-    if arguments and arguments[0] in GONE:
-        raise UsageError(f"there is no verb {arguments[0]!r} any more: recorders {GONE[arguments[0]]}")
+    verb = arguments[0] if arguments else "-"
+    if verb in GONE:
+        raise UsageError(f"there is no verb {verb!r} any more: recorders {GONE[verb]}")
+    if not verb.startswith("-") and verb not in verbs:
+        command.error(f"there is no verb {verb!r}: {did_you_mean(verb, verbs)}there are {[*verbs]}")
     options = vars(command.parse_args(arguments))
     if options.pop("version"):
         print(_versions())

@@ -29,8 +29,9 @@ def console(*, stderr: bool = False) -> Console:
     """Where to print: as wide as the terminal, and 160 characters in a file or a pipe."""
     kind = require("rich.console", "cli").Console
     found: Console = kind(highlight=False, markup=False, stderr=stderr)
-    wide = int(os.environ.get("COLUMNS", "160"))
-    return found if found.is_terminal else kind(highlight=False, markup=False, stderr=stderr, width=wide)
+    wide = os.environ.get("COLUMNS", "")
+    width = int(wide) if wide.isdecimal() else 160
+    return found if found.is_terminal else kind(highlight=False, markup=False, stderr=stderr, width=width)
 
 
 def filled(shown: Rows, numbers: int) -> Table:

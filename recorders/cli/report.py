@@ -11,7 +11,6 @@ from recorders.cli.output import UsageError, print_written, working
 from recorders.cli.sources import Source, add_source, at_least, kind_of, open_source
 from recorders.errors import NotARecordingError
 from recorders.recordings.atomic_files import as_path
-from recorders.streams.files import StreamFiles
 from recorders.watch.replay import replay
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.choice import as_visualizers
@@ -73,11 +72,7 @@ def _target(text: str) -> tuple[str, str]:
 
 
 def _page(target: str, sources: Sequence[Source], paths: Sequence[str], title: str) -> list[Path]:
-    runs = []
-    for source, path in zip(sources, paths, strict=True):
-        if isinstance(source, StreamFiles):
-            raise NotARecordingError(f"{path} is a stream of rows, not of results: recorders show {path}")
-        runs.append(Run.of(source, path))
+    runs = [Run.of(source, path) for source, path in zip(sources, paths, strict=True)]
     with working("writing"):
         page = html_report(*runs, title=title)
     if target == "-":

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from recorders.cli.output import working
-from recorders.errors import NotARecordingError, RecordingNotFoundError, SelectionError
-from recorders.recordings.atomic_files import as_path, is_url
+from recorders.errors import SelectionError
 from recorders.recordings.display import is_named, listed, shown_name
 from recorders.recordings.recording import Recording
-from recorders.recordings.storage.load import load
-from recorders.recordings.storage.schema import MANIFEST, recording_of
 from recorders.streams.files import StreamFiles
-from recorders.streams.index import INDEX
+from recorders.watch.opened import open_recorded
 from recorders.watch.timeline import Timeline
 from reducers.errors import did_you_mean
 
@@ -57,53 +52,9 @@ def place(text: str) -> str:
 
 
 def open_source(path: str) -> Source:
-    """What is at a path; nothing is created or changed."""
+    """What is at a path or a URL; nothing is created or changed."""
     with working(f"reading {path}"):
-        if is_url(path):
-            return _at_url(path)
-        there = as_path(path)
-        if os.path.isfile(os.path.join(there, INDEX)) and not os.path.exists(os.path.join(there, MANIFEST)):
-            return StreamFiles(path)
-        if os.path.isdir(there) or recording_of(there) is not None:
-            return load(path)
-        if not os.path.exists(there):
-            raise RecordingNotFoundError(f"there is nothing at {path}: {_beside(there)}")
-        return Timeline(path, read_only=True)
-
-
-def _at_url(path: str) -> Source:
-    """A store says what is there only by what it lacks."""
-    try:
-        return load(path)
-    except NotARecordingError as error:
-        for kind in (StreamFiles, lambda url: Timeline(url, read_only=True)):
-            try:
-                return kind(path)
-            except (NotARecordingError, RecordingNotFoundError):
-                continue
-        raise error
-
-
-def _beside(path: str) -> str:
-    """What there is instead, as the end of a message."""
-    folder = Path(os.path.abspath(path)).parent
-    try:
-        names = sorted(entry.name for entry in folder.iterdir() if _holds_something(entry))
-    except OSError:
-        names = []
-    guess = did_you_mean(os.path.basename(path), names)
-    return f"{guess}in {folder} there are {listed(names)}" if names else "give a recording, a timeline or a stream"
-
-
-def _holds_something(path: Path) -> bool:
-    """Whether it is a recording, a stream or a timeline, by its first bytes."""
-    if path.is_dir():
-        return (path / MANIFEST).is_file() or (path / INDEX).is_file()
-    try:
-        with path.open("rb") as file:
-            return path.is_file() and file.read(16) == b"SQLite format 3\0"
-    except OSError:
-        return False
+        return open_recorded(path)
 
 
 def kind_of(source: Source) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,14 +32,14 @@ class StreamDataset(Dataset[Any]):
     workers reads each row once, because its sampler deals out the positions; `batches` is faster than stacking rows one by one.
 
     Args:
-        path: the folder of the stream.
+        path: the folder of the stream, or its URL, as for `load`: a file is fetched when a row of it is read first.
         places: a name; or several names, then an item is a dict by name of rows with equal ids. None if the stream has one place.
         shuffle: the seed of a shuffled order; None for the order in which rows were written.
         window: how many rows are shuffled together; see `shuffled`.
         ids: an item is a pair of the row and its id, which is int64 of shape (columns,).
 
     Attributes:
-        path: the folder.
+        path: the folder, or the URL.
         places: the names.
 
     Raises:
@@ -59,7 +59,7 @@ class StreamDataset(Dataset[Any]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str],
         places: str | Sequence[str] | None = None,
         *,
         shuffle: int | None = None,

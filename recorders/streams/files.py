@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from recorders.errors import CorruptRecordingError
-from recorders.recordings.atomic_files import as_path
+from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError
+from recorders.recordings.atomic_files import as_path, is_url
 from recorders.recordings.display import Rows, ShownAsTable, shown_name
-from recorders.streams.index import Kind, read_index
+from recorders.recordings.storage.remote import fetch_file
+from recorders.streams.index import INDEX, Kind, Shard, read_index
 from recorders.streams.parts import PartReader
 
 __all__ = ["StreamFiles"]
 
 
 class StreamFiles(ShownAsTable):
-    """The committed shards of the stream in a folder.
+    """The committed shards of a stream. Of one at a URL, a file is fetched into a temporary folder when it is read first.
 
     Attributes:
-        path: the folder.
+        path: the folder, or the URL.
         shards: those that were committed when it was made, or refreshed.
 
     Raises:
@@ -27,14 +33,21 @@ class StreamFiles(ShownAsTable):
         CorruptRecordingError, SchemaError: its index cannot be read.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(as_path(path)).absolute()
-        self.shards, self._end = read_index(self.path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path) if is_url(path) else Path(as_path(path)).absolute()
+        self.shards: list[Shard] = []
+        self._end, self._folder = 0, self._local_folder()
         self._readers: dict[tuple[int, str], PartReader] = {}
+        self.refresh()
 
     def refresh(self) -> None:
         """Takes in the shards that were committed since."""
-        found, self._end = read_index(self.path, self._end, len(self.shards))
+        if isinstance(self.path, str):
+            try:
+                self._fetch(INDEX)
+            except RecordingNotFoundError as error:
+                raise NotARecordingError(f"{self.path} holds no stream: there is no {INDEX} in it") from error
+        found, self._end = read_index(self._folder, self._end, len(self.shards), str(self.path))
         self.shards = [*self.shards, *found]
 
     def __iter__(self) -> Iterator[str]:
@@ -54,11 +67,21 @@ class StreamFiles(ShownAsTable):
         """How many batches are committed."""
         return self.shards[-1].batches if self.shards else 0
 
+    @property
+    def dropped(self) -> int:
+        """How many rows had been dropped when the last shard was committed."""
+        return self.shards[-1].dropped if self.shards else 0
+
     def reader(self, shard: int, place: str) -> PartReader:
         """The rows of a place in a shard; its file is mapped once."""
         found = self._readers.get((shard, place))
         if found is None:
-            found = self._readers[shard, place] = PartReader(self.path, place, self.shards[shard].parts[place])
+            part = self.shards[shard].parts[place]
+            if isinstance(self.path, str) and not (self._folder / part.file).exists():
+                with contextlib.suppress(RecordingNotFoundError):  # the reader tells which rows are missing
+                    self._fetch(part.file)
+            found = PartReader(self._folder / part.file, f"{self.path}/{part.file}", place, part)
+            self._readers[shard, place] = found
         return found
 
     def verify(self) -> dict[str, str]:
@@ -67,7 +90,7 @@ class StreamFiles(ShownAsTable):
         for shard in self.shards:
             for place in shard.parts:
                 try:
-                    PartReader(self.path, place, shard.parts[place]).check()
+                    self.reader(shard.number, place).check()
                 except CorruptRecordingError as error:
                     damaged[f"{place!r} in shard {shard.number}"] = str(error)
         return damaged
@@ -78,7 +101,7 @@ class StreamFiles(ShownAsTable):
     def summary(self) -> str:
         """How much it holds."""
         rows = sum(map(self.rows, self))
-        dropped = f", {self.shards[-1].dropped:,} rows dropped" if self.shards and self.shards[-1].dropped else ""
+        dropped = f", {self.dropped:,} rows dropped" if self.dropped else ""
         return f"{rows:,} rows of {len([*self])} places in {len(self.shards)} shards, {self.batches:,} batches{dropped}"
 
     def rows_shown(self, names: Sequence[str] | None = None) -> Rows:
@@ -97,8 +120,33 @@ class StreamFiles(ShownAsTable):
         for place in names:
             kind = self.kind(place)
             places[place] = {"rows": self.rows(place), "dtype": kind.dtype, "shape": kind.shape, "id_columns": kind.columns}
-        dropped = self.shards[-1].dropped if self.shards else 0
-        return {"kind": "stream", "shards": len(self.shards), "batches": self.batches, "dropped": dropped, "places": places}
+        counts = {"shards": len(self.shards), "batches": self.batches, "dropped": self.dropped}
+        return {"kind": "stream", **counts, "places": places}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_readers": {}}  # each process maps the files itself
+        return {**vars(self), "_readers": {}, "_folder": None}  # each process fetches and maps the files itself
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._folder = self._local_folder()
+
+    def _local_folder(self) -> Path:
+        """Where the files are, or will be fetched to."""
+        if isinstance(self.path, Path):
+            return self.path
+        folder = tempfile.mkdtemp()
+        weakref.finalize(self, _remove, folder, os.getpid())
+        return Path(folder)
+
+    def _fetch(self, file: str) -> None:
+        """Copies a file from the URL, whole or not at all: others may read it, or fetch it, too."""
+        handle, draft = tempfile.mkstemp(dir=self._folder)
+        os.close(handle)
+        fetch_file(f"{str(self.path).rstrip('/')}/{file}", draft)
+        os.replace(draft, self._folder / file)
+
+
+def _remove(folder: str, process: int) -> None:
+    """Removes what was fetched, but not in a forked process, which shares it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

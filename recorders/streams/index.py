@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,10 +18,11 @@ from typing import Any
 
 import torch
 
-from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, SchemaError
-from recorders.recordings.storage.schema import facts_of_line, sealed_line
+from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, SchemaError, StorageError
+from recorders.recordings.storage.schema import MAX_LINE, facts_of_line, sealed_line
+from recorders.recordings.storage.tensors import CODES, MAX_RANK
 
-__all__ = ["BLOCK", "INDEX", "OURS", "PAYLOAD", "Kind", "Part", "Shard", "append", "as_line", "first_line", "read_index"]
+__all__ = ["BLOCK", "FIRST", "INDEX", "OURS", "PAYLOAD", "Kind", "Part", "Shard", "append", "as_line", "read_index"]
 
 INDEX = "index.jsonl"
 OURS = re.compile(r"\d{8}-\d{4}-[\w.-]{0,60}\.safetensors", re.ASCII)
@@ -31,8 +33,6 @@ PAYLOAD = 4096
 
 BLOCK = 1 << 20
 """Each block of so many bytes of the tensors has a checksum."""
-
-_FORMAT, _VERSION = "torch-recorders stream", 1
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,8 @@ class Kind:
     @property
     def row_bytes(self) -> int:
         """The bytes of one row."""
-        elements = 1
-        for size in self.shape:
-            elements *= size
-        return elements * _itemsize(self.dtype)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return math.prod(self.shape) * dtype.itemsize
 
     def __str__(self) -> str:
         return f"rows of shape {self.shape} in {self.dtype} with {self.columns} id column{'s' * (self.columns != 1)}"
@@ -66,7 +64,6 @@ class Part:
     """The rows of one place in one shard: one safetensors file with the tensors `rows` and `ids`.
 
     Attributes:
-        header: the CRC-32 of the header.
         blocks: the CRC-32 of each block of the tensors.
         ids_crc: the CRC-32 of the ids: parts of a shard with equal ids need not be aligned.
     """
@@ -74,7 +71,6 @@ class Part:
     file: str
     kind: Kind
     rows: int
-    header: int
     blocks: tuple[int, ...]
     ids_crc: int
 
@@ -107,69 +103,69 @@ class Shard:
     next_ids: Mapping[str, int] = field(default_factory=dict)
 
 
-def first_line() -> bytes:
-    """The line that every index begins with."""
-    return (_dump({"format": _FORMAT, "version": _VERSION, "payload": PAYLOAD, "block": BLOCK}) + "\n").encode()
+FIRST = (json.dumps({"format": "torch-recorders stream", "version": 1, "payload": PAYLOAD, "block": BLOCK}) + "\n").encode()
+"""The line that every index begins with."""
 
 
 def as_line(shard: Shard) -> bytes:
-    """The line of a shard, with its checksum."""
-    return (sealed_line(_dump(asdict(shard))[1:]) + "\n").encode()
+    """The line of a shard, with its checksum; raises `StorageError` if it could not be read back."""
+    line = f"{sealed_line(json.dumps(asdict(shard), separators=(',', ':'))[1:])}\n".encode()
+    if len(line) > MAX_LINE:
+        raise StorageError(f"a line of {len(line)} bytes cannot be read back: record fewer places, or choose smaller shard_bytes")
+    return line
 
 
-def read_index(folder: Path, start: int = 0, shards: int = 0) -> tuple[list[Shard], int]:
+def read_index(folder: Path, start: int = 0, shards: int = 0, name: str = "") -> tuple[list[Shard], int]:
     """The shards whose lines begin at the byte `start` or after it, and the byte at which the next line will begin.
 
     Args:
         start: 0, or what an earlier call returned.
         shards: the number of shards that were read before.
+        name: what messages call the folder, if not by its path.
 
     Raises:
         RecordingNotFoundError, NotARecordingError: there is no stream at `folder`.
         SchemaError: a newer version wrote it.
         CorruptRecordingError: a line is damaged; the message names it.
     """
-    path = folder / INDEX
+    name = name or str(folder)
     try:
-        with open(path, "rb") as file:
+        with open(folder / INDEX, "rb") as file:
             file.seek(start)
             data = file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
         if folder.exists():
-            raise NotARecordingError(f"{folder} holds no stream: there is no {INDEX} in it") from error
-        raise RecordingNotFoundError(f"there is no stream at {folder}") from error
+            raise NotARecordingError(f"{name} holds no stream: there is no {INDEX} in it") from error
+        raise RecordingNotFoundError(f"there is no stream at {name}") from error
     found: list[Shard] = []
-    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    *lines, rest = data.split(b"\n")
     if start == 0:
-        _check_first(path, lines.pop(0) if lines else data)
+        _check_first(f"{name}/{INDEX}", lines.pop(0) + b"\n" if lines else data)
     for line in lines:
         number = shards + len(found)
         try:
-            found.append(_parse(line[:-1], number))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            found.append(_parse(line, number))
+        except _UNREADABLE as error:
             raise CorruptRecordingError(
-                f"{path}: the line of shard {number} is damaged: {type(error).__name__}: {error}"
+                f"{name}/{INDEX}: the line of shard {number} is damaged: {type(error).__name__}: {error}"
             ) from error
-    rest = data[data.rfind(b"\n") + 1 :]
-    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    with contextlib.suppress(*_UNREADABLE):
         _parse(rest[:-1], shards + len(found))
-        raise CorruptRecordingError(f"{path}: the end of the last line is damaged")
+        raise CorruptRecordingError(f"{name}/{INDEX}: the end of the last line is damaged")
     return found, start + len(data) - len(rest)
 
 
-def _check_first(path: Path, line: bytes) -> None:
-    try:
-        first = json.loads(line)
-        known = first["format"] == _FORMAT
-        version = first["version"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CorruptRecordingError(f"{path}: the first line is not that of a stream: {line[:80]!r}") from error
-    if not known:
-        raise NotARecordingError(f"{path} is no index of a stream, but of {first['format']!r:.80}")
-    if version != _VERSION:
-        raise SchemaError(f"{path} has version {version!r:.20}; this version of recorders knows {_VERSION}")
-    if line != first_line():
-        raise CorruptRecordingError(f"{path}: the first line is damaged: {line[:200]!r}")
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+"""What a line raises that is damaged or forged."""
+
+
+def _check_first(name: str, line: bytes) -> None:
+    if line == FIRST:
+        return
+    found = re.match(rb'\{"format": "torch-recorders stream", "version": (\d{1,9}), ', line)
+    if found and int(found[1]) != 1:
+        raise SchemaError(f"{name} has version {int(found[1])}; this version of recorders knows 1")
+    raise CorruptRecordingError(f"{name}: the first line is not that of a stream: {line[:80]!r}")
 
 
 def _parse(line: bytes, number: int) -> Shard:
@@ -177,47 +173,29 @@ def _parse(line: bytes, number: int) -> Shard:
     if found["number"] != number:
         raise ValueError(f"it is that of shard {found['number']!r:.20}")
     parts = {place: _part(values) for place, values in found["parts"].items()}
-    return Shard(
-        number, parts, _count(found["batches"]), _count(found["dropped"]), {k: _count(v) for k, v in found["next_ids"].items()}
-    )
+    next_ids = {place: _count(value) for place, value in found["next_ids"].items()}
+    return Shard(number, parts, _count(found["batches"]), _count(found["dropped"]), next_ids)
 
 
 def _part(values: dict[str, Any]) -> Part:
-    kind = values["kind"]
-    file, dtype, shape = values["file"], kind["dtype"], tuple(map(_count, kind["shape"]))
+    file, kind = values["file"], values["kind"]
+    shape, blocks = tuple(map(_count, kind["shape"])), tuple(map(_count, values["blocks"]))
     if not OURS.fullmatch(file):
         raise ValueError(f"{file!r:.80} is no name of a file of a stream")
-    _itemsize(dtype)
-    if len(shape) > 64:
-        raise ValueError(f"rows of {len(shape)} axes")
+    if len(shape) > MAX_RANK or kind["dtype"] not in CODES:
+        raise ValueError(f"rows of {len(shape)} axes in {kind['dtype']!r:.40}")
     part = Part(
-        file,
-        Kind(dtype, shape, _count(kind["columns"])),
-        _count(values["rows"]),
-        _count(values["header"]),
-        tuple(map(_count, values["blocks"])),
-        _count(values["ids_crc"]),
+        file, Kind(kind["dtype"], shape, _count(kind["columns"])), _count(values["rows"]), blocks, _count(values["ids_crc"])
     )
-    if len(part.blocks) != -(-part.size // BLOCK):
-        raise ValueError(f"{len(part.blocks)} checksums for {part.size} bytes")
+    if len(blocks) != -(-part.size // BLOCK):
+        raise ValueError(f"{len(blocks)} checksums for {part.size} bytes")
     return part
-
-
-def _itemsize(dtype: str) -> int:
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"no dtype {dtype!r:.40}")
-    return found.itemsize
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"{value!r:.40} is no count")
     return value
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def append(path: Path, line: bytes) -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from reducers.kernels.locks import new_lock
 
 __all__ = ["RUN", "Shuffle"]
 
 RUN = 256
 """How many rows that lie beside each other are drawn together by a shuffle with a window."""
 
-_KEPT = 3
-"""How many tensors a shuffle keeps in any case: the runs, where they end, and the window that is read."""
-_MOST = 1 << 22
-"""The bytes up to which it keeps more."""
+_KEPT = 8
+"""How many permutations a shuffle keeps: of the runs, and of the windows that are read."""
 
-_ENDS, _RUNS, _ALL = -3, -2, -1
+_RUNS, _ALL = -2, -1
 
 
 class Shuffle:
@@ -38,8 +33,8 @@ class Shuffle:
 
     def __init__(self, seed: int, window: int | None) -> None:
         self.seed, self.window = seed, window
-        self._kept: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
-        self._lock = new_lock()
+        self._permutation = lru_cache(_KEPT)(partial(_permuted, seed))  # not of `self`, which would hold itself
+        self._ends = lru_cache(1)(_ends)
 
     def __call__(self, positions: Tensor, rows: int) -> Tensor:
         """The rows at these positions, which are int64 from 0 to `rows - 1`."""
@@ -54,7 +49,7 @@ class Shuffle:
             inside[chosen] = start + self._permutation(count, number)[positions[chosen] - start]
         # Only the last of the rows may be in a shorter run; the run that it is in may be at any place.
         runs = self._permutation(-(-rows // RUN), _RUNS)
-        ends = self._held((rows, _ENDS), lambda: torch.clamp(rows - runs * RUN, max=RUN).cumsum(0))
+        ends = self._ends(runs, rows)
         run = torch.searchsorted(ends, inside, right=True)
         lengths = torch.clamp(rows - runs[run] * RUN, max=RUN)
         return runs[run] * RUN + inside - (ends[run] - lengths)
@@ -62,19 +57,13 @@ class Shuffle:
     def __reduce__(self) -> tuple[Any, ...]:
         return Shuffle, (self.seed, self.window)  # a permutation costs less than sending it
 
-    def _permutation(self, count: int, part: int) -> Tensor:
-        # An odd multiplier keeps the seeds of different parts and neighbouring seeds apart.
-        mixed = (self.seed * 0x9E3779B97F4A7C15 + (part + 3) * 0xD1B54A32D192ED03) % (1 << 63)
-        return self._held(
-            (count, part), lambda: torch.randperm(count, generator=torch.Generator().manual_seed(mixed), device="cpu")
-        )
 
-    def _held(self, key: tuple[int, int], make: Callable[[], Tensor]) -> Tensor:
-        """What is kept under the key, or is made now; `make` asks for nothing else that is kept."""
-        with self._lock:
-            if (found := self._kept.get(key)) is None:
-                found = self._kept[key] = make()
-            self._kept.move_to_end(key)
-            while len(self._kept) > _KEPT and sum(kept.nbytes for kept in self._kept.values()) > _MOST:
-                self._kept.popitem(last=False)
-        return found
+def _permuted(seed: int, count: int, part: int) -> Tensor:
+    # An odd multiplier keeps the seeds of different parts and neighbouring seeds apart.
+    mixed = (seed * 0x9E3779B97F4A7C15 + (part + 3) * 0xD1B54A32D192ED03) % (1 << 63)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed), device="cpu")
+
+
+def _ends(runs: Tensor, rows: int) -> Tensor:
+    """Where each run ends, in the order of the runs."""
+    return torch.clamp(rows - runs * RUN, max=RUN).cumsum(0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,13 +22,9 @@ __all__ = ["PartReader", "PartWriter", "header"]
 
 def header(kind: Kind, rows: int) -> bytes:
     """The first `PAYLOAD` bytes of a file. Complex rows are pairs of reals; dtypes unknown to safetensors are integers."""
-    shape = [rows, *kind.shape]
-    code = CODES.get(kind.dtype) or {1: "U8", 2: "I16", 4: "I32", 8: "I64"}[getattr(torch, kind.dtype).itemsize]
-    end = rows * kind.row_bytes
-    part = Part("", kind, rows, 0, (), 0)
-    tensors: dict[str, object] = {
-        "rows": {"dtype": code, "shape": [*shape, 2] if kind.dtype in PAIRS else shape, "data_offsets": [0, end]}
-    }
+    end, part = rows * kind.row_bytes, Part("", kind, rows, (), 0)
+    shape = [rows, *kind.shape, *[2] * (kind.dtype in PAIRS)]
+    tensors: dict[str, object] = {"rows": {"dtype": CODES[kind.dtype], "shape": shape, "data_offsets": [0, end]}}
     if end < part.ids_start:  # safetensors allows no gap, and the ids are aligned to 8 bytes
         tensors["padding"] = {"dtype": "U8", "shape": [part.ids_start - end], "data_offsets": [end, part.ids_start]}
     tensors["ids"] = {"dtype": "I64", "shape": [rows, kind.columns], "data_offsets": [part.ids_start, part.size]}
@@ -44,11 +42,8 @@ class PartWriter:
         self._ids: list[Tensor] = []
         self._blocks: list[int] = []
         self._crc = self._filled = 0
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        try:
+        with _opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
             _write(handle, memoryview(bytes(PAYLOAD)))
-        finally:
-            os.close(handle)
 
     @property
     def size(self) -> int:
@@ -63,34 +58,36 @@ class PartWriter:
 
     def finish(self) -> Part:
         """Writes the ids and the header, and flushes the file to the disk."""
-        part = Part(self._file, self.kind, self.rows, 0, (), 0)
+        part = Part(self._file, self.kind, self.rows, (), 0)
         ids = torch.cat(self._ids)
         self._append(torch.zeros(part.ids_start - self.rows * self.kind.row_bytes, dtype=torch.uint8, device="cpu"))
         self._append(as_bytes(ids))
         if self._filled:
             self._blocks.append(self._crc)
-        first = header(self.kind, self.rows)
-        handle = os.open(self.path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
-        try:
-            _write(handle, memoryview(first))
+        with _opened(self.path, os.O_WRONLY) as handle:
+            _write(handle, memoryview(header(self.kind, self.rows)))
             os.fsync(handle)
-        finally:
-            os.close(handle)
-        return Part(self._file, self.kind, self.rows, zlib.crc32(first), tuple(self._blocks), zlib.crc32(as_memory(ids)))
+        return Part(self._file, self.kind, self.rows, tuple(self._blocks), zlib.crc32(as_memory(ids)))
 
     def _append(self, data: Tensor) -> None:
         view = as_memory(data)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
-        try:
+        with _opened(self.path, os.O_WRONLY | os.O_APPEND) as handle:
             _write(handle, view)
-        finally:
-            os.close(handle)
         while view:
             piece = view[: BLOCK - self._filled]
             self._crc, self._filled, view = zlib.crc32(piece, self._crc), self._filled + len(piece), view[len(piece) :]
             if self._filled == BLOCK:
                 self._blocks.append(self._crc)
                 self._crc = self._filled = 0
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    handle = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _write(handle: int, data: memoryview) -> None:
@@ -101,21 +98,22 @@ def _write(handle: int, data: memoryview) -> None:
 class PartReader:
     """The rows and ids of a part, mapped into memory. Blocks are compared with their checksums when they are read first.
 
+    Args:
+        path: the file.
+        name: what messages call it.
+
     Raises:
         CorruptRecordingError: the file is missing, or has another size or header than the index says.
     """
 
-    def __init__(self, folder: Path, place: str, part: Part) -> None:
-        self.part, self._path, self._place = part, folder / part.file, place
+    def __init__(self, path: Path, name: str, place: str, part: Part) -> None:
+        self.part, self._name, self._place = part, name, place
         try:
-            size = os.stat(self._path).st_size
+            size = os.stat(path).st_size
             if size != PAYLOAD + part.size:
                 raise ValueError(f"it has {size} bytes instead of {PAYLOAD + part.size}")
-            whole = torch.from_file(str(self._path), shared=False, size=size, dtype=torch.uint8)
-            if (
-                bytes(as_memory(whole[:PAYLOAD])) != header(part.kind, part.rows)
-                or zlib.crc32(as_memory(whole[:PAYLOAD])) != part.header
-            ):
+            whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+            if as_memory(whole[:PAYLOAD]) != header(part.kind, part.rows):
                 raise ValueError("its header is not what was written")
         except (OSError, ValueError, RuntimeError) as error:
             raise self._damaged(0, part.rows, str(error)) from error
@@ -167,6 +165,6 @@ class PartReader:
 
     def _damaged(self, start: int, end: int, reason: str) -> CorruptRecordingError:
         return CorruptRecordingError(
-            f"{self._path}: rows {start} to {end - 1} of {self._place!r} in this shard are damaged or missing: {reason}; "
+            f"{self._name}: rows {start} to {end - 1} of {self._place!r} in this shard are damaged or missing: {reason}; "
             "other rows and shards can be read"
         )

@@ -23,6 +23,7 @@ from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import Excluded, Names
 from recorders.recordings import display
 from recorders.recordings.atomic_files import as_path
+from recorders.recordings.storage.tensors import CODES
 from recorders.streams.index import Kind
 from recorders.streams.queue import Queue, QueuedRows, moment
 from recorders.streams.sink import RowCount, RowSink, rows_of
@@ -280,6 +281,8 @@ class Stream(display.ShownAsTable):
         """The kind of the rows; raises `OperandError` if it is not that of the place."""
         if x.layout != torch.strided or x.is_nested:
             raise OperandError(f"{place!r}: a tensor of layout {x.layout} has no rows; make it dense with op_=Tensor.to_dense")
+        if str(dtype).removeprefix("torch.") not in CODES:
+            raise OperandError(f"{place!r}: rows of {dtype} cannot be stored; convert them with op_")
         if x.ndim < axes:
             raise OperandError(f"{place!r}: a tensor of shape {tuple(x.shape)} has no {axes} leading axes to make rows of")
         columns = axes if self._ids is None else axes - 1 + self._ids[0].shape[1]

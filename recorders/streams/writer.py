@@ -13,13 +13,15 @@ from pathlib import Path
 
 import torch
 
-from recorders.recordings.atomic_files import flush_folder
-from recorders.streams.folder import lock, prepare
-from recorders.streams.index import INDEX, Kind, Shard, append, as_line
+from recorders.errors import NotARecordingError, StorageError
+from recorders.recordings.atomic_files import FileLock, flush_file, flush_folder, written_whole
+from recorders.streams.index import FIRST, INDEX, OURS, Kind, Shard, append, as_line, read_index
 from recorders.streams.parts import PartWriter
 from recorders.streams.queue import Queue, QueuedRows, as_row_ids, on_host
 
 __all__ = ["Writer"]
+
+LOCK = ".lock"
 
 _all: weakref.WeakSet[Writer] = weakref.WeakSet()
 
@@ -42,7 +44,10 @@ class Writer:
     def __init__(self, folder: Path, shard_bytes: int, queue: Queue) -> None:
         self.folder, self.queue, self._shard_bytes = folder, queue, shard_bytes
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(folder)
+        try:
+            self._lock = FileLock(folder / LOCK)
+        except BlockingIOError as error:
+            raise StorageError(f"another Stream is writing to {folder}; give each process a folder of its own") from error
         try:
             shards = prepare(folder)
         except BaseException:
@@ -151,6 +156,31 @@ class Writer:
         for part in self._parts.values():
             with contextlib.suppress(OSError):
                 part.path.unlink()
+
+
+def prepare(folder: Path) -> list[Shard]:
+    """Creates the stream, or removes from it what is not committed; returns the shards. The folder must be locked.
+
+    Raises:
+        NotARecordingError: the folder holds something else.
+    """
+    names = [name for name in os.listdir(folder) if name != LOCK and not name.startswith(f".{INDEX}.")]
+    if INDEX not in names:
+        if names:  # perhaps files of shards whose index is gone: they are somebody's data
+            raise NotARecordingError(
+                f"{folder} holds {sorted(names)[:5]} and no stream: write into a new folder, or go on with a stream"
+            )
+        with written_whole(folder / INDEX) as draft:
+            draft.write_bytes(FIRST)
+            flush_file(draft)
+        flush_folder(folder)
+    shards, end = read_index(folder)
+    os.truncate(folder / INDEX, end)
+    committed = {part.file for shard in shards for part in shard.parts.values()}
+    for name in os.listdir(folder):
+        if name.startswith(f".{INDEX}.") or (OURS.fullmatch(name) and name not in committed):
+            (folder / name).unlink()
+    return shards
 
 
 def _after_fork() -> None:

@@ -186,7 +186,8 @@ def test_a_stream_is_shown_checked_and_followed(stream: Path, capsys: Printed) -
     threading.Timer(0.3, lambda: more(stream)).start()
     grown = run(capsys, "show", stream, "--follow", "--every", "0.1", "--until", "3", "--json")[0].splitlines()
     assert [json.loads(line)["batches"] for line in grown] == [2, 3]
-    for arguments in (["diff", stream, stream], ["report", stream], ["export", stream], ["show", stream, "--at", "1"]):
+    assert "a page shows timelines" in run(capsys, "report", stream, status=1)[1]
+    for arguments in (["diff", stream, stream], ["export", stream], ["show", stream, "--at", "1"]):
         assert "is a stream" in run(capsys, *arguments, status=1)[1]
 
 
@@ -303,3 +304,14 @@ def test_without_rich_json_is_printed_all_the_same(recording: Path, tmp_path: Pa
     assert "loss" in json.loads(done.stdout)["subrecorders"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "recorders: rich is not installed: pip install torch-recorders[cli]\n")
+
+
+def test_a_path_may_be_a_url_of_anything(recording: Path, timeline: Path, stream: Path, tmp_path: Path, capsys: Printed) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    url = f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").put(f"{tmp_path}/", f"/{tmp_path.name}/", recursive=True)
+    for name, kind in {"run": "recording", "run.db": "timeline", "acts": "stream"}.items():
+        assert json.loads(run(capsys, "show", f"{url}/{name}", "--json")[0])["kind"] == kind
+        assert "whole: " in run(capsys, "check", f"{url}/{name}")[0]
+    assert f"nothing at {url}/none" in run(capsys, "show", f"{url}/none", status=1)[1]
+    assert run(capsys, "report", f"{url}/run.db", "--to", "-")[0].startswith("<!doctype html>")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import random
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from recorders import CorruptRecordingError, RecordingNotFoundError, SchemaError, SelectionError, Stream, StreamDataset
 from recorders.errors import NotARecordingError
+from recorders.recordings.storage.schema import sealed_line
 from recorders.streams.index import BLOCK, PAYLOAD
 from recorders.streams.order import Shuffle
 
@@ -281,7 +282,39 @@ def test_forged_lines_with_right_checksums_are_typed_errors(tmp_path: Path) -> N
     ):
         forged += [{**shard, "parts": {"x": {**part, **change}}}]
     for found in forged:
-        text = json.dumps(found, separators=(",", ":"))[1:]
-        (tmp_path / "index.jsonl").write_text(lines[0].decode() + f'{{"crc32": "{zlib.crc32(text.encode()):08x}", {text}\n')
+        line = sealed_line(json.dumps(found)[1:])
+        (tmp_path / "index.jsonl").write_text(f"{lines[0].decode()}{line}\n")
         with pytest.raises(CorruptRecordingError):
             StreamDataset(tmp_path)[0]
+
+
+def test_at_a_url_only_what_is_read_is_fetched(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    write(tmp_path / "acts")
+    url = f"memory://{tmp_path.name}/acts"
+    store = fsspec.filesystem("memory")
+    store.put(f"{tmp_path}/acts/", f"/{tmp_path.name}/acts/", recursive=True)
+    data, here = StreamDataset(url), StreamDataset(tmp_path / "acts")
+    folder = data._files._folder
+    assert sorted(path.name for path in folder.iterdir()) == ["index.jsonl"]
+    assert torch.equal(data[:3], here[:3])
+    assert len(list(folder.iterdir())) == 2
+    assert torch.equal(data[:], here[:])
+    again = pickle.loads(pickle.dumps(data))
+    assert again._files._folder != folder
+    assert torch.equal(again[5:50:7], here[5:50:7])
+    victim = sorted((tmp_path / "acts").glob("*.safetensors"))[1].name
+    store.rm(f"/{tmp_path.name}/acts/{victim}")
+    with pytest.raises(CorruptRecordingError, match=f"{url}/{victim}: rows 0 to "):
+        StreamDataset(url)[:]
+    with Stream(tmp_path / "acts") as stream:
+        stream.put("x", here[:2] + 100)
+    store.put(f"{tmp_path}/acts/", f"/{tmp_path.name}/acts/", recursive=True)
+    assert data.refresh() == len(here) + 2
+    assert torch.equal(data[-2:], here[:2] + 100)
+    del data
+    gc.collect()
+    assert not folder.exists()
+    for nothing, error in ((f"{url}/none", NotARecordingError), (str(tmp_path / "none"), RecordingNotFoundError)):
+        with pytest.raises(error, match="stream"):
+            StreamDataset(nothing)

@@ -418,3 +418,33 @@ def test_on_a_gpu_no_hook_waits_for_the_device(tmp_path: Path) -> None:
     data = StreamDataset(tmp_path, ids=True)
     assert torch.equal(data[:][0], torch.cat(expected).cpu())
     assert ids_of(data) == [[row] for row in range(64)] * 20
+
+
+def test_a_shard_that_could_not_be_read_back_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recorders.streams.index.MAX_LINE", 2_000)
+    with Stream(tmp_path, shard_bytes=1) as stream:
+        stream.put("x", torch.ones(1))
+        stream.flush()
+        with (
+            pytest.warns(RecordingWarning, match=r"stopped: StorageError: a line of \d+ bytes cannot be read back"),
+            stream.given(),
+        ):
+            for place in range(20):
+                stream.put(f"place {place}", torch.ones(1))
+            stream._writer.queue.call(stream._writer._commit)
+            queue = stream._writer.queue
+            with queue.changed:
+                assert queue.changed.wait_for(lambda: queue.stopped, 300)
+            stream.put("x", torch.ones(1))
+    assert StreamDataset(tmp_path)[:].tolist() == [1.0]
+
+
+def test_rows_of_a_dtype_that_no_file_holds_are_refused(tmp_path: Path) -> None:
+    dtype = getattr(torch, "float4_e2m1fn_x2", None)
+    if dtype is None:
+        pytest.skip("this PyTorch has no such dtype")
+    with Stream(tmp_path) as stream:
+        stream.put("y", torch.ones(1))
+        with pytest.raises(OperandError, match=r"'x': rows of torch\.float4_e2m1fn_x2 cannot be stored"):
+            stream.put("x", torch.zeros(2, 2, dtype=torch.uint8).view(dtype))
+    assert stream.rows == {"y": 1}

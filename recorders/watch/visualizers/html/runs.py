@@ -13,6 +13,7 @@ from torch import Tensor
 from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
+from recorders.streams.files import StreamFiles
 from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, notes_of_layers
 from recorders.watch.fault import Finding
@@ -51,7 +52,7 @@ class Run:
     charts: Sequence[ChartView] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, source: Run | Timeline | Recorder | Recording | str | os.PathLike[str], name: str = "") -> Run:
+    def of(cls, source: Run | Timeline | Recorder | Recording | StreamFiles | str | os.PathLike[str], name: str = "") -> Run:
         """A run from what was recorded: a timeline, a recording, or the path or URL of either, whose name it gets.
 
         Raises:
