@@ -12,6 +12,7 @@ from typing import Any
 from recorders.cli.output import console, filled, print_json
 from recorders.cli.sources import Source, add_names, add_source, at_least, chosen_names, kind_of, open_source
 from recorders.errors import NotARecordingError
+from recorders.recordings.atomic_files import is_url
 from recorders.recordings.display import Rows, printable
 from recorders.recordings.export import as_data
 from recorders.recordings.recording import Recording
@@ -58,8 +59,8 @@ def run(
         source = as_of(source, at)
     if not follow:
         _show(source, names, as_json)
-    elif isinstance(source, Recording) or at is not None:
-        what = "is a recording, which" if isinstance(source, Recording) else "with --at"
+    elif isinstance(source, Recording) or at is not None or (isinstance(source, Timeline) and is_url(path)):
+        what = "is a recording, which" if isinstance(source, Recording) else "with --at, or at a URL,"
         raise NotARecordingError(f"{path} {what} does not grow: show it without --follow")
     elif as_json:
         _follow_as_lines(source, names, every, until)

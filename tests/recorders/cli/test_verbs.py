@@ -313,5 +313,6 @@ def test_a_path_may_be_a_url_of_anything(recording: Path, timeline: Path, stream
     for name, kind in {"run": "recording", "run.db": "timeline", "acts": "stream"}.items():
         assert json.loads(run(capsys, "show", f"{url}/{name}", "--json")[0])["kind"] == kind
         assert "whole: " in run(capsys, "check", f"{url}/{name}")[0]
+    assert "does not grow" in run(capsys, "show", f"{url}/run.db", "--follow", status=1)[1]
     assert f"nothing at {url}/none" in run(capsys, "show", f"{url}/none", status=1)[1]
     assert run(capsys, "report", f"{url}/run.db", "--to", "-")[0].startswith("<!doctype html>")
