@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from recorders import Inspector, lenses
+from recorders.cli import main
 from recorders.errors import CorruptRecordingError, NotARecordingError, RecordingNotFoundError, StorageError
 from recorders.watch.timeline import Timeline
 
@@ -59,3 +63,14 @@ def test_what_a_kill_left_is_undone_in_the_copy(url: str, tmp_path: Path) -> Non
         db.execute("DROP TABLE filler")
     with Timeline("memory://runs/killed.db", read_only=True) as timeline:
         assert timeline.steps() == {0: 0, 1: 10, 2: 20}
+
+
+@pytest.mark.parametrize("verb", [["show"], ["check"], ["show", "--follow", "--until", "2"], ["report", "-o", "{out}"]])
+def test_verbs_take_urls_of_timelines(tmp_path: Path, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with Inspector(lenses.OutputNorm(), net=net, timeline=tmp_path / "run.db") as inspector:
+        for _ in inspector.range(3):
+            net(torch.ones(1, 2))
+    name, *rest = (part.format(out=tmp_path / "page.html") for part in verb)
+    assert main([name, (tmp_path / "run.db").as_uri(), *rest]) == 0, capsys.readouterr().err
