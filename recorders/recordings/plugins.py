@@ -23,7 +23,7 @@ class _Offer(NamedTuple):
     package: str
     entry: importlib.metadata.EntryPoint
 
-    def told(self, group: Group) -> str:
+    def title(self, group: Group) -> str:
         """What it is, for messages."""
         return f"{self.entry.name!r}, which the package {self.package} offers as one of recorders.{group} ({self.entry.value}),"
 
@@ -33,7 +33,7 @@ class _Offer(NamedTuple):
             return self.entry.load()
         except (Exception, SystemExit) as error:
             what = f"cannot be imported: {type(error).__name__}: {error}; mend or remove that package"
-            raise PluginError(f"{self.told(group)} {what}") from error
+            raise PluginError(f"{self.title(group)} {what}") from error
 
 
 def plugin(group: Group, name: str, kind: Any, *arguments: Any) -> Any | None:
@@ -55,9 +55,9 @@ def plugin(group: Group, name: str, kind: Any, *arguments: Any) -> Any | None:
         try:
             made = make(*arguments)
         except Exception as error:
-            raise PluginError(f"{offer.told(group)} failed: {type(error).__name__}: {error}") from error
+            raise PluginError(f"{offer.title(group)} failed: {type(error).__name__}: {error}") from error
         if not isinstance(made, kind):
-            raise PluginError(f"{offer.told(group)} makes no {kind.__name__}, but {made!r:.100}")
+            raise PluginError(f"{offer.title(group)} makes no {kind.__name__}, but {made!r:.100}")
         return made
     return None
 
@@ -88,7 +88,7 @@ def import_reducers() -> dict[str, type[Reducer]]:
         if isinstance(cls, type) and issubclass(cls, Reducer):
             found[offer.entry.name] = cls
         else:
-            broken.append(f"{offer.told('reducers')} is no class of reducers, but {cls!r:.100}")
+            broken.append(f"{offer.title('reducers')} is no class of reducers, but {cls!r:.100}")
     if broken:
         raise PluginError("; ".join(broken))
     return found

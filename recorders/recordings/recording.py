@@ -123,8 +123,8 @@ class Subrecording(ShownAsTable, Past):
     placement: Mapping[str, Placement] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        told = "".join(f", {share}{f' in {leaf}' * bool(leaf)}" for leaf, share in islice(self.left_out().items(), 1))
-        return f"<{self.title_shown()}{told}, {brief(bare(dict(islice(self.iter_leaves(), 5))))}>"  # as brief shows four statistics
+        gaps = "".join(f", {share}{f' in {leaf}' * bool(leaf)}" for leaf, share in islice(self.left_out().items(), 1))
+        return f"<{self.title_shown()}{gaps}, {brief(bare(dict(islice(self.iter_leaves(), 5))))}>"  # as brief shows four statistics
 
     def title_shown(self) -> str:
         """The monitor, its module and how often it recorded."""

@@ -14,10 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from recorders import RecorderError, Recording, RecordingWarning, SelectionError, Subrecording, load, repair, save, verify
+from recorders import (
+    MergeError,
+    RecorderError,
+    Recording,
+    RecordingWarning,
+    SelectionError,
+    Subrecording,
+    load,
+    repair,
+    save,
+    verify,
+)
 from recorders.recordings.storage.commit import Commit
 from recorders.recordings.storage.save import versions, write_rank
 from recorders.recordings.storage.schema import MANIFEST, encode_ranks
+from recorders.recordings.storage.tools import from_state_dict, to_state_dict
 from reducers import Max, Moments, Sum
 
 Kind = Literal["folder", "packed", "ranks"]
@@ -175,3 +187,16 @@ def test_a_damaged_first_line_keeps_results_and_no_reducers(tmp_path: Path) -> N
     assert {part.reducer for part in found.values()} == {None}
     name = next(iter(whole))
     assert found.with_reducers({name: whole[name].reducer})[name].states.keys() == whole[name].states.keys()  # type: ignore[dict-item]
+
+
+def test_a_flipped_bit_in_a_state_dict_is_noticed() -> None:
+    raw = to_state_dict(recording())["recording"]
+    assert differences(from_state_dict({"recording": raw}), facts(recording())) == []
+    for bit in random.Random(0).sample(range(8 * len(raw)), 300):
+        broken = bytearray(raw)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(MergeError, match="no state dict of a recorder"):
+            from_state_dict({"recording": bytes(broken)})
+    for cut in range(0, len(raw), 50):
+        with pytest.raises(MergeError, match="no state dict of a recorder"):
+            from_state_dict({"recording": raw[:cut]})
