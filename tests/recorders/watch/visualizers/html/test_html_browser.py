@@ -78,6 +78,19 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen within five seconds")
 
 
+def settled(driver: Any) -> None:
+    """Waits until the page, which scrolls smoothly, stands still for a quarter of a second."""
+    script = """
+const done = arguments[0];
+let before = -1, still = 0;
+(function look() {
+  still = scrollY === before ? still + 1 : 0;
+  before = scrollY;
+  if (still > 5) done(); else setTimeout(look, 50);
+})();"""
+    driver.execute_async_script(script)
+
+
 def pixel(driver: Any, selector: str, x: int, y: int) -> list[int]:
     """The red, green and blue of a canvas at a place in CSS pixels."""
     script = """
@@ -114,6 +127,7 @@ def test_search_and_order_apply_to_table_and_heat_maps(page: Open) -> None:
     search.send_keys(Keys.ESCAPE)
     assert len(listed(driver)) == 4
     press(driver, "l")  # brings the table into view
+    settled(driver)
     driver.find_elements(By.CSS_SELECTOR, ".titles button")[1].click()
     assert listed(driver) == ["other", "net.c", "net.b", "net.a"]
     assert driver.find_elements(By.CSS_SELECTOR, ".titles [aria-sort]")[1].get_attribute("aria-sort") == "descending"
