@@ -65,7 +65,7 @@ def test_what_a_kill_left_is_undone_in_the_copy(url: str, tmp_path: Path) -> Non
         assert timeline.steps() == {0: 0, 1: 10, 2: 20}
 
 
-@pytest.mark.parametrize("verb", [["show"], ["check"], ["show", "--follow", "--until", "2"], ["report", "-o", "{out}"]])
+@pytest.mark.parametrize("verb", [["show"], ["check"], ["report", "-o", "{out}"]])
 def test_verbs_take_urls_of_timelines(tmp_path: Path, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -74,3 +74,5 @@ def test_verbs_take_urls_of_timelines(tmp_path: Path, verb: list[str], capsys: p
             net(torch.ones(1, 2))
     name, *rest = (part.format(out=tmp_path / "page.html") for part in verb)
     assert main([name, (tmp_path / "run.db").as_uri(), *rest]) == 0, capsys.readouterr().err
+    assert main(["show", (tmp_path / "run.db").as_uri(), "--follow"]) == 1  # it is as it was when it was fetched
+    assert "does not grow" in capsys.readouterr().err
