@@ -207,7 +207,8 @@ def write_files(
         packed = dict(zip(("file", "bytes", "sha256"), shared, strict=True))
     names = {entry.name for entry in entries}
     aliases = {alias: name for alias, name in recording.aliases.items() if name in names}
-    return encode(Manifest(files.generation, versions(), aliases, recording.step, packed), entries)
+    with no_collection():
+        return encode(Manifest(files.generation, versions(), aliases, recording.step, packed), entries)
 
 
 def write_rank(recording: Recording, files: Generation, rank: int, layout: Layout, left_out: list[str]) -> RankFile:
@@ -228,7 +229,8 @@ def _write(
     files: Generation, file: str, tensors: Mapping[str, Tensor], kinds: Mapping[str, tuple[torch.dtype, str]]
 ) -> tuple[tuple[str, int, str], dict[str, str]]:
     """Writes one file; returns its name, length and SHA-256, and the true dtypes of tensors that are stored as another one."""
-    header, ordered, dtypes = describe(tensors, kinds)
+    with no_collection():
+        header, ordered, dtypes = describe(tensors, kinds)
     try:
         return (file, *files.write(file, chunks(header, ordered))), dtypes
     except StorageError:
