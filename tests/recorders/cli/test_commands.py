@@ -218,7 +218,7 @@ def test_export_to_parquet(tmp_path: Path, capsys: Printed) -> None:
     said(capsys, "export", run, "--to", tmp_path / "run.parquet", "--to", tmp_path / "run.csv")
     found = parquet.read_table(tmp_path / "run.parquet")
     with Timeline(run) as kept:
-        expected = sum(len(kept.series(name, one)[0]) for name in kept.names() for one in kept.statistics(name))
+        expected = sum(len(kept.series(name, one)[0]) for name in kept for one in kept.statistics(name))
     assert found.num_rows == expected
     assert [str(kind) for kind in found.schema.types] == ["int64", "string", "string", "double"]
 
