@@ -78,7 +78,7 @@ def sealed_line(text: str) -> str:
     """An object in JSON with its checksum; `text` is the object without its first brace.
 
     >>> sealed_line('"name": "loss"}')
-    '{"crc32": "34a5b1ba", "name": "loss"}'
+    '{"crc32": "67416c23", "name": "loss"}'
     """
     return f'{{"crc32": "{zlib.crc32(text.encode()):08x}", {text}'
 
