@@ -58,6 +58,8 @@ def _read(path: str) -> tuple[Source | None, Mapping[Any, str]]:
     """What is there, and what of it is damaged. A recording that can be loaded is whole; of a damaged one there is None."""
     try:
         source = open_source(path)
+        if isinstance(source, Recording):
+            list(source.values())  # those of the layout "packed" are checked one by one, when they are looked at
     except CorruptRecordingError:
         try:
             return None, tools.verify(path)

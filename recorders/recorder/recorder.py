@@ -68,9 +68,9 @@ class Recorder(Results):
 
     Args:
         monitor: the one kind of monitor to put on every selected module; subrecorders have the names of the modules.
-        fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass: faster for reducers made of
-            several others and tensors of several MB, but the first observation of each kind takes seconds. If compilation fails,
-            there is one warning.
+        fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass. The first observation of each
+            kind takes seconds. It can pay off for reducers of your own that are made of several calls; of those that the loops in
+            C++ reduce, such as `Summary`, it takes many times as long. If compilation fails, there is one warning.
         budget: the share of the steps' time that recording may take, such as 0.03; docs/speed.md shows that it takes more of steps
             of a millisecond or less. If it takes more, only one in 3, 4, 5, ... of the steps that a monitor chooses is recorded; if
             steps that record nothing exceed it too, recording stops with a warning. Needs a clock that advances (`attach` or

@@ -189,7 +189,7 @@ def _whole(root: str, manifest: Manifest, recipes: Recipes, skip: bool, mmap: bo
         read = _reader(root, manifest, recipes, mapped=mmap, kept=True)
         damaged = dict(manifest.damaged)
         parts: Mapping[str, Subrecording]
-        if manifest.packed is not None:
+        if manifest.packed is not None and not skip:
             parts = _Parts(manifest.lines, lambda name: read(manifest.entry(name)), kept=True)
         else:
             parts = found = {}
@@ -197,7 +197,7 @@ def _whole(root: str, manifest: Manifest, recipes: Recipes, skip: bool, mmap: bo
             for name in manifest.lines:
                 try:
                     entry = manifest.entry(name)
-                    if entry.file in files:
+                    if entry.file in files and manifest.packed is None:
                         raise CorruptRecordingError(f"{manifest.where} is malformed: two subrecorders have the file {entry.file!r}")
                     files.add(entry.file)
                     found[name] = read(entry)

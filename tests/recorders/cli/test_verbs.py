@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from forged import forge
 from paths import ROOT
 
 from recorders import CallMonitor, Inspector, Recorder, Stream, Timeline, load
@@ -316,3 +317,13 @@ def test_a_path_may_be_a_url_of_anything(recording: Path, timeline: Path, stream
     assert "does not grow" in run(capsys, "show", f"{url}/run.db", "--follow", status=1)[1]
     assert f"nothing at {url}/none" in run(capsys, "show", f"{url}/none", status=1)[1]
     assert run(capsys, "report", f"{url}/run.db", "--to", "-")[0].startswith("<!doctype html>")
+
+
+def test_a_forged_line_of_a_packed_recording_is_one_failure_among_others(tmp_path: Path, capsys: Printed) -> None:
+    recorder = Recorder(loss=CallMonitor(Summary()), other=CallMonitor(Summary())).push("loss", 0.5)
+    bad, good = recorder.save(tmp_path / "bad", layout="packed"), recorder.save(tmp_path / "good", layout="packed")
+    forge(Path(bad), lambda manifest: manifest["subrecorders"][0].update(samples=-1))
+    out, errors = run(capsys, "check", bad, good, status=1)
+    assert f"{good}: whole: 2 subrecorders, 1 observations" in out
+    assert f"{bad}: FAILED: 1 parts are damaged, the others are whole: loss: " in errors
+    assert "'samples' must be a count and is -1" in errors
