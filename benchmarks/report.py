@@ -19,7 +19,7 @@ from measure import versions, write
 from torch import Tensor
 
 from recorders.watch.charts import Chart, ChartView, keep_charts
-from recorders.watch.findings import Finding
+from recorders.watch.diagnosis.findings import Finding
 from recorders.watch.lenses import LossMetrics, OutputActivation, OutputGradientGeometry, ParameterNorm
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, write_report

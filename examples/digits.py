@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from recorders import BackwardMonitor, CallMonitor, ForwardMonitor, ParameterUpdateMonitor, Recorder, load
-from recorders.watch.findings import findings
+from recorders.watch.diagnosis.findings import findings
 from reducers import Activity, Collect, Mean, Product, Summary
 
 

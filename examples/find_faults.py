@@ -22,7 +22,7 @@ from recorders import (
     Recorder,
     lenses,
 )
-from recorders.watch.findings import Findings, findings
+from recorders.watch.diagnosis.findings import Findings, findings
 from reducers import Activity, Collect, FirstNonfinite, Idle, Product, Summary
 
 EPOCHS, STEPS, BATCH, RATE = 3, 20, 100, 5e-4

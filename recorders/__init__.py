@@ -29,6 +29,7 @@ from recorders.monitors.base import Monitor
 from recorders.monitors.constructor import MonitorConstructor
 from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor, ModuleMonitor
 from recorders.monitors.gradients import BackwardInputMonitor, BackwardMonitor, global_gradient
+from recorders.monitors.optimizers import OptimizerMonitor
 from recorders.monitors.pairs import PairMonitor
 from recorders.monitors.parameters import (
     OptimizerStateMonitor,
@@ -51,7 +52,7 @@ from recorders.streams.dataset import StreamDataset
 from recorders.streams.stream import Stream
 from recorders.watch import lenses, presets, visualizers
 from recorders.watch.compare import compare
-from recorders.watch.findings import findings
+from recorders.watch.diagnosis.findings import findings
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
 from recorders.watch.replay import replay
@@ -81,6 +82,7 @@ __all__ = [
     "MonitorError",
     "NotARecordingError",
     "OperandError",
+    "OptimizerMonitor",
     "OptimizerStateMonitor",
     "PairMonitor",
     "ParameterGradientMonitor",

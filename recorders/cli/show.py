@@ -18,7 +18,7 @@ from recorders.recordings.export import as_data
 from recorders.recordings.recording import Recording
 from recorders.streams.files import StreamFiles
 from recorders.watch.charts import ChartView, charts_of
-from recorders.watch.findings import findings
+from recorders.watch.diagnosis.findings import findings
 from recorders.watch.replay import as_of
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.live import LiveTable, rendered

@@ -74,6 +74,7 @@ class Monitor(Observer, Recorded, Past):
     sites: tuple[str, ...] = ()
     hooks_change: bool = False  # whether hooks are added while the monitor is on
     subject: ClassVar[Literal["calls", "module", "parameters", "values"]] = "calls"  # what it records of
+    of_net: ClassVar[bool] = False  # whether a recorder puts it on the net alone, under the name of its group
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Spells out `**options` in the signature, so that help and editors show every argument."""

@@ -68,7 +68,11 @@ def to_place(prototypes: Mapping[str, Monitor], net: nn.Module, places: list[Pla
     Raises:
         SelectionError: no prototype fits any place; or all names that one watches are in no place, and similar ones are.
     """
-    unfit = [type(prototype).__name__ for prototype in prototypes.values() if prototype.subject in ("calls", "module")]
+    unfit = [
+        type(prototype).__name__
+        for prototype in prototypes.values()
+        if prototype.subject in ("calls", "module") and not prototype.of_net
+    ]
     if unfit and places[0].attr is not None:
         raise SelectionError(f"{unfit} watch modules, not parameters: use modules() or children(), or omit them with groups=")
     fits = False
@@ -76,6 +80,10 @@ def to_place(prototypes: Mapping[str, Monitor], net: nn.Module, places: list[Pla
         if prototype.subject == "values":
             continue
         recipe = recipes(prototype, [net])
+        if prototype.of_net:
+            fits = True
+            yield ToPlace([group], net, prototype.attr, *recipe(net))
+            continue
         for place in places:
             if place.attr is not None or prototype.applies(place.module):
                 fits = True

@@ -13,7 +13,7 @@ from torch import Tensor
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.display import shown_name
 from recorders.recordings.recording import Recording, Subrecording
-from recorders.watch.fault import is_idle, usual_growth
+from recorders.watch.diagnosis.limits import is_idle, usual_growth
 from recorders.watch.spread import ACTIVITY, IDLE, MOMENTS, Spread, find, first_nonfinite, spread_of, steps, zero_units
 
 __all__ = ["Layer", "overview", "pushed"]

@@ -8,47 +8,28 @@ from typing import Any
 from torch import nn
 
 from recorders.monitors.forward import ForwardMonitor
-from recorders.monitors.gradients import BackwardMonitor
-from recorders.monitors.parameters import ParameterGradientMonitor, ParameterUpdateMonitor
+from recorders.monitors.parameters import ParameterUpdateMonitor
 from recorders.recorder.recorder import Recorder
+from recorders.watch.diagnosis.health import health
 from recorders.watch.lenses.attention import entropies, probabilities
 from recorders.watch.lenses.distribution import Outliers
 from recorders.watch.lenses.health import update_ratio as ratio_of
 from recorders.watch.lenses.lens import Lens, running
 from recorders.watch.lenses.noise import GradientNoise
 from reducers import (
-    Activity,
     Collect,
     Extremes,
-    FirstNonfinite,
-    Idle,
     Masked,
     Norm,
     PerObservation,
     Product,
     Result,
     State,
-    Summary,
     affine_qparams,
 )
 from reducers.core.reducer import check_size
 
 __all__ = ["attention_entropy", "calibration", "gradient_noise", "health", "mup_coordinates", "outliers", "update_ratio"]
-
-
-def health() -> Recorder:
-    """What `findings` needs to look for every kind of fault: outputs, activity, gradients and updates of each layer.
-
-    >>> sorted(health().modules(nn.Linear(2, 1)))
-    ['gradient', 'output', 'update', 'weights']
-    """
-    output = Product(stats=Summary("channels"), activity=Activity("channels"), idle=Idle("channels"), first=FirstNonfinite())
-    return Recorder(
-        output=ForwardMonitor(output),
-        gradient=BackwardMonitor(Summary()),
-        weights=ParameterGradientMonitor(Summary()),
-        update=ParameterUpdateMonitor(Product(ratio=running()), op_=ratio_of),
-    )
 
 
 def calibration(bits: int = 8, per_channel: bool = False) -> Recorder:

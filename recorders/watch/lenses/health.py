@@ -14,7 +14,7 @@ from recorders.monitors.forward import ForwardMonitor
 from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameters import ParameterUpdateMonitor
 from recorders.watch.charts import Across, Aggregation, Chart
-from recorders.watch.fault import UPDATE_RANGE
+from recorders.watch.diagnosis.limits import UPDATE_RANGE
 from recorders.watch.lenses.lens import Classes, Lens, Names, OfKind, checked, classes, names_of, pattern_of, phase_of, spread
 from reducers import Activity, FirstNonfinite, Product, Result, Summary
 from reducers.kernels.precision import real
@@ -32,7 +32,7 @@ def UpdateRatio(
 ) -> Lens:
     """A lens on the size of updates: the L2 norm of what each optimizer step changes, over the norm of the weights before it.
 
-    The unit of the chart names the usual range, `recorders.watch.findings.UPDATE_RANGE`, which gives its source. The ratio has no
+    The unit of the chart names the usual range, `recorders.watch.diagnosis.limits.UPDATE_RANGE`, which gives its source. The ratio has no
     unit. That of weights which are all zero is infinite, and left out, or 0 if they stay zero. Biases begin at zero, so
     they are not watched unless asked for. Parameters that are spread over processes are taken shard by shard. Each step copies the
     watched parameters and reads them three times.

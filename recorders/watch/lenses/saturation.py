@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from recorders.monitors.forward import ForwardMonitor
 from recorders.watch.charts import Across, Chart
-from recorders.watch.fault import SATURATED_SLOPE, relative_slope
+from recorders.watch.diagnosis.limits import SATURATED_SLOPE, relative_slope
 from recorders.watch.lenses.lens import Lens, OfKind, pattern_of, phase_of
 from reducers import Mean, Result
 from reducers.kernels.precision import real
@@ -20,7 +20,7 @@ def Saturation(
 ) -> Lens:
     """A lens on the share of units of `nn.Tanh` and `nn.Sigmoid` that are saturated in an epoch: hardly any gradient passes them.
 
-    A unit is saturated if its mean slope is below `recorders.watch.fault.SATURATED_SLOPE` of the steepest, which gives its source.
+    A unit is saturated if its mean slope is below `recorders.watch.diagnosis.limits.SATURATED_SLOPE` of the steepest, which gives its source.
     NaN and infinity are left out. Beside the share, the timeline gets the numbers `saturated` and `units`.
 
     Args:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recorders.recordings.display import LOST, printable, sparkline
 from recorders.watch.charts import ChartView, axis_of
-from recorders.watch.fault import Findings
-from recorders.watch.over_time import findings_over_time
+from recorders.watch.diagnosis.finding import Findings
+from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import MISSING, Columns, statistics_of
 from recorders.watch.visualizers.screen import NotebookScreen, Screen
 from recorders.watch.visualizers.visualizer import Pace, require, shortened

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from recorders.watch.fault import UPDATE_RANGE
+from recorders.watch.diagnosis.limits import UPDATE_RANGE
 from recorders.watch.overview import Layer
 from recorders.watch.spread import Spread
 from recorders.watch.visualizers.visualizer import require

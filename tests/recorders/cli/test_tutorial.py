@@ -21,7 +21,7 @@ from rich.console import Console
 from recorders import CallMonitor, NotARecordingError, Recorder, StorageError, load
 from recorders.cli import main
 from recorders.cli.tutorial import PLANTED, demo, network, watch
-from recorders.watch.findings import findings
+from recorders.watch.diagnosis.findings import findings
 from recorders.watch.overview import Layer, overview
 from recorders.watch.spread import Spread
 from recorders.watch.visualizers.overview import overview_figure, overview_table

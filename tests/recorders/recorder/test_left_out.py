@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recorders import ForwardMonitor, ParameterUpdateMonitor, Recorder, RecordingWarning
 from recorders.recorder import report
-from recorders.watch.findings import findings
+from recorders.watch.diagnosis.findings import findings
 from reducers import Collect, Max, Mean, Moments, Norm, Quantile, Reducer, Summary, TopK
 
 

@@ -25,7 +25,7 @@ from recorders import (
 )
 from recorders.recorder.overhead import Overhead
 from recorders.recordings.display import ShownAsTable, brief
-from recorders.watch.fault import Findings, fault
+from recorders.watch.diagnosis.finding import Findings, fault
 from reducers import Collect, Count, Product, Summary
 
 

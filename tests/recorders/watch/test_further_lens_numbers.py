@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recorders import Inspector, findings, lenses
 from recorders.errors import LensError, RecordingWarning
-from recorders.watch.findings import UPDATE_RANGE
+from recorders.watch.diagnosis.limits import UPDATE_RANGE
 from recorders.watch.lenses.attention import entropies, relative_entropies
 from recorders.watch.lenses.distribution import OUTLIER
 from recorders.watch.lenses.health import update_ratio

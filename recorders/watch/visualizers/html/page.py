@@ -21,7 +21,7 @@ from recorders.recorder.recorder import Recorder
 from recorders.recordings.atomic_files import as_path, written_whole
 from recorders.recordings.recording import Recording
 from recorders.watch.charts import ChartView, axis_of, base_of, in_order, layers_of, network_order
-from recorders.watch.fault import Finding, Findings
+from recorders.watch.diagnosis.finding import Finding, Findings
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html.columns import EXACT, VALUES, Columns, packed, statistics_of
 from recorders.watch.visualizers.html.runs import Run

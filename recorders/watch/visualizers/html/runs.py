@@ -14,9 +14,9 @@ from recorders.errors import LensError
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording
 from recorders.streams.files import StreamFiles
-from recorders.watch import findings as rules
 from recorders.watch.charts import Chart, ChartView, charts_of, keep_charts, notes_of_layers
-from recorders.watch.fault import Finding
+from recorders.watch.diagnosis import findings as rules
+from recorders.watch.diagnosis.finding import Finding
 from recorders.watch.opened import open_recorded
 from recorders.watch.overview import overview, pushed
 from recorders.watch.spread import Spread

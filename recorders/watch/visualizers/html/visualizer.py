@@ -11,7 +11,7 @@ from pathlib import Path
 from recorders.errors import LensError
 from recorders.recordings.atomic_files import as_path
 from recorders.watch.charts import ChartView
-from recorders.watch.over_time import findings_over_time
+from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.visualizers.html.columns import Columns
 from recorders.watch.visualizers.html.page import keys_of, page, write_whole
 from recorders.watch.visualizers.html.runs import Run

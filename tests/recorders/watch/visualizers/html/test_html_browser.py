@@ -18,7 +18,7 @@ from torch import nn
 
 from recorders import Inspector, lenses
 from recorders.watch.charts import Chart, ChartView
-from recorders.watch.fault import Finding, Findings
+from recorders.watch.diagnosis.finding import Finding, Findings
 from recorders.watch.lenses import Across
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, write_report

@@ -14,7 +14,7 @@ from torch import nn
 from recorders import BackwardMonitor, CallMonitor, ForwardMonitor, Inspector, Recorder, lenses, presets
 from recorders.errors import LensError, NotARecordingError, RecordingNotFoundError
 from recorders.watch.charts import Chart, ChartView
-from recorders.watch.findings import Finding
+from recorders.watch.diagnosis.findings import Finding
 from recorders.watch.lenses import Across
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import Run, columns, html_report, write_report

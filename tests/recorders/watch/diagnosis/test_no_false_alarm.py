@@ -24,7 +24,7 @@ from recorders import (
     Recorder,
     lenses,
 )
-from recorders.watch.findings import Findings, findings
+from recorders.watch.diagnosis.findings import Findings, findings
 from recorders.watch.lenses.health import update_ratio
 from reducers import Activity, Collect, FirstNonfinite, Idle, Product, Summary
 

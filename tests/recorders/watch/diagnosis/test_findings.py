@@ -23,7 +23,7 @@ from recorders import (
     RecordingWarning,
     load,
 )
-from recorders.watch.findings import findings
+from recorders.watch.diagnosis.findings import findings
 from recorders.watch.overview import overview
 from recorders.watch.spread import Spread
 from reducers import Activity, Collect, Count, Extremes, FirstNonfinite, Idle, Mean, Moments, Norm, Product, Quantile, Summary

@@ -7,13 +7,11 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from recorders.watch.charts import ChartView, charts_of, in_order, layers_of, network_order, silent_in
-from recorders.watch.fault import (
+from recorders.watch.diagnosis.finding import Finding, Findings, fault
+from recorders.watch.diagnosis.layer_rules import gradients_by_depth
+from recorders.watch.diagnosis.limits import (
     UNIT_SHARE,
     UPDATE_LIMITS,
-    Finding,
-    Findings,
-    fault,
-    gradients_by_depth,
     is_massive,
     shown_outliers,
     shown_range,
@@ -163,11 +161,11 @@ def _never_ran(timeline: Timeline, views: Mapping[str, ChartView], used: Contain
                 own = max(view.series(layer, timeline.statistics(rows[layer])[0])[0], default=-math.inf)
                 other = next(iter(last))
                 ticks = view.series(other, next(iter(there[rows[other]])))[0]
-                yield fault("never ran", layer, "it gives no output any more", min(tick for tick in ticks if tick > own))
+                yield fault("never-ran", layer, "it gives no output any more", min(tick for tick in ticks if tick > own))
             elif layer in used or layer.rpartition(".")[2] == "out_proj":
                 continue  # the attention of PyTorch uses the weights of its out_proj without calling it
             else:
-                yield fault("never ran", layer, "no output was recorded")
+                yield fault("never-ran", layer, "no output was recorded")
             told.add(layer)
 
 
@@ -175,7 +173,7 @@ def _dead(known: _Known) -> Iterator[Finding]:
     for layer, shares in known.of("Dead Units", "mean").items():
         since = _since(shares, lambda share: share > UNIT_SHARE)
         if since is not None:
-            yield fault("dead", layer, f"{shares[max(shares)]:.0%} of the units are dead: they were never active", since)
+            yield fault("dead-units", layer, f"{shares[max(shares)]:.0%} of the units are dead: they were never active", since)
 
 
 def _saturated(known: _Known, order: Sequence[str]) -> Iterator[Finding]:
@@ -183,7 +181,7 @@ def _saturated(known: _Known, order: Sequence[str]) -> Iterator[Finding]:
         since = _since(shares, lambda share: share > UNIT_SHARE)
         if since is not None and layer != order[-1]:
             what = f"{shares[max(shares)]:.0%} of the units are saturated: nearly all outputs lie at the ends of the curve"
-            yield fault("saturated", layer, what, since)
+            yield fault("saturated-units", layer, what, since)
 
 
 def _outliers(known: _Known, title: str | None) -> Iterator[Finding]:
@@ -238,10 +236,12 @@ def _updates(known: _Known, still: Mapping[str, int | None], steps: Mapping[int,
         over = _since(ratios, lambda ratio: ratio > most)
         under = _since(highest, lambda ratio: ratio < least)
         if over is not None and not _just_grows(mean, highest.get(max(ratios), mean), max(ratios), steps):
-            yield fault("too large", layer, f"updates are too large: a step changes the weights by {shown_range(mean)}", over)
+            yield fault(
+                "updates-too-large", layer, f"updates are too large: a step changes the weights by {shown_range(mean)}", over
+            )
         elif under == min(highest):  # since the beginning: a training that converges makes small steps in the end
             what = f"updates are too small: the largest step changes the weights by {shown_range(max(highest.values()))}"
-            yield fault("too small", layer, what, under)
+            yield fault("updates-too-small", layer, what, under)
 
 
 def _just_grows(mean: float, largest: float, tick: int, steps: Mapping[int, int]) -> bool:

@@ -1,0 +1,95 @@
+"""Which program gets which fault, and whether a fault changed the outcome."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import benchmarks.diagnosis.programs  # noqa: F401  registers the programs
+from benchmarks.diagnosis.faults import GENERAL, Unfit
+from benchmarks.diagnosis.training import PROGRAMS, Fault, Program, Training
+
+__all__ = ["Case", "cases", "matters"]
+
+CHOSEN, HELD_OUT = 3, 1
+"""In how many programs each general fault is planted at least, of those by which thresholds are chosen and of those held out."""
+LEAST = 4
+"""How many general faults each program gets at least."""
+LOSES = 0.1
+
+
+class Case(NamedTuple):
+    """A training to diagnose.
+
+    Attributes:
+        program: what is trained.
+        fault: what is planted in it; None in a healthy one.
+        seed: of the program.
+    """
+
+    program: Program
+    fault: Fault | None
+    seed: int
+
+    def training(self) -> tuple[Training, tuple[str, ...]]:
+        """Returns the training and the layers that its fault may rightly be located in."""
+        training = self.program.make(self.seed)
+        if self.fault is None:
+            return training, ()
+        return training, self.fault.change(training) or self.fault.places
+
+
+def cases(held_out: bool | None = None) -> list[Case]:
+    """Returns what is to be diagnosed: every program in good health with two seeds, with each of its own faults, and with general ones.
+
+    Args:
+        held_out: True for the programs that are held out, False for the others, None for all.
+    """
+    if held_out is None:
+        return cases(False) + cases(True)
+    programs = [program for _, program in sorted(PROGRAMS.items()) if program.held_out == held_out]
+    general = _dealt(tuple(program.name for program in programs), HELD_OUT if held_out else CHOSEN)
+    found = []
+    for program in programs:
+        found += [Case(program, None, seed) for seed in (0, 1)]
+        found += [Case(program, fault, 0) for fault in program.faults.values()]
+        found += [Case(program, GENERAL[name], 0) for name in general[program.name]]
+    return found
+
+
+@functools.cache
+def _dealt(names: Sequence[str], times: int) -> dict[str, list[str]]:
+    """Deals the general faults: each goes to the programs that it fits and which have the fewest so far."""
+    dealt: dict[str, list[str]] = {name: [] for name in names}
+    for fault in sorted(GENERAL):
+        found = 0
+        for name in sorted(names, key=lambda name: (len(dealt[name]), name)):
+            if found < times and _fits(fault, name):
+                dealt[name].append(fault)
+                found += 1
+    for name, faults in dealt.items():
+        start = names.index(name) * LEAST
+        for fault in [*sorted(GENERAL)[start:], *sorted(GENERAL)[:start]]:
+            if len(faults) < LEAST and fault not in faults and _fits(fault, name):
+                faults.append(fault)
+    return dealt
+
+
+@functools.cache
+def _fits(fault: str, name: str) -> bool:
+    program = PROGRAMS[name]
+    if fault in program.without or fault in program.faults:
+        return False
+    try:
+        GENERAL[fault].change(program.make(0))
+    except Unfit:
+        return False
+    return True
+
+
+def matters(healthy_score: float, faulty_score: float, program: Program) -> bool:
+    """Returns whether a fault changed the outcome: the score is NaN, or lost a tenth of what the healthy network learned."""
+    lost = healthy_score - faulty_score
+    return not math.isfinite(faulty_score) or lost > LOSES * (healthy_score - program.chance)

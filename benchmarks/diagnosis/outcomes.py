@@ -1,0 +1,79 @@
+"""Which faults change the outcome of their training. Run: python -m benchmarks.diagnosis.outcomes [chosen | held-out]
+
+Every case runs once, unwatched. Writes `results/diagnosis_outcomes.json`; what is named on the command line replaces its part.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from benchmarks.diagnosis.cases import Case, cases, matters
+from benchmarks.diagnosis.training import run
+from benchmarks.measure import RESULTS, write
+
+PARTS = {"chosen": False, "held-out": True}
+
+
+def _score(held_out: bool, index: int) -> float:
+    """Runs a case; by index, as faults cannot be sent to another process."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    return run(cases(held_out)[index].training()[0])
+
+
+def outcomes(held_out: bool) -> dict[str, Any]:
+    """Returns by program the scores of the healthy by seed, and by fault the score and whether the fault matters."""
+    several = cases(held_out)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        scores = list(pool.map(_score, [held_out] * len(several), range(len(several))))
+    found: dict[str, Any] = {}
+    for case, score in zip(several, scores, strict=True):
+        of_program = found.setdefault(case.program.name, _blank(case))
+        if case.fault is None:
+            of_program["healthy"].append(score)
+        else:
+            of_program["faults"][case.fault.name] = {
+                "own": case.fault.name in case.program.faults,
+                "score": score if score == score else None,  # JSON has no NaN
+                "matters": matters(of_program["healthy"][case.seed], score, case.program),
+            }
+    return found
+
+
+def _blank(case: Case) -> dict[str, Any]:
+    return {"chance": case.program.chance, "learns": case.program.learns, "healthy": [], "faults": {}}
+
+
+def table(found: dict[str, Any]) -> Iterable[str]:
+    """Yields the lines of a table: what the program learns, how many of its faults matter, and those that do not."""
+    yield f"{'program':24}{'chance':>8}{'learns':>8}  {'healthy':16}{'matter':>8}  do not matter"
+    for name, program in found.items():
+        faults = program["faults"]
+        idle = [fault for fault, outcome in faults.items() if not outcome["matters"]]
+        healthy = " ".join(f"{score:.3f}" for score in program["healthy"])
+        ill = "" if min(program["healthy"]) >= program["learns"] else "  UNHEALTHY"
+        share = f"{len(faults) - len(idle)}/{len(faults)}"
+        yield f"{name:24}{program['chance']:8.2f}{program['learns']:8.2f}  {healthy:16}{share:>8}  {', '.join(idle)}{ill}"
+
+
+def main() -> None:
+    """Runs the parts that are named, or both."""
+    path = RESULTS / "diagnosis_outcomes.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    results = {part: before[part] for part in PARTS if part in before}
+    for part in sys.argv[1:] or PARTS:
+        results[part] = outcomes(PARTS[part])
+        print("\n".join(table(results[part])))
+        write("diagnosis_outcomes", **results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Ours: what `presets.health()` records of a training, and what `findings` says of it, also while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from benchmarks.diagnosis.training import Training
+from recorders import findings, presets
+
+__all__ = ["Health"]
+
+
+class Health:
+    """Records a training, and asks for findings at some steps.
+
+    Args:
+        asked: the steps after which findings are asked for; they are in `found`, by the number of steps, and those of the end under
+            the last one.
+    """
+
+    def __init__(self, asked: Sequence[int] = ()) -> None:
+        self.asked, self.found = asked, dict[int, Any]()
+        self.recorder: Any = None
+        self.last = 0
+
+    def begin(self, training: Training, optimizers: Sequence[Optimizer]) -> None:
+        self.recorder = presets.health().modules(training.net)
+
+    def after(self, step: int, loss: Tensor, inputs: Any, target: Any) -> bool | None:
+        self.recorder.push("loss", loss)
+        if isinstance(target, Tensor):
+            self.recorder.push("target", target)
+        self.last = step + 1
+        if self.last in self.asked:
+            self.found[self.last] = findings(self.recorder)
+        return None
+
+    def end(self) -> Any:
+        """The findings at the end."""
+        self.recorder.deregister()
+        self.found[self.last] = findings(self.recorder)
+        return self.found[self.last]

@@ -1,0 +1,248 @@
+"""What may be wrong: the kinds of findings, why each matters, and their likely causes, each with what to try."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["CAUSES", "KINDS", "Cause", "Kind"]
+
+
+class Cause(NamedTuple):
+    """A cause of faults.
+
+    Attributes:
+        text: as it stands in a sentence.
+        remedy: what to try first.
+    """
+
+    text: str
+    remedy: str
+
+
+class Kind(NamedTuple):
+    """A kind of finding.
+
+    Attributes:
+        severity: how sure it is that the training is at fault; see `docs/findings.md` for how often each kind is right.
+        why: why it matters.
+        causes: the likely causes, most likely first, if nothing else is known.
+        remedy: what to try first, whatever the cause; "" if the remedy of the first cause is meant.
+    """
+
+    severity: Literal["error", "warning", "notice"]
+    why: str
+    causes: tuple[str, ...]
+    remedy: str = ""
+
+
+CAUSES: dict[str, Cause] = {
+    # optimisation
+    "rate-too-high": Cause("the learning rate is too high", "a learning rate smaller by a factor of 10, or a warm-up"),
+    "rate-too-low": Cause("the learning rate is too low", "a learning rate larger by a factor of 10 to 100"),
+    "gradients-not-cleared": Cause("gradients are never cleared", "optimizer.zero_grad() in each step, before backward"),
+    "weight-decay": Cause(
+        "weight decay is too strong", "a weight decay smaller by a factor of 10 to 100, or AdamW in place of Adam"
+    ),
+    "schedule": Cause(
+        "the schedule of the learning rate", "check the number of steps that the scheduler was given, and where it is stepped"
+    ),
+    "clipping": Cause(
+        "gradients are clipped to far too small a norm",
+        "a larger maximum norm: 1 is usual; the gradient norms are in the recording",
+    ),
+    "ascent": Cause("the optimizer climbs the loss", "check the sign of the loss, and maximize="),
+    "lost-updates": Cause(
+        "weights of few bits lose their updates", "keep float32 weights and use torch.autocast, or an optimizer with float32 copies"
+    ),
+    "not-in-optimizer": Cause("the optimizer does not hold the parameters", "give its parameters to the optimizer"),
+    "no-steps": Cause("no optimizer steps, or at a rate of 0", "call optimizer.step(), and check the learning rate"),
+    "momentum": Cause("the momentum is too high", "a momentum of 0.9, and betas of (0.9, 0.999)"),
+    "epsilon": Cause("the epsilon of the optimizer is too large", "the default of the optimizer, 1e-8"),
+    "loss-scale": Cause(
+        "the loss has a far too small or too large factor", "a mean over the batch in place of a sum, and no further factor"
+    ),
+    "wrong-loss": Cause(
+        "the loss does not fit the task", "check which loss gets what: logits or probabilities, classes or one-hot"
+    ),
+    # architecture
+    "dead-units": Cause(
+        "units that are never active", "a smaller learning rate, a fresh initialisation with biases at zero, or a leaky activation"
+    ),
+    "saturation": Cause(
+        "activation functions at their flat ends",
+        "smaller initial weights, normalisation before the activation, or a smaller learning rate",
+    ),
+    "vanishing-gradients": Cause(
+        "gradients that shrink from layer to layer",
+        "normalisation layers, residual connections, ReLU in place of saturating activations",
+    ),
+    "exploding-gradients": Cause(
+        "gradients that grow from layer to layer", "normalisation layers, smaller initial weights, gradient clipping"
+    ),
+    "initialisation": Cause("the initial weights", "the default initialisation of PyTorch, or one by fan-in"),
+    "symmetry": Cause("units that are equal from the start", "random initial weights"),
+    "no-nonlinearity": Cause("no activation function between the layers", "an activation function after each hidden layer"),
+    "detached": Cause(
+        "the graph is cut: detach(), .data, .item(), no_grad, or NumPy",
+        "look for what cuts the graph between this layer and the loss",
+    ),
+    "never-ran": Cause("the layer is not called", "call the module itself in forward, or remove it"),
+    "frozen": Cause(
+        "the parameters are frozen", "give its parameters to the optimizer; if it is frozen on purpose, set requires_grad=False"
+    ),
+    "mask": Cause(
+        "the mask of the attention", "check which positions it lets through: True means masked in some modules and kept in others"
+    ),
+    "output-activation": Cause(
+        "an activation before a loss that applies its own",
+        "give logits to the loss: no softmax before cross_entropy, no sigmoid before BCEWithLogitsLoss",
+    ),
+    "dropout": Cause("too much dropout", "a dropout of 0.1 to 0.5"),
+    "bottleneck": Cause("a layer that is too narrow", "a wider layer"),
+    "attention-scale": Cause("the scale of the attention scores", "scores divided by the square root of the head's width"),
+    "broadcast": Cause("output and target have shapes that broadcast", "equal shapes: squeeze the output, or unsqueeze the target"),
+    "normalisation": Cause("a normalisation is missing or wrong", "a normalisation layer in each block"),
+    "nonfinite": Cause(
+        "a log, root or division of values that can be zero", "no log or division of values that can be zero; also check the inputs"
+    ),
+    "outliers": Cause(
+        "a weight that is far too large",
+        "find the weight that is far too large; weight decay, normalisation, or keeping these features in 16 bits",
+    ),
+    "wrong-axis": Cause(
+        "a softmax, mean or concatenation along the wrong axis", "check the dim= of the operations before the layer"
+    ),
+    # data
+    "labels-do-not-fit": Cause(
+        "the labels do not belong to the inputs", "look at some inputs with their labels as the loss gets them; shuffle both alike"
+    ),
+    "labels-constant": Cause("all labels are equal", "look at the labels as the loss gets them"),
+    "data-order": Cause("the data is sorted", "shuffle=True in the DataLoader"),
+    "repeated-batches": Cause(
+        "the same batch comes again and again", "a fresh batch in each step: next(iter(loader)) begins anew each time"
+    ),
+    "inputs-constant": Cause("all inputs are equal", "look at the inputs as the net gets them"),
+    "inputs-not-normalised": Cause(
+        "the inputs are not normalised", "subtract the mean of each feature, and divide by its standard deviation"
+    ),
+    "nonfinite-inputs": Cause("the data has NaN or infinity", "replace or leave out these samples"),
+    "target-scale": Cause("the target is far from the scale of the outputs", "normalise the target"),
+    "noise": Cause("the inputs say nothing of the target", "look at some inputs as the net gets them"),
+    # state
+    "eval-mode": Cause("the net is trained in evaluation mode", "net.train() before the training, and again after each evaluation"),
+    "train-mode": Cause("the net is evaluated in training mode", "net.eval() before each evaluation"),
+    "statistics-frozen": Cause("the running statistics of batch norms do not move", "the default momentum of 0.1"),
+    "batch-of-one": Cause("a batch of one sample in training", "drop_last=True in the DataLoader"),
+    "stale-optimizer": Cause(
+        "the optimizer was made before parameters were replaced", "make the optimizer after the net is complete and moved"
+    ),
+    "weights-overwritten": Cause(
+        "weights are written to between the steps", "look for load_state_dict, copy_ or a reset inside the loop"
+    ),
+    "optimizer-reset": Cause("the optimizer is made anew in each step", "make the optimizer once, before the loop"),
+    "carried-state": Cause("a state is carried over between batches", "reset or detach the hidden state at each batch"),
+    "replicas-differ": Cause(
+        "replicas that should be equal differ", "check that all ranks start from the same weights and reduce their gradients"
+    ),
+    "untied": Cause("weights that should be tied are not", "tie them again after the net is moved or loaded"),
+}
+"""By name, the causes that findings name."""
+
+KINDS: dict[str, Kind] = {
+    "nonfinite": Kind(
+        "error",
+        "One NaN or infinity makes all weights NaN at the next step.",
+        ("rate-too-high", "nonfinite"),
+        "a smaller learning rate, gradient clipping, no log or division of values that can be zero; also check the inputs",
+    ),
+    "never-ran": Kind("error", "A layer that is not called does not contribute to the result and learns nothing.", ("never-ran",)),
+    "dead-units": Kind(
+        "error", "Nothing passes through them and no gradient comes back, so they seldom recover.", ("dead-units", "initialisation")
+    ),
+    "saturated-units": Kind("error", "There the curve is flat, so hardly any gradient passes.", ("saturation", "initialisation")),
+    "vanishing-gradients": Kind(
+        "error",
+        "Layers near the input learn little or nothing.",
+        ("vanishing-gradients", "saturation", "initialisation"),
+        "normalisation layers, residual connections, ReLU in place of saturating activations, initialisation by fan-in",
+    ),
+    "exploding-gradients": Kind(
+        "error",
+        "No learning rate suits both ends of the net: what suits one end is far too much for the other.",
+        ("exploding-gradients", "initialisation"),
+        "normalisation layers, smaller initial weights, gradient clipping",
+    ),
+    "outliers": Kind(
+        "error",
+        "They make numbers of few bits coarse, and one feature decides what the next layer sees.",
+        ("outliers", "initialisation"),
+    ),
+    "frozen": Kind(
+        "error",
+        "The layer learns nothing.",
+        ("not-in-optimizer", "frozen", "detached"),
+        "give its parameters to the optimizer; if it is frozen on purpose, set requires_grad=False",
+    ),
+    "updates-too-large": Kind(
+        "error",
+        "The weights change at random rather than improve.",
+        ("rate-too-high",),
+        "a learning rate smaller by as much, or a warm-up",
+    ),
+    "updates-too-small": Kind(
+        "error", "The layer hardly learns.", ("rate-too-low",), "a larger learning rate, for this layer at least"
+    ),
+    "no-gradient": Kind("error", "The layer learns nothing.", ("detached", "dead-units")),
+    "tiny-gradients": Kind("error", "Steps that follow the gradient are as tiny.", ("loss-scale", "rate-too-low")),
+    "clipped": Kind("error", "All that the size of a gradient tells is lost, and steps are tiny.", ("clipping",)),
+    "not-cleared": Kind("error", "Each step follows the sum of all gradients so far.", ("gradients-not-cleared",)),
+    "rate-is-zero": Kind("error", "Nothing is learned at a learning rate of 0.", ("no-steps", "schedule")),
+    "rate-ends-early": Kind("error", "What is left of the training learns nothing.", ("schedule",)),
+    "ascends": Kind("error", "The training makes the net worse.", ("ascent",)),
+    "written-between-steps": Kind(
+        "warning", "What the optimizer learned is lost, and its own state fits no more.", ("weights-overwritten",)
+    ),
+    "optimizer-made-anew": Kind("error", "Momentum and the scale of gradients begin at zero each time.", ("optimizer-reset",)),
+    "foreign-parameters": Kind("error", "What is stepped is not what is trained.", ("stale-optimizer", "not-in-optimizer")),
+    "evaluation-mode": Kind(
+        "warning",
+        "Dropout does nothing, and batch norms neither normalise by the batch nor learn their statistics.",
+        ("eval-mode",),
+    ),
+    "training-mode": Kind(
+        "warning", "Dropout acts and batch norms depend on the batch, so scores are worse than the net is.", ("train-mode",)
+    ),
+    "coarse-weights": Kind("error", "A number of 16 bits does not change if less than its last bit is added.", ("lost-updates",)),
+    "statistics-stand-still": Kind("warning", "In evaluation, batch norms use statistics of the start.", ("statistics-frozen",)),
+    "large-epsilon": Kind("warning", "Adam then follows the plain gradient, at a much smaller step.", ("epsilon",)),
+    "odd-momentum": Kind("warning", "Steps follow gradients of long ago, so that the weights oscillate.", ("momentum",)),
+    "much-dropout": Kind("warning", "Little passes through.", ("dropout",)),
+    "constant-inputs": Kind("error", "There is nothing to learn from.", ("inputs-constant",)),
+    "large-inputs": Kind("warning", "The first layer learns badly, and its units die or saturate.", ("inputs-not-normalised",)),
+    "repeated-batches": Kind("warning", "The net learns this batch by heart, and nothing else.", ("repeated-batches",)),
+    "constant-target": Kind("error", "A constant is all that can be learned.", ("labels-constant",)),
+    "sorted-target": Kind("warning", "The net unlearns with each batch what the one before taught.", ("data-order",)),
+    "large-target": Kind("warning", "Outputs must grow far before the loss falls.", ("target-scale",)),
+    "loss-does-not-fall": Kind(
+        "error", "Nothing is learned.", ("labels-do-not-fit", "rate-too-high", "rate-too-low", "noise", "initialisation")
+    ),
+    "loss-rises": Kind("error", "The training makes the net worse.", ("rate-too-high", "ascent")),
+    "loss-is-constant": Kind("error", "Nothing is learned.", ("no-steps", "detached", "not-in-optimizer")),
+    "loss-falls-slowly": Kind("warning", "Most of what could be learned is not.", ("rate-too-low", "initialisation")),
+    "loss-jumps": Kind("warning", "The training is thrown back again and again.", ("rate-too-high", "data-order")),
+    "high-initial-loss": Kind(
+        "warning", "The first steps only undo what the initial weights claim.", ("initialisation", "inputs-not-normalised")
+    ),
+    "probabilities-as-logits": Kind(
+        "error", "The loss cannot come near its minimum, and gradients vanish.", ("output-activation",)
+    ),
+    "equal-units": Kind("error", "All units learn the same, so one would do.", ("symmetry", "initialisation")),
+    "equal-outputs": Kind(
+        "error", "What the net says does not depend on its inputs.", ("dead-units", "initialisation", "inputs-constant")
+    ),
+    "shrinking-weights": Kind("error", "What is learned is forgotten at once.", ("weight-decay",)),
+    "shrinking-signal": Kind("warning", "Layers far from the input see next to nothing.", ("initialisation", "normalisation")),
+    "growing-signal": Kind("warning", "Layers far from the input see enormous values.", ("initialisation", "normalisation")),
+    "linear-net": Kind("warning", "Layers without an activation function between them are one linear layer.", ("no-nonlinearity",)),
+}
+"""By name, the kinds of findings."""

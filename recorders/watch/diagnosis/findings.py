@@ -1,0 +1,75 @@
+"""findings(): what is likely wrong with a training, of a recorder, a recording or a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from recorders.recorder.recorder import Recorder
+from recorders.recorder.report import unexpected
+from recorders.recordings.display import shown_name
+from recorders.recordings.recording import Recording, Subrecording
+from recorders.watch.diagnosis import layer_rules, training_rules
+from recorders.watch.diagnosis.coverage import coverage
+from recorders.watch.diagnosis.evidence import evidence
+from recorders.watch.diagnosis.explaining import explained
+from recorders.watch.diagnosis.finding import Finding, Findings, fault
+from recorders.watch.diagnosis.over_time import findings_over_time
+from recorders.watch.timeline import Timeline
+
+__all__ = ["Finding", "Findings", "findings"]
+
+
+def findings(recorded: Recorder | Recording | Timeline) -> Findings:
+    """The likely faults of a training, worst first; empty if none was found.
+
+    Examines what `presets.health()` records, or as much of it as was recorded. Of layers: NaN and infinity, layers that never ran,
+    dead, saturated or equal units, outlier features, gradients that vanish, explode or never come, and weights that change too
+    much, too little or not at all. Of the training: the loss, the steps of the optimizer, inputs and target. What was not recorded
+    is not examined; `findings(...).examined` says what was, and in how many layers, `unexamined` what was not, and what to record
+    for it. An empty list that prints "nothing was examined" says nothing of the net. Thresholds, and their sources, are in
+    `recorders.watch.diagnosis.limits`; how often findings are right is in docs/findings.md.
+    A timeline also tells since when: see `findings_over_time`.
+
+    What healthy trainings may have too, such as dead units of which a layer has no more than `limits.UNIT_SHARE`, is no fault; it
+    is in `findings(...).notices`, and in what is printed.
+
+    Weights with `requires_grad=False` are frozen on purpose, which is no fault. A recording does not tell that, so weights that
+    never changed are a fault there only if gradients of them came; else `unexamined` names them.
+
+    Args:
+        recorded: a recorder, a recording, or a timeline that an `Inspector` wrote. Only a recorder knows why something was not
+            recorded.
+
+    >>> import torch
+    >>> from recorders import ForwardMonitor
+    >>> from reducers import Activity
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> _ = torch.nn.init.constant_(net[0].bias, -100.0)
+    >>> with Recorder(ForwardMonitor(Activity())).modules(net, types=torch.nn.ReLU) as recorder:
+    ...     _ = net(torch.ones(8, 2))
+    >>> [(finding.layer, finding.what) for finding in findings(recorder)]
+    [('1', '3 of 3 units are dead: they were never active')]
+    """
+    if isinstance(recorded, Timeline):
+        return findings_over_time(recorded)
+    known, parts = evidence(recorded), recorded.snapshot()
+    found = [finding for rule in RULES for finding in rule(known)]
+    if not any(finding.kind == "nonfinite" for finding in found):
+        found = [*_left_out(parts), *found]
+    faults, notices = explained(found, known)
+    return Findings(faults, *coverage(known, parts), notices)
+
+
+RULES = (*layer_rules.RULES, *training_rules.RULES)
+"""Each looks at what is known of a training, and yields what it finds."""
+
+
+def _left_out(parts: Mapping[str, Subrecording]) -> list[Finding]:
+    """One finding, of the first subrecorder of which elements were left out; none if there is none."""
+    hit = unexpected(parts)
+    for name, holes in hit.items():
+        leaf, share = next(iter(holes.items()))
+        also = f", and in {len(hit) - 1} more subrecorders" if len(hit) > 1 else ""
+        what = f"{share}{f' in {leaf}' * bool(leaf)}: they are NaN or infinite, and results leave them out{also}"
+        return [fault("nonfinite", shown_name(name), what)]
+    return []

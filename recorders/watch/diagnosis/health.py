@@ -1,0 +1,79 @@
+"""health(): a recorder of what `findings` examines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, ForwardMonitor
+from recorders.monitors.gradients import BackwardMonitor
+from recorders.monitors.parameters import ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
+from recorders.recorder.recorder import Recorder
+from recorders.watch.diagnosis.steps import Early, StepMonitor, share_in_mode
+from recorders.watch.lenses.health import update_ratio
+from reducers import Activity, Collect, FirstNonfinite, Idle, Mean, Norm, PerObservation, Product, Summary
+
+__all__ = ["NetInputMonitor", "health"]
+
+
+class NetInputMonitor(ForwardInputMonitor):
+    """Records what the net is given. A recorder puts it on the net alone, under the name of its group. Operands: inputs.
+
+    >>> from reducers import Max
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    >>> with Recorder(inputs=NetInputMonitor(Max())).modules(net, types=nn.Linear) as recorder:
+    ...     _ = net(torch.tensor([[1.0, 7.0]]))
+    >>> list(recorder), recorder["inputs"].peek()
+    (['inputs'], tensor(7.))
+    """
+
+    of_net = True
+
+
+def health(first: int = 50, every: int = 64) -> Recorder:
+    """A recorder of what `findings` examines: outputs, gradients and updates of each layer, inputs, steps, and what you push.
+
+    It records the first steps, and then two of every so many, which takes little of a long training. Push the loss of each step,
+    and the target, and `findings` examines these, too:
+
+        recorder = presets.health().modules(net)
+        with recorder:
+            for inputs, target in batches:
+                loss = criterion(net(inputs), target)
+                ...
+                recorder.push("loss", loss)
+                recorder.push("target", target)
+        print(findings(recorder))
+
+    The steps are those of the first optimizer that steps, unless you advance `recorder.clock` or attach it to another.
+
+    Args:
+        first: how many steps are recorded in the beginning.
+        every: of so many later steps two are.
+
+    >>> sorted(health().modules(nn.Linear(2, 1)))
+    ['gradient', 'inference', 'inputs', 'loss', 'output', 'size', 'steps', 'target', 'update', 'weights']
+    """
+    chosen: dict[str, Any] = {"steps": Early(first, every)}
+    output = Product(stats=Summary("channels"), activity=Activity("channels"), idle=Idle("channels"), first=FirstNonfinite())
+    batches = Product(spread=Summary(), each=PerObservation(Summary(), Collect()), size=PerObservation(Norm(), Collect()))
+    return Recorder(
+        output=ForwardMonitor(output, **chosen),
+        gradient=BackwardMonitor(Summary(), **chosen),
+        weights=ParameterGradientMonitor(Product(spread=Summary(), size=PerObservation(Norm(), Collect())), **chosen),
+        update=ParameterUpdateMonitor(Product(ratio=Summary(), course=Collect()), op_=update_ratio, **chosen),
+        size=ParameterMonitor(PerObservation(Norm(), Collect()), **chosen),
+        inputs=NetInputMonitor(batches, eval_update=False, phase="grad", **chosen),
+        inference=NetInputMonitor(Mean(), train_update=False, phase="grad", op_=_training_share, **chosen),
+        steps=StepMonitor(Collect(), **chosen),
+        loss=CallMonitor(Product(spread=Summary(), course=Collect())),
+        target=CallMonitor(batches, **chosen),
+    )
+
+
+def _training_share(inputs: Any, *, module: nn.Module) -> Tensor | None:
+    """The share of modules that depend on the mode and are in training mode, while gradients are off; None if there are none."""
+    share = share_in_mode(module)
+    return None if share != share else torch.tensor(share, device="cpu")

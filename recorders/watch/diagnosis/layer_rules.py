@@ -1,0 +1,252 @@
+"""Rules on layers: what the outputs, gradients and updates of each layer tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from torch import Tensor
+
+from recorders.watch.diagnosis.evidence import Evidence
+from recorders.watch.diagnosis.finding import Finding, fault
+from recorders.watch.diagnosis.limits import (
+    GRADIENT_DECAY,
+    LINEAR,
+    SATURATED_SLOPE,
+    UNIT_SHARE,
+    UPDATE_LIMITS,
+    WITHOUT_WEIGHTS,
+    is_massive,
+    relative_slope,
+    shown_outliers,
+    shown_range,
+)
+from recorders.watch.overview import Layer
+from recorders.watch.spread import Spread
+
+
+def gradients_by_depth(norms: Mapping[str, float], since: int | None = None) -> Iterator[Finding]:
+    """At most one finding: that gradients of the first layers are much smaller, or larger, than those of the last.
+
+    The medians of the first and of the last quarter are compared, not single layers: within a block the gradients of keys of
+    attention may be smaller by orders of magnitude, and those of embeddings larger, in health.
+
+    Args:
+        norms: by layer, in network order.
+        since: the tick since when.
+
+    >>> norms = {"0": 1e-9, "2": 1e-6, "4": 1e-3, "6": 1.0}
+    >>> [(finding.layer, finding.what) for finding in gradients_by_depth(norms)]
+    [('0', 'gradients vanish on their way back: their norm is 1.0e+00 at 6 and 1.0e-09 here')]
+    """
+    known = [(norm, name) for name, norm in norms.items() if math.isfinite(norm)]
+    if len(known) < 2:
+        return
+    quarter, third = max(len(known) // 4, 1), max(len(known) // 3, 1)
+    first, last = (median(norm for norm, _ in part) for part in (known[:quarter], known[-quarter:]))
+    early, late = known[:third], known[-third:]  # in which the layer is named
+    if first < GRADIENT_DECAY * last:
+        (low, where), (high, other) = min(early), max(late)
+        what = f"gradients vanish on their way back: their norm is {high:.1e} at {other} and {low:.1e} here"
+        yield fault("vanishing-gradients", where, what, since)
+    elif last < GRADIENT_DECAY * first:
+        (high, where), (low, other) = max(early), min(late)
+        what = f"gradients explode on their way back: their norm is {low:.1e} at {other} and {high:.1e} here"
+        yield fault("exploding-gradients", where, what, since)
+
+
+CURVES = {"Tanh": "tanh", "Sigmoid": "sigmoid"}
+"""The curves of activation functions that saturate, by class of the module."""
+SHOWN = 16
+"""The most dead units that a notice names."""
+
+
+def nonfinite(known: Evidence) -> Iterator[Finding]:
+    """One finding, where it began: NaN spreads to what is computed later, from outputs to the loss and to gradients."""
+    layers, calls = known.layers, known.calls
+    places: list[tuple[str, str]] = []
+    for role, label in (("output", "outputs"), ("gradient", "gradients"), ("weight_gradient", "weight gradients")):
+        since = {layer.name: layer.since[role] for layer in layers if layer.since.get(role, -1) >= 0}
+        hit = [
+            layer
+            for layer in layers
+            if layer.name in since or ((spread := getattr(layer, role)) is not None and spread.nonfinite > 0)
+        ]
+        if hit:
+            ordered = hit if role == "output" else hit[::-1]  # gradients are computed from the last layer on
+            first = min(ordered, key=lambda layer: since.get(layer.name, math.inf))
+            spread = getattr(first, role)
+            share = f"{spread.nonfinite:,} of {spread.count + spread.nonfinite:,} " if counts_nonfinite(spread) else ""
+            what = f"{share}{label} are NaN or infinite"
+            what += f", for the first time in observation {since[first.name]}" if first.name in since else ""
+            places.append((first.name, what + (f", and in {len(hit) - 1} more layers" if len(hit) > 1 else "")))
+    for name, spread in calls.items():
+        if spread.nonfinite > 0:
+            places.append((name, f"{spread.nonfinite:,} of {spread.observations:,} values are NaN or infinite"))
+    if places:
+        (name, what), *later = places
+        also = "".join(f"; {place}: {text}" for place, text in later)
+        yield fault("nonfinite", name, what + also, causes=_why_nonfinite(known))
+
+
+def _why_nonfinite(known: Evidence) -> tuple[str, ...]:
+    """The likely causes, if anything tells of them."""
+    if any(batches.spread.nonfinite > 0 for batches in [*known.inputs.values(), *known.target.values()]):
+        return ("nonfinite-inputs",)
+    finite = known.loss.finite if known.loss is not None else []
+    if len(finite) > 3 and finite[-1] > 2 * known.loss.start():
+        return ("rate-too-high", "initialisation")
+    if len(finite) > 3:
+        return ("nonfinite", "rate-too-high", "weights-overwritten")
+    return ()
+
+
+def never_ran(known: Evidence) -> Iterator[Finding]:
+    """Layers with weights that were not called."""
+    layers = known.layers
+    called = [layer.name for layer in layers if "output" not in layer.silent]
+    ran = {"(net)"} if called else set()  # modules of which a part was called, as those of a GAN are
+    ran |= {name[:at] for name in called for at, sign in enumerate(name) if sign == "."}
+    for layer in layers:
+        # Nobody calls containers, and the attention of PyTorch uses the weights of its out_proj without calling it. What has no
+        # weights has nothing to learn: the dropout of attention, which is fused, is not called.
+        used = (
+            layer.kind in ("NonDynamicallyQuantizableLinear", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
+            or (layer.kind in WITHOUT_WEIGHTS if layer.has_weights is None else not layer.has_weights)
+            or layer.name in ran
+            or layer.shared
+            or "output" in layer.failed
+            or has_gradients(layer)
+            or layer.ratio_at(1.0) > 0
+        )
+        if "output" in layer.silent and not used:
+            yield fault("never-ran", layer.name, "no output was recorded" + _because(layer.silent["output"]))
+
+
+def has_gradients(layer: Layer) -> bool:
+    """Whether gradients of its weights came, and were not all zero."""
+    return layer.weight_gradient is not None and layer.weight_gradient.norm > 0
+
+
+def dead(known: Evidence) -> Iterator[Finding]:
+    """Layers in which most units are dead; of those in which some are, a notice."""
+    before: Tensor | None = None  # which units were dead in the layer before
+    for layer in known.layers:
+        never, gone = layer.dead, _dead_units(layer)
+        if gone is not None and gone.any() and not _inherited(gone, before):
+            units = gone.flatten().nonzero().flatten().tolist()
+            most = len(units) > UNIT_SHARE * gone.numel()
+            which = "" if most else f" ({', '.join(map(str, units[:SHOWN]))}{', ...' if len(units) > SHOWN else ''})"
+            how, causes = "they were never active", ("dead-units", "initialisation")
+            if layer.idle is not None and (never is None or not never.equal(gone)):
+                since = int(layer.idle.flatten()[units].min())
+                how = f"they were not active in the last {since} of {layer.idle_of[0]} observations, or longer"
+                causes = ("dead-units", "rate-too-high")
+            what = f"{len(units)} of {gone.numel()} units{which} are dead: {how}"
+            yield fault("dead-units", layer.name, what, causes=causes, severity="error" if most else "notice")
+        before = gone
+
+
+def _dead_units(layer: Layer) -> Tensor | None:
+    """Which units are dead; None of a layer of which they are no units, or unknown."""
+    return None if layer.kind in LINEAR or not layer.first else layer.gone
+
+
+def _inherited(dead: Tensor, before: Tensor | None) -> bool:
+    """Whether the units were dead in the layer before, which may happen to a pooling layer."""
+    return before is not None and dead.shape == before.shape and bool((before >= dead).all())
+
+
+def saturated(known: Evidence) -> Iterator[Finding]:
+    """Layers of which most units are at the ends of their activation function."""
+    for layer in known.layers:
+        shape = curve(layer)
+        # The last sigmoid gives a probability, which may be near 0 or 1.
+        if layer.units is None or shape is None or (shape == "sigmoid" and layer is known.layers[-1]):
+            continue
+        mean = layer.units["mean"]
+        square = layer.units["var"].nan_to_num() + mean.square()
+        slope = relative_slope(mean, square, shape)
+        stuck = int((slope < SATURATED_SLOPE).sum())
+        if stuck > UNIT_SHARE * slope.numel():
+            what = f"{stuck} of {slope.numel()} units are saturated: nearly all outputs lie at the ends of the {shape}"
+            yield fault("saturated-units", layer.name, what)
+
+
+def curve(layer: Layer) -> str | None:
+    """The activation function if it is one that saturates, else None."""
+    if layer.kind:
+        return CURVES.get(layer.kind)
+    # If the class is unknown: outputs that come near -1 or 1 and never exceed them are those of a tanh.
+    out = layer.output
+    squashed = out is not None and -1 <= out.low < 0 and out.high <= 1 and max(-out.low, out.high) > 0.99
+    return "tanh" if squashed else None
+
+
+def outliers(known: Evidence) -> Iterator[Finding]:
+    """One finding, where they begin: later layers hand them on."""
+    found = {layer.name: sizes for layer in known.layers if (sizes := largest_and_typical(layer)) is not None}
+    hit = [name for name, sizes in found.items() if is_massive(*sizes)]
+    if hit:
+        yield fault("outliers", hit[0], shown_outliers(*found[hit[0]], len(hit) - 1))
+
+
+def largest_and_typical(layer: Layer) -> tuple[float, float] | None:
+    """The largest magnitude of the outputs, and the typical one: a quartile, or the median of the root mean squares of features."""
+    if layer.output is None or math.isnan(layer.output.high):
+        return None
+    largest = max(-layer.output.low, layer.output.high)
+    if not math.isnan(layer.output.quartile):
+        return largest, layer.output.quartile
+    if layer.units is None or layer.units["mean"].numel() < 3:
+        return None
+    return largest, (layer.units["var"].nan_to_num() + layer.units["mean"].square()).sqrt().nanmedian().item()
+
+
+def gradients(known: Evidence) -> Iterator[Finding]:
+    """Gradients that vanish or explode with depth."""
+    norms = {layer.name: layer.gradient.norm for layer in known.layers if layer.gradient is not None and _is_inside(layer)}
+    yield from gradients_by_depth(norms)
+
+
+def _is_inside(layer: Layer) -> bool:
+    """Whether its gradient tells of the depth of the net: not that of a loss, which is 1, nor of a module that contains layers."""
+    gradient = layer.gradient
+    alone = gradient is not None and gradient.count + gradient.nonfinite == gradient.observations > 0
+    return not (layer.whole or alone)
+
+
+def updates(known: Evidence) -> Iterator[Finding]:
+    """Weights that change too much, too little or not at all."""
+    low, high = UPDATE_LIMITS
+    for layer in known.layers:
+        if "output" in layer.silent:
+            continue
+        if is_still(layer):
+            if layer.trained or (layer.trained is None and has_gradients(layer)):
+                yield fault("frozen", layer.name, "the weights never changed" + _because(layer.silent.get("update", "")))
+        elif layer.ratio > high and layer.growth > 1:
+            what = f"updates are too large: a typical step changes the weights by {shown_range(layer.ratio)}"
+            yield fault("updates-too-large", layer.name, what)
+        elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
+            what = f"updates are too small: the largest step changes the weights by {shown_range(layer.ratio_at(1.0))}"
+            yield fault("updates-too-small", layer.name, what)
+
+
+def counts_nonfinite(spread: Spread | None) -> bool:
+    """Whether the reducer counts values that are not finite."""
+    return spread is not None and not math.isnan(spread.nonfinite)
+
+
+def is_still(layer: Layer) -> bool:
+    """Whether the weights never changed."""
+    return "update" in layer.silent or (layer.update is not None and not bool(layer.update.any()))
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+RULES = (nonfinite, never_ran, dead, saturated, outliers, gradients, updates)
+"""Each looks at what is known of a training, and yields what it finds."""

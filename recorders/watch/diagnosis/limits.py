@@ -1,0 +1,145 @@
+"""Limits: how bad a thing must be to be named as a fault, each with its source."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+__all__ = [
+    "GRADIENT_DECAY",
+    "LINEAR",
+    "MASSIVE",
+    "RECENT",
+    "SATURATED_SLOPE",
+    "UNIT_SHARE",
+    "UPDATE_LIMITS",
+    "UPDATE_RANGE",
+    "WITHOUT_WEIGHTS",
+    "is_idle",
+    "is_massive",
+    "relative_slope",
+    "shown_outliers",
+    "shown_range",
+    "usual_growth",
+]
+
+UPDATE_RANGE = (1e-4, 1e-2)
+"""The usual size of an update relative to the weights: within a factor of ten of 1e-3.
+
+Rule of thumb by A. Karpathy, course CS231n, "Neural Networks Part 3", section "Ratio of weights:updates".
+"""
+
+UPDATE_LIMITS = (1e-5, 1e-1)
+"""Beyond these an update is a fault: within a factor of a hundred of Karpathy's 1e-3.
+
+The second factor of ten is ours: small nets that train well, as those in `tests/recorders/watch/test_no_false_alarm.py`, have
+typical updates of up to 4e-2.
+"""
+
+GRADIENT_DECAY = 1e-4
+"""The smallest accepted ratio between the gradient norms of the first quarter of the layers and the last, each by its median.
+
+It is ours; we know of no published one. An optimizer such as SGD moves layers in proportion to their gradients, so no learning rate
+keeps all layers in `UPDATE_RANGE` if they differ by more than its width, a factor of 100. This is its square, because layers also
+differ in size and in the size of their weights. No net in `tests/recorders/watch/test_no_false_alarm.py` comes near it.
+"""
+
+UNIT_SHARE = 0.5
+"""The largest accepted share of dead units in a layer, and of saturated ones.
+
+Source: the default of `threshold_layer`, 50 %, of the rules DeadRelu and SaturatedActivation of Amazon SageMaker Debugger. A few
+are dead from the start in healthy nets with ReLU and the initialisation of He et al. (arXiv:1502.01852), and more in deep nets.
+"""
+
+RECENT = (8, 512, 0.5)
+"""For how long a unit that was active before must be idle to be dead: observations, elements, share of the recording.
+
+The share is enough in place of the elements, so that a short recording tells, too; so many observations there must be in any case.
+They are ours: a healthy unit that is active in one of 100 elements is idle for 512 with a probability of 0.6 %, and a fault needs
+more than `UNIT_SHARE` of such units.
+"""
+
+SATURATED_SLOPE = 1 - 0.97**2
+"""A unit is saturated if its mean slope is below this share of the steepest slope: that of a tanh whose output is 0.97.
+
+Source of the 0.97: A. Karpathy, "Building makemore Part 3: Activations & Gradients, BatchNorm", who counts outputs beyond it.
+"""
+
+MASSIVE = (100.0, 1000.0)
+"""An outlier is larger in magnitude than the first, and at least as many times the typical magnitude of its layer as the second.
+
+Source: M. Sun et al., "Massive Activations in Large Language Models" (arXiv:2402.17762), who compare with the median magnitude. The
+criterion of T. Dettmers et al. (arXiv:2208.07339), a magnitude of 6, holds for the hidden states of large transformers only: nets
+without normalisation, and logits, reach it in health.
+"""
+
+
+def _kinds_in(*files: str) -> frozenset[str]:
+    """The names of the classes of `torch.nn` that are defined in these files."""
+    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    return frozenset(kind.__name__ for kind in kinds if kind.__module__.rpartition(".")[2] in files)
+
+
+LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
+"""Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
+WITHOUT_WEIGHTS = _kinds_in("activation", "dropout", "pooling", "padding", "flatten", "loss", "distance", "upsampling") - {
+    "PReLU",
+    "MultiheadAttention",
+} | {"Identity"}
+"""Classes without weights: that one is not called, as the dropout of attention that is fused, is no fault."""
+
+
+def usual_growth(start: int, end: int) -> float:
+    """The sum of the updates, relative to the weights before each, of weights that grow from zero in equal steps.
+
+    It is 1 + 1/2 + 1/3 and so on, for the steps from `start`, counted from 0, to before `end`. A fresh small head, or an adapter
+    that begins at zero, has such updates in health, and they are far above `UPDATE_LIMITS` in the first steps.
+
+    >>> usual_growth(0, 4), usual_growth(3, 4)
+    (1.8333333333333333, 0.3333333333333333)
+    """
+    return sum(1 / step for step in range(max(start, 1), end))
+
+
+def is_idle(idle: Tensor, observations: int, elements: int) -> Tensor:
+    """Whether units that were idle for so many of all observations, with so many elements of each unit, have died on the way.
+
+    >>> import torch
+    >>> is_idle(torch.tensor([60, 5, 0]), observations=100, elements=6400)
+    tensor([ True, False, False])
+    """
+    least, many, share = RECENT
+    enough = min(many / max(elements / max(observations, 1), 1), share * observations)
+    return (idle >= least) & (idle >= enough)
+
+
+def is_massive(largest: float, typical: float) -> bool:
+    """Whether a magnitude is an outlier among values of this typical magnitude.
+
+    >>> is_massive(2000.0, 0.5), is_massive(2000.0, 50.0), is_massive(5.0, 1e-6), is_massive(2000.0, 0.0)
+    (True, False, False, False)
+    """
+    above, times = MASSIVE
+    return typical > 0 and largest > above and largest >= times * typical
+
+
+def relative_slope(mean: Tensor, square: Tensor, curve: str) -> Tensor:
+    """The mean slope of a "tanh" or "sigmoid", relative to its steepest, from the means of its outputs and of their squares.
+
+    >>> import torch
+    >>> half, one = torch.tensor(0.5), torch.tensor(1.0)
+    >>> relative_slope(half, half.square(), "sigmoid"), relative_slope(one, one, "tanh")
+    (tensor(1.), tensor(0.))
+    """
+    return 1 - square if curve == "tanh" else 4 * (mean - square)  # tanh' = 1 - tanh^2; sigmoid' = sigmoid - sigmoid^2, at most 1/4
+
+
+def shown_outliers(largest: float, typical: float, more: int) -> str:
+    """How far outliers stick out, and in how many more layers they do."""
+    what = f"outlier features: the largest magnitude is {largest:.2g}, {largest / typical:,.0f} times the typical {typical:.2g}"
+    return what + (f", and in {more} more layers" if more else "")
+
+
+def shown_range(ratio: float) -> str:
+    """The size of an update, with the usual range."""
+    low, high = UPDATE_RANGE
+    return f"{ratio:.1e} of their norm; {low:.0e} to {high:.0e} is usual"

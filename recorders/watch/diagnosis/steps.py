@@ -1,0 +1,199 @@
+"""StepMonitor: what each step of an optimizer, and what happened since the step before, tells of a training."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+
+from recorders.capture.calls import Call
+from recorders.capture.switching import remove
+from recorders.monitors.base import Monitor
+from recorders.monitors.optimizers import OptimizerMonitor, ask_each
+from recorders.monitors.options import MonitorOptions
+from recorders.schedule.table import CHANGE, Reading
+from reducers import Reducer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["FACTS", "Early", "StepMonitor", "share_in_mode"]
+
+FACTS = (
+    "step",  # of the clock
+    "optimizer",  # its number, in the order in which optimizers were seen
+    "rate",  # the largest learning rate of its parameter groups
+    "decay",  # the largest weight decay
+    "ascends",  # whether it maximizes
+    "held",  # parameters of the net that it holds
+    "trainable",  # parameters of the net that require a gradient
+    "foreign",  # parameters that it holds and the net does not
+    "without gradient",  # of those held
+    "kept",  # whether the gradients of the step before were still there when new ones were added
+    "written",  # whether weights were written to since the step before
+    "evaluating",  # the share of dropouts, batch norms and the like that are in evaluation mode
+    "coarse",  # the share of the elements held that have 16 bits or fewer
+    "still",  # batch norms whose running statistics do not move
+)
+"""The columns of what `StepMonitor` records; NaN if a thing is not known."""
+
+
+@dataclass(frozen=True)
+class Early:
+    """Chooses the first steps, and then two of every so many: most faults show in the beginning. For `steps=` of a monitor.
+
+    Two steps in a row, because some things are seen between two steps.
+
+    >>> [step for step in range(40) if Early(first=3, every=16)(step)]
+    [0, 1, 2, 16, 17, 32, 33]
+    """
+
+    first: int = 50
+    every: int = 64
+
+    def __call__(self, step: int) -> bool:
+        return step < self.first or step % self.every < 2
+
+
+class StepMonitor(OptimizerMonitor):
+    """Records `FACTS` after each optimizer step: one row. Reads no tensors, so it waits for no device.
+
+    Unless an optimizer or the user advances the clock, the first optimizer that steps does from then on.
+
+    >>> from recorders import Recorder
+    >>> from reducers import Collect
+    >>> net = torch.nn.Linear(2, 1)
+    >>> recorder = Recorder(steps=StepMonitor(Collect())).modules(net)
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    >>> for _ in range(3):
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     optimizer.step()
+    >>> recorder["steps"].peek()[:, FACTS.index("kept")]
+    tensor([nan, 1., 1.], dtype=torch.float64)
+    """
+
+    reading = Reading(CHANGE, ask_each)
+
+    def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
+        options.setdefault("op_", _as_row)
+        super().__init__(reducer, module, **options)
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._count = itertools.count()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._stepping: weakref.ref[Optimizer] | None = None
+        self._ended = -1  # the step of the clock at which the last step ended
+        self._versions = 0
+        self._written = self._kept = float("nan")
+        self._probe: Any = None  # the hook that sees whether gradients are cleared, and the gradient of the last step
+        self._gradient: weakref.ref[Tensor] | None = None
+        self._version = 0
+
+    def deregister(self) -> Monitor:
+        if self._probe is not None:
+            remove(self._probe)
+        self._forget()
+        return super().deregister()
+
+    def notified(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Before the step: sees what happened since the last one."""
+        clock = self.clock
+        if not clock.attached and clock.step == 0:
+            clock.attach(optimizer)
+        self._stepping = weakref.ref(optimizer)
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = next(self._count)
+        consecutive = clock.step == self._ended + 1 and self._ended >= 0
+        self._written = float(_versions(leaves) != self._versions) if consecutive else float("nan")
+
+    def changed(self, module: nn.Module, mine: Container[int], *paths: str) -> None:
+        """After the step: records it."""
+        optimizer = None if self._stepping is None else self._stepping()
+        if optimizer is None:
+            return
+        leaves = [(path, parameter) for path, parameter in self._parameters(module) if id(parameter) in mine]
+        if self._due(module, self._training(module), weakref.ref(optimizer)):
+            self._see(Call("step", module, values=(self._facts(module, optimizer, leaves),)))
+        self._ended, self._versions, self._kept = self.clock.step, _versions(leaves), float("nan")
+        self._watch(leaves)
+
+    def _watch(self, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Notes the gradient of one parameter, to see at the next backward whether it was cleared."""
+        held = [(parameter.grad, parameter) for _, parameter in leaves if parameter.grad is not None]
+        if self._probe is not None:
+            remove(self._probe)
+            self._probe = None
+        if held:
+            gradient, parameter = held[0]
+            self._gradient, self._version = weakref.ref(gradient), gradient._version
+            self._probe = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        if self._kept != self._kept and self._gradient is not None:  # the first time since the last step
+            gradient = parameter.grad
+            # A gradient that was added to has one version more; one that was set to zero before, two.
+            same = gradient is not None and gradient is self._gradient()
+            self._kept = float(same and gradient is not None and gradient._version == self._version + 1)
+
+    def _facts(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> dict[str, float]:
+        groups = optimizer.param_groups
+        of_net = {id(parameter): parameter for parameter in module.parameters()}
+        held = [parameter for _, parameter in leaves]
+        elements = sum(parameter.numel() for parameter in held)
+        coarse = sum(parameter.numel() for parameter in held if parameter.is_floating_point() and parameter.element_size() < 4)
+        norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
+        return {
+            "step": float(self.clock.step),
+            "optimizer": float(self._numbers[optimizer]),
+            "rate": max((_number(group.get("lr")) for group in groups), default=float("nan")),
+            "decay": max((_number(group.get("weight_decay", 0.0)) for group in groups), default=0.0),
+            "ascends": float(any(group.get("maximize", False) for group in groups)),
+            "held": float(len(held)),
+            "trainable": float(sum(parameter.requires_grad for parameter in of_net.values())),
+            "foreign": float(sum(id(parameter) not in of_net for group in groups for parameter in group["params"])),
+            "without gradient": float(sum(parameter.grad is None for parameter in held)),
+            "kept": self._kept,
+            "written": self._written,
+            "evaluating": 1.0 - share_in_mode(module),
+            "coarse": coarse / elements if elements else 0.0,
+            "still": float(sum(norm.momentum == 0 for norm in norms)),
+        }
+
+
+def _as_row(facts: dict[str, float]) -> Tensor:
+    return torch.tensor([[facts[name] for name in FACTS]], dtype=torch.float64, device="cpu")
+
+
+def _number(value: Any) -> float:
+    """A Python number, or a tensor on the CPU, as a number; NaN of one on a device, for which one would have to wait."""
+    if isinstance(value, Tensor):
+        return value.item() if value.device.type == "cpu" else float("nan")
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def _versions(leaves: Sequence[tuple[str, nn.Parameter]]) -> int:
+    """A number that grows whenever one of the parameters is written to."""
+    return sum(parameter._version for _, parameter in leaves)
+
+
+def share_in_mode(module: nn.Module) -> float:
+    """The share of the modules that depend on the mode, such as dropout, that are in training mode; NaN if there are none."""
+    modes = [inner.training for inner in module.modules() if _depends_on_mode(inner)]
+    return sum(modes) / len(modes) if modes else float("nan")
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, _BatchNorm):
+        return module.track_running_stats
+    return getattr(module, "dropout", 0) != 0 and isinstance(module, (nn.RNNBase, nn.MultiheadAttention))
