@@ -11,7 +11,7 @@ import benchmarks.diagnosis.programs  # noqa: F401  registers the programs
 from benchmarks.diagnosis.faults import GENERAL, Unfit
 from benchmarks.diagnosis.training import PROGRAMS, Fault, Program, Training
 
-__all__ = ["Case", "cases", "matters"]
+__all__ = ["Case", "case", "cases", "matters"]
 
 CHOSEN, HELD_OUT = 3, 1
 """In how many programs each general fault is planted at least, of those by which thresholds are chosen and of those held out."""
@@ -41,8 +41,14 @@ class Case(NamedTuple):
         return training, self.fault.change(training) or self.fault.places
 
 
+def case(program: str, fault: str | None, seed: int) -> Case:
+    """Returns a case by names, as another process gets it. A program's own fault goes before a general one of the same name."""
+    one = PROGRAMS[program]
+    return Case(one, None if fault is None else one.faults.get(fault) or GENERAL[fault], seed)
+
+
 def cases(held_out: bool | None = None) -> list[Case]:
-    """Returns what is to be diagnosed: every program in good health with two seeds, with each of its own faults, and with general ones.
+    """Returns what is to be diagnosed: every program healthy with two seeds, with each of its own faults, and with general ones.
 
     Args:
         held_out: True for the programs that are held out, False for the others, None for all.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -23,13 +24,14 @@ __all__ = ["GENERAL", "Unfit"]
 
 GENERAL: dict[str, Fault] = {}
 """The general faults, by name. Where the places of one depend on the program, `Fault.change` returns them, see there. A fault in
-one layer takes the middle one of those that have weights and are not the last; its neighbours in the order of the forward are right,
-too. What is not the fault of layers has no places."""
+one layer takes a hidden one, mostly that in the middle; its neighbours in the order of the forward are right, too. What is not the
+fault of layers has no places."""
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Softplus)
 RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish)
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+WEIGHTED = (*LAYERS, nn.RNNBase, nn.modules.rnn.RNNCellBase, nn.MultiheadAttention)
 POOL = 30
 
 
@@ -67,7 +69,6 @@ class _Functions(TorchFunctionMode):
 
 def _traced(training: Training) -> Trace:
     """Runs a forward on a copy of the network. Raises `Unfit` if it fails, as it does if a fault does not go with the program."""
-    _plain(training)
     net = copy.deepcopy(training.net).train(training.trains)
     calls: list[str] = []
     outputs: list[Any] = []
@@ -115,6 +116,21 @@ def _is_layer(net: nn.Module, name: str) -> bool:
     return not name.endswith("()") and isinstance(net.get_submodule(name), LAYERS)
 
 
+def _rectified(net: nn.Module, name: str, after: str) -> bool:
+    """Whether a call is that of a layer with a bias, and the next call that of a rectifier."""
+    if not _is_layer(net, name) or net.get_submodule(name).bias is None:
+        return False
+    return after in ("relu()", "relu_()") if after.endswith("()") else isinstance(net.get_submodule(after), RECTIFIERS)
+
+
+def _statistics(training: Training) -> tuple[str, ...]:
+    """Names of the batch normalisations whose statistics follow the training."""
+    modules = training.net.train().named_modules()
+    names = tuple(name for name, module in modules if isinstance(module, _BatchNorm) and module.training)
+    _fit(names, "batch normalisation in training")
+    return names
+
+
 def _neighbours(training: Training, name: str) -> tuple[str, ...]:
     """The layer and those modules that are called directly before and after it."""
     calls = [call for call in _traced(training).calls if not call.endswith("()")]
@@ -122,11 +138,11 @@ def _neighbours(training: Training, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((name, *calls[max(at - 1, 0) : at + 2])))
 
 
-def _middle(training: Training) -> tuple[Any, tuple[str, ...]]:
-    """The middle layer of those that are not the last, and its places."""
+def _hidden(training: Training, share: float = 0.5) -> tuple[Any, tuple[str, ...]]:
+    """A layer of those that are not the last, by its place among them from 0 to 1, and its places."""
     hidden = _layers(training)[:-1]
     _fit(hidden, "hidden layer")
-    name = hidden[(len(hidden) - 1) // 2]
+    name = hidden[int(share * (len(hidden) - 1))]
     return training.net.get_submodule(name), _neighbours(training, name)
 
 
@@ -156,12 +172,12 @@ def _set_batch(training: Training, batch: Callable[[int], tuple[Any, Any]]) -> N
 
 
 def _change_inputs(training: Training, change: Callable[[Tensor, torch.Generator], Tensor], *, scored: bool = False) -> None:
-    """Changes the inputs that are floating point; with `scored`, as an error of the preparation does, those of the score, too."""
+    """Changes the inputs; with `scored`, as an error of the preparation does, those of the score, too."""
     batch, score = training.batch, training.score
-    _fit(any(map(_floating, pytree.tree_leaves(batch(0)[0]))), "inputs in floating point")
+    _fit(all(map(_floating, pytree.tree_leaves(batch(0)[0]))), "inputs that are all in floating point")
 
     def changed(inputs: Any, number: int) -> Any:
-        return pytree.tree_map(lambda leaf: change(leaf, _random(number)) if _floating(leaf) else leaf, inputs)
+        return pytree.tree_map(lambda leaf: change(leaf, _random(number)), inputs)
 
     def scored_so(net: nn.Module) -> float:
         with net.register_forward_pre_hook(lambda module, inputs: changed(inputs, 0)):
@@ -177,6 +193,7 @@ def _change_inputs(training: Training, change: Callable[[Tensor, torch.Generator
 
 
 def _change_target(training: Training, change: Callable[[Tensor, torch.Generator], Tensor]) -> None:
+    _plain(training)
     batch = training.batch
     leaves = [leaf for leaf in pytree.tree_leaves(batch(0)[1]) if isinstance(leaf, Tensor)]
     _fit(any(leaf.dim() and leaf.unique().numel() > 1 for leaf in leaves), "target")
@@ -220,7 +237,7 @@ def _change_output(training: Training, change: Callable[[Tensor], Tensor]) -> tu
     """Appends a function to the network; returns the names of the last layer and of the network."""
     training.net.register_forward_hook(lambda module, inputs, output: change(output))
     _traced(training)
-    return (_layers(training)[-1], "")
+    return (*_layers(training)[-1:], "")
 
 
 def _change_optimizer(training: Training, change: Callable[[Optimizer], None]) -> None:
@@ -235,9 +252,13 @@ def _change_optimizer(training: Training, change: Callable[[Optimizer], None]) -
     training.optimizer = changed
 
 
-def _options(training: Training) -> dict[str, Any]:
+def _made(training: Training) -> Optimizer:
     _plain(training)
-    return training.optimizer(training.parameters(training.net), training.rate).param_groups[0]
+    return training.optimizer(training.parameters(training.net), training.rate)
+
+
+def _options(training: Training) -> dict[str, Any]:
+    return _made(training).param_groups[0]
 
 
 def _set_options(training: Training, **options: Any) -> None:
@@ -271,24 +292,21 @@ def _keep_parameters(training: Training, keep: Callable[[str, int, int], bool]) 
 
 
 def _scale_rate(training: Training, factor: float) -> None:
-    _plain(training)
     training.rate *= factor
 
 
 def _set_schedule(training: Training, factor: Callable[[float], float]) -> None:
     """Multiplies the schedule by a function of the share of the steps that are done."""
-    _plain(training)
     schedule = training.schedule
     training.schedule = lambda step, steps: schedule(step, steps) * factor(step / steps)
 
 
 def _at(training: Training, share: float, change: Callable[[], None]) -> None:
     """Changes something before one step."""
-    _plain(training)
     when = int(share * training.steps)
 
     def before(training: Training, optimizer: Optimizer, step: int) -> None:
-        if step == when:
+        if step == when and optimizer is training.optimizers[0]:
             with torch.no_grad():
                 change()
 
@@ -298,12 +316,15 @@ def _at(training: Training, share: float, change: Callable[[], None]) -> None:
 @torch.no_grad()
 def _initialise(training: Training, weight: Callable[[Tensor], Any], bias: Callable[[Tensor], Any] | None = None) -> None:
     """Changes the weights of all layers, and perhaps the biases."""
-    layers = [module for module in training.net.modules() if isinstance(module, LAYERS) and module.weight.requires_grad]
-    _fit(layers, "layer with weights")
-    for layer in layers:
-        weight(layer.weight)
-        if bias is not None and layer.bias is not None:
-            bias(layer.bias)
+    layers = [module for module in training.net.modules() if isinstance(module, WEIGHTED)]
+    own = {id(value): (name, value) for layer in layers for name, value in layer.named_parameters(recurse=False)}
+    trained = [(name, value) for name, value in own.values() if value.requires_grad]
+    _fit(trained, "layer with weights")
+    for name, value in trained:
+        if value.dim() > 1:
+            weight(value)
+        elif bias is not None and "bias" in name:
+            bias(value)
 
 
 # Optimisation
@@ -312,7 +333,6 @@ def _initialise(training: Training, weight: Callable[[Tensor], Any], bias: Calla
 @fault(GENERAL, "optimisation", "gradients-not-cleared")
 def gradients_not_cleared(training: Training) -> None:
     """`zero_grad` is missing."""
-    _plain(training)
     training.clears = False
 
 
@@ -335,15 +355,9 @@ def rate_by_50(training: Training) -> None:
 
 
 @fault(GENERAL, "optimisation", "rate-too-low")
-def rate_by_300(training: Training) -> None:
-    """The learning rate is 300 times too low."""
-    _scale_rate(training, 1 / 300)
-
-
-@fault(GENERAL, "optimisation", "rate-too-low")
-def rate_by_10000(training: Training) -> None:
-    """The learning rate is 10,000 times too low."""
-    _scale_rate(training, 1e-4)
+def rate_by_1000(training: Training) -> None:
+    """The learning rate is 1000 times too low."""
+    _scale_rate(training, 1e-3)
 
 
 @fault(GENERAL, "optimisation", ("rate-too-low", "no-steps", "schedule"))
@@ -353,35 +367,17 @@ def rate_zero(training: Training) -> None:
 
 
 @fault(GENERAL, "optimisation", "weight-decay")
-def weight_decay_1(training: Training) -> None:
-    """The weight decay is part of the gradient, and 1."""
-    _set_options(training, weight_decay=1.0)
-    _fit(not _options(training).get("decoupled_weight_decay"), "weight decay in the gradient")
-
-
-@fault(GENERAL, "optimisation", "weight-decay")
-def weight_decay_5_percent(training: Training) -> None:
-    """Apart from the gradient, each step takes off 5 % of the weights."""
-    _plain(training)
-
-    def decay(training: Training, optimizer: Optimizer, step: int) -> None:
-        with torch.no_grad():
-            for group in optimizer.param_groups:
-                torch._foreach_mul_(group["params"], 0.95)
-
-    training.before_step.append(decay)
+def weight_decay_heavy(training: Training) -> None:
+    """The weight decay takes off 5 % of the weights in each step, or is 1 where gradients are divided by their scale."""
+    options = _options(training)
+    scaled = "eps" in options and not (isinstance(_made(training), torch.optim.AdamW) or options.get("decoupled_weight_decay"))
+    _set_options(training, weight_decay=1.0 if scaled else 0.05 / training.rate)
 
 
 @fault(GENERAL, "optimisation", ("schedule", "rate-too-low"))
 def schedule_ends_early(training: Training) -> None:
     """The schedule counts epochs for steps: the rate is 0 after 4 % of them."""
     _set_schedule(training, lambda done: float(done < 0.04))
-
-
-@fault(GENERAL, "optimisation", ("schedule", "rate-too-low"))
-def schedule_decays_each_step(training: Training) -> None:
-    """The rate, which was to be halved in each epoch, is halved in each fiftieth of the training."""
-    _set_schedule(training, lambda done: 0.5 ** (50 * done))
 
 
 @fault(GENERAL, "optimisation", ("schedule", "rate-too-low"))
@@ -399,24 +395,18 @@ def schedule_rises(training: Training) -> None:
 @fault(GENERAL, "optimisation", ("clipping", "rate-too-low"))
 def clipped_to_nothing(training: Training) -> None:
     """Gradients are clipped to a norm that is nothing to the optimizer."""
+    _plain(training)
     training.clip = 1e-11 if _adaptive(training) else 1e-6
 
 
 @fault(GENERAL, "optimisation", "ascent")
 def ascent(training: Training) -> None:
     """The loss has the wrong sign before backward."""
-    _plain(training)
     training.sign = -1.0
 
 
 @fault(GENERAL, "optimisation", ("not-in-optimizer", "frozen"))
-def last_half_left_out(training: Training) -> tuple[str, ...]:
-    """The optimizer gets the first half of the parameters."""
-    return _keep_parameters(training, lambda name, index, count: index < count // 2)
-
-
-@fault(GENERAL, "optimisation", ("not-in-optimizer", "frozen"))
-def first_layers_left_out(training: Training) -> tuple[str, ...]:
+def only_last_in_optimizer(training: Training) -> tuple[str, ...]:
     """The optimizer gets the parameters of the last layer."""
     return _keep_parameters(training, lambda name, index, count: index >= count - 2)
 
@@ -434,12 +424,9 @@ def epsilon_1(training: Training) -> None:
 
 
 @fault(GENERAL, "optimisation", ("momentum", "rate-too-high"))
-def momentum_too_high(training: Training) -> None:
-    """The momentum is 0.999."""
-    if "betas" in _options(training):
-        _set_options(training, betas=(0.999, 0.999))
-    else:
-        _set_options(training, momentum=0.999)
+def momentum_above_1(training: Training) -> None:
+    """The momentum is 1.1, so that it grows by itself."""
+    _set_options(training, momentum=1.1)
 
 
 @fault(GENERAL, "optimisation", ("loss-scale", "rate-too-low"))
@@ -587,9 +574,7 @@ def inputs_noise(training: Training) -> None:
 @fault(GENERAL, "data", ("nonfinite-inputs", "nonfinite"))
 def nan_in_inputs(training: Training) -> None:
     """One input of 5000 is NaN."""
-    _change_inputs(
-        training, lambda leaf, random: leaf.masked_fill(torch.rand(leaf.shape, generator=random) < 2e-4, float("nan"))
-    )
+    _change_inputs(training, lambda leaf, random: leaf.masked_fill(torch.rand(leaf.shape, generator=random) < 2e-4, float("nan")))
 
 
 @fault(GENERAL, "data", "target-scale")
@@ -607,29 +592,20 @@ def targets_plus_1000(training: Training) -> None:
 # State
 
 
-@fault(GENERAL, "state", "eval-mode")
+@fault(GENERAL, "state", ("eval-mode", "statistics-frozen"))
 def eval_mode_in_training(training: Training) -> None:
     """The network is in evaluation mode while it is trained."""
-    _fit(any(isinstance(module, (_BatchNorm, _DropoutNd)) for module in training.net.modules()), "mode")
-    _plain(training)
+    _statistics(training)
     training.trains = False
-
-
-@fault(GENERAL, "state", "train-mode")
-def train_mode_in_evaluation(training: Training) -> None:
-    """The network is in training mode when it is scored."""
-    _fit(any(isinstance(module, (_BatchNorm, _DropoutNd)) for module in training.net.modules()), "mode")
-    training.evaluates = True
 
 
 @fault(GENERAL, "state", "statistics-frozen")
 def statistics_frozen(training: Training) -> tuple[str, ...]:
     """The momentum of batch normalisation is 0, so its statistics stay as they were made."""
-    found = [name for name, module in training.net.named_modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    _fit(found, "batch normalisation")
-    for name in found:
+    names = _statistics(training)
+    for name in names:
         training.net.get_submodule(name).momentum = 0.0  # type: ignore[assignment]
-    return tuple(found)
+    return names
 
 
 @fault(GENERAL, "state", "batch-of-one")
@@ -641,7 +617,6 @@ def batch_of_one(training: Training) -> None:
 @fault(GENERAL, "state", "weights-overwritten")
 def checkpoint_reloaded(training: Training) -> None:
     """The first checkpoint is loaded again in each tenth step."""
-    _plain(training)
     saved = copy.deepcopy(training.net.state_dict())
 
     def load(training: Training, optimizer: Optimizer, step: int) -> None:
@@ -649,13 +624,6 @@ def checkpoint_reloaded(training: Training) -> None:
             training.net.load_state_dict(saved)
 
     training.before_step.append(load)
-
-
-@fault(GENERAL, "state", "optimizer-reset")
-def optimizer_reset(training: Training) -> None:
-    """The optimizer is made anew in each step."""
-    _fit(_adaptive(training) or _options(training).get("momentum"), "state of the optimizer")
-    training.before_step.append(lambda training, optimizer, step: optimizer.state.clear())
 
 
 @fault(GENERAL, "state", ("stale-optimizer", "not-in-optimizer"))
@@ -669,8 +637,8 @@ def stale_optimizer(training: Training) -> None:
 @fault(GENERAL, "state", "weights-overwritten")
 def layer_overwritten(training: Training) -> tuple[str, ...]:
     """The weights of a layer are overwritten with noise late in the training."""
-    layer, places = _middle(training)
-    _at(training, 0.8, lambda: layer.weight.normal_(std=float(3 * layer.weight.std()), generator=_random(0)))
+    layer, places = _hidden(training)
+    _at(training, 0.9, lambda: layer.weight.normal_(std=float(10 * layer.weight.std()), generator=_random(0)))
     return places
 
 
@@ -680,7 +648,7 @@ def layer_overwritten(training: Training) -> tuple[str, ...]:
 @fault(GENERAL, "architecture", "nonfinite")
 def nan_in_weights(training: Training) -> tuple[str, ...]:
     """A weight of a layer becomes NaN after 40 % of the steps."""
-    layer, places = _middle(training)
+    layer, places = _hidden(training)
     _at(training, 0.4, lambda: layer.weight.view(-1)[0].fill_(float("nan")))
     return places
 
@@ -714,15 +682,15 @@ def norms_removed(training: Training) -> tuple[str, ...]:
 
 
 @fault(GENERAL, "architecture", ("initialisation", "exploding-gradients", "saturation"))
-def weights_times_10(training: Training) -> None:
-    """All weights start ten times as large."""
-    _initialise(training, lambda weight: weight.mul_(10))
+def weights_times_30(training: Training) -> None:
+    """All weights start 30 times as large."""
+    _initialise(training, lambda weight: weight.mul_(30))
 
 
 @fault(GENERAL, "architecture", ("initialisation", "vanishing-gradients"))
-def weights_by_100(training: Training) -> None:
-    """All weights start 100 times as small, and biases at 0."""
-    _initialise(training, lambda weight: weight.mul_(0.01), nn.init.zeros_)
+def weights_by_10000(training: Training) -> None:
+    """All weights start 10,000 times as small, and biases at 0."""
+    _initialise(training, lambda weight: weight.mul_(1e-4), nn.init.zeros_)
 
 
 @fault(GENERAL, "architecture", ("initialisation", "symmetry", "vanishing-gradients"))
@@ -740,25 +708,26 @@ def weights_equal(training: Training) -> None:
 @fault(GENERAL, "architecture", "dead-units")
 def dead_layer(training: Training) -> tuple[str, ...]:
     """The biases of a layer start so negative that the rectifiers after it never fire."""
-    calls = _traced(training).calls
-    fitting = []
-    for name, after in zip(calls, calls[1:], strict=False):
-        if _is_layer(training.net, name) and training.net.get_submodule(name).bias is not None:
-            rectified = after in ("relu()", "relu_()") if after.endswith("()") else isinstance(training.net.get_submodule(after), RECTIFIERS)
-            if rectified:
-                fitting.append(name)
+    fitting = [name for name, after in itertools.pairwise(_traced(training).calls) if _rectified(training.net, name, after)]
     _fit(fitting, "layer before a rectifier")
     name = fitting[len(fitting) // 2]
     nn.init.constant_(training.net.get_submodule(name).bias, -30.0)  # type: ignore[arg-type]
     return _neighbours(training, name)
 
 
-@fault(GENERAL, "architecture", ("initialisation", "exploding-gradients", "saturation", "outliers"))
-def layer_times_100(training: Training) -> tuple[str, ...]:
-    """The weights of a layer start 100 times as large."""
-    layer, places = _middle(training)
-    with torch.no_grad():
-        layer.weight.mul_(100)
+@fault(GENERAL, "architecture", ("exploding-gradients", "outliers", "saturation", "initialisation"))
+def layer_amplified(training: Training) -> tuple[str, ...]:
+    """The output of a layer is multiplied by 10,000."""
+    layer, places = _hidden(training)
+    layer.register_forward_hook(lambda module, inputs, output: output * 1e4)
+    return places
+
+
+@fault(GENERAL, "architecture", ("vanishing-gradients", "bottleneck", "initialisation"))
+def layer_scaled_away(training: Training) -> tuple[str, ...]:
+    """The output of a layer is divided by a million."""
+    layer, places = _hidden(training)
+    layer.register_forward_hook(lambda module, inputs, output: output * 1e-6)
     return places
 
 
@@ -774,8 +743,8 @@ def layers_frozen(training: Training) -> tuple[str, ...]:
 
 @fault(GENERAL, "architecture", "detached")
 def layer_detached(training: Training) -> tuple[str, ...]:
-    """The output of a layer is cut from the graph."""
-    layer, places = _middle(training)
+    """The output of the last hidden layer is cut from the graph."""
+    layer, places = _hidden(training, 1.0)
     layer.register_forward_hook(lambda module, inputs, output: output.detach())
     return places
 
@@ -810,4 +779,4 @@ def shapes_broadcast(training: Training) -> tuple[str, ...]:
     _fit(_floating(before.output) and before.output.shape == target.shape, "output of the same shape")
     _change_target(training, lambda leaf, random: leaf.flatten() if leaf.dim() > 1 else leaf.unsqueeze(1))
     _fit(not torch.isclose(_traced(training).loss, before.loss), "loss that broadcasts")
-    return (_layers(training)[-1], "")
+    return (*_layers(training)[-1:], "")

@@ -15,41 +15,42 @@ from typing import Any
 
 import torch
 
-from benchmarks.diagnosis.cases import Case, cases, matters
-from benchmarks.diagnosis.training import run
+from benchmarks.diagnosis.cases import case, cases, matters
+from benchmarks.diagnosis.training import Program, run
 from benchmarks.measure import RESULTS, write
 
 PARTS = {"chosen": False, "held-out": True}
 
 
-def _score(held_out: bool, index: int) -> float:
-    """Runs a case; by index, as faults cannot be sent to another process."""
+def _score(program: str, fault: str | None, seed: int) -> float:
+    """Runs a case; by names, as faults cannot be sent to another process."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    return run(cases(held_out)[index].training()[0])
+    return run(case(program, fault, seed).training()[0])
 
 
 def outcomes(held_out: bool) -> dict[str, Any]:
     """Returns by program the scores of the healthy by seed, and by fault the score and whether the fault matters."""
     several = cases(held_out)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        scores = list(pool.map(_score, [held_out] * len(several), range(len(several))))
+        named = [(one.program.name, one.fault and one.fault.name, one.seed) for one in several]
+        scores = list(pool.map(_score, *zip(*named, strict=True)))
     found: dict[str, Any] = {}
-    for case, score in zip(several, scores, strict=True):
-        of_program = found.setdefault(case.program.name, _blank(case))
-        if case.fault is None:
+    for one, score in zip(several, scores, strict=True):
+        of_program = found.setdefault(one.program.name, _blank(one.program))
+        if one.fault is None:
             of_program["healthy"].append(score)
         else:
-            of_program["faults"][case.fault.name] = {
-                "own": case.fault.name in case.program.faults,
+            of_program["faults"][one.fault.name] = {
+                "own": one.fault.name in one.program.faults,
                 "score": score if score == score else None,  # JSON has no NaN
-                "matters": matters(of_program["healthy"][case.seed], score, case.program),
+                "matters": matters(of_program["healthy"][one.seed], score, one.program),
             }
     return found
 
 
-def _blank(case: Case) -> dict[str, Any]:
-    return {"chance": case.program.chance, "learns": case.program.learns, "healthy": [], "faults": {}}
+def _blank(program: Program) -> dict[str, Any]:
+    return {"chance": program.chance, "learns": program.learns, "healthy": [], "faults": {}}
 
 
 def table(found: dict[str, Any]) -> Iterable[str]:

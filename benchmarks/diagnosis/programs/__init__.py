@@ -3,6 +3,6 @@
 import contextlib
 import importlib
 
-for _name in ("vectors", "images", "sequences", "generative", "held_out_vectors", "held_out_images", "held_out_sequences", "held_out"):
+for _name in ("vectors", "images", "sequences", "generative", "held_out_vectors", "held_out_images", "held_out_sequences"):
     with contextlib.suppress(ImportError):
         importlib.import_module(f"{__name__}.{_name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -47,7 +46,7 @@ class Cnn(nn.Module):
 def cnn(seed: int) -> Training:
     """A CNN with batch normalisation, by SGD with momentum."""
     torch.manual_seed(seed)
-    return on_digits(Cnn(), seed, rate=0.1, optimizer=momentum, schedule=warmup_cosine, steps=120)
+    return on_digits(Cnn(), seed, rate=0.2, optimizer=momentum, schedule=warmup_cosine, steps=120)
 
 
 @fault(cnn.faults, "architecture", ("dead-units", "initialisation"), ("down", "down.1", "down.2"))
@@ -138,20 +137,6 @@ def no_skips(training: Training) -> None:
         block.__class__ = Plain
 
 
-class Rooted(Residual):
-    """A block which takes the root of what its second ReLU passes: the slope at zero is infinite."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(F.relu(self.norm1(x)))
-        return x + 0.2 * self.conv2(F.relu(self.norm2(y)).sqrt())
-
-
-@fault(resnet.faults, "architecture", "nonfinite", ("blocks.13", "blocks.13.norm2", "blocks.13.conv2", "blocks.13.conv1"))
-def root_of_zero(training: Training) -> None:
-    """A block takes a root where many values are zero, so the gradients are no numbers."""
-    training.net.blocks[13].__class__ = Rooted
-
-
 class DeadTrunk(Residual):
     """A block whose ReLU is applied after the sum, with a shift that nothing survives."""
 
@@ -159,36 +144,23 @@ class DeadTrunk(Residual):
         return F.relu(super().forward(x) - 20)
 
 
-@fault(resnet.faults, "architecture", "dead-units", ("blocks.20", "blocks.20.conv2", "blocks.21", "blocks.21.norm1"))
+@fault(resnet.faults, "architecture", "dead-units", ("blocks.10", "blocks.10.conv2", "blocks.11", "blocks.11.norm1"))
 def trunk_rectified(training: Training) -> None:
     """A block shifts and rectifies the trunk itself, so nothing passes."""
-    training.net.blocks[20].__class__ = DeadTrunk
+    training.net.blocks[10].__class__ = DeadTrunk
 
 
 class Averaging(Residual):
-    """A block whose skip is the mean of the batch."""
+    """A block which passes on the mean over channels and rows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) - x + x.mean(0)
+        return super().forward(x).mean((1, 2), keepdim=True).expand_as(x)
 
 
-@fault(resnet.faults, "architecture", ("broadcast", "wrong-axis"), ("blocks.23", "blocks.24", "blocks.24.norm1", "blocks.23.conv2"))
-def skip_averaged(training: Training) -> None:
-    """The skip of a block near the end adds the mean over the batch, and only the small branch tells one image from another."""
-    training.net.blocks[23].__class__ = Averaging
-
-
-class Cut(Residual):
-    """A block which cuts the graph to all that come before it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.detach())
-
-
-@fault(resnet.faults, "architecture", "detached", [f"blocks.{index}" for index in range(25)] + ["stem", "blocks"])
-def trunk_cut(training: Training) -> None:
-    """The last block cuts the graph, so nothing before it learns."""
-    training.net.blocks[24].__class__ = Cut
+@fault(resnet.faults, "architecture", ("wrong-axis", "bottleneck"), ("blocks.24", "blocks.24.conv2", "norm"))
+def block_averages(training: Training) -> None:
+    """The last block takes a mean over channels and rows, and leaves four numbers of an image."""
+    training.net.blocks[24].__class__ = Averaging
 
 
 class Encoder(nn.Module):
@@ -288,9 +260,22 @@ def normalised_over_batch(training: Training) -> None:
 
 
 @fault(siamese.faults, "optimisation", "wrong-loss")
-def margin_negative(training: Training) -> None:
-    """The two terms of the loss are exchanged."""
+def terms_exchanged(training: Training) -> None:
+    """The two terms of the loss are exchanged, so pairs of the same digit are moved apart."""
     training.loss = lambda net, pair, same: contrastive(net, pair, ~same)
+
+
+class WithoutEpsilon(Siamese):
+    """Distances whose root has no epsilon."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return (self.encoder(pair[0]) - self.encoder(pair[1])).square().sum(-1).sqrt()
+
+
+@fault(siamese.faults, "architecture", "nonfinite", ("", "encoder", "encoder.project", "encoder.project.3"))
+def root_of_zero(training: Training) -> None:
+    """The root of a distance has no epsilon, and a pair of an image and itself, which is drawn now and then, has no gradient."""
+    training.net.__class__ = WithoutEpsilon
 
 
 class FineTuned(nn.Module):
@@ -345,6 +330,7 @@ def fine_tuning(seed: int) -> Training:
         cross_entropy,
         partial(accuracy, x=test_x[held], y=test_y[held] - 5),
         parameters=trainable,
+        rate=1e-2,
     )
 
 
@@ -406,7 +392,7 @@ def sgd(parameters: Any, rate: float) -> Optimizer:
 def mixed_precision(seed: int) -> Training:
     """A small CNN in bfloat16 autocast."""
     torch.manual_seed(seed)
-    return on_digits(Mixed(), seed, autocast=True, optimizer=sgd, rate=0.05, schedule=warmup_cosine)
+    return on_digits(Mixed(), seed, autocast=True, optimizer=sgd, rate=0.1, schedule=warmup_cosine)
 
 
 class OneSweep(Statistics):
@@ -424,14 +410,6 @@ def variance_in_one_sweep(training: Training) -> None:
     nn.init.constant_(training.net.hidden.bias, 10.0)
 
 
-@fault(mixed_precision.faults, "optimisation", ("lost-updates", "rate-too-low"))
-def weights_in_bfloat16(training: Training) -> None:
-    """The weights themselves are bfloat16, and most updates are too small to change them."""
-    training.net.bfloat16()
-    score = training.score
-    training.score = lambda net: score(copy.deepcopy(net).float())
-
-
 @fault(mixed_precision.faults, "architecture", ("outliers", "normalisation"), ("hidden", "norm", "classify"))
 def one_large_feature(training: Training) -> None:
     """One feature is so large that the normalisation leaves nothing of the others."""
@@ -439,7 +417,7 @@ def one_large_feature(training: Training) -> None:
         training.net.hidden.bias[5] = 2000.0
 
 
-@fault(mixed_precision.faults, "architecture", "wrong-axis", ("norm",))
-def normalised_over_all(training: Training) -> None:
-    """The mean over the channels is taken of the wrong tensor, so what is normalised is nearly the same for all images."""
+@fault(mixed_precision.faults, "architecture", "wrong-axis", ("convolve", "convolve.1", "hidden"))
+def softmax_over_batch(training: Training) -> None:
+    """The activation of the convolution is a softmax, over the batch at that."""
     training.net.convolve[1] = nn.Softmax(0)

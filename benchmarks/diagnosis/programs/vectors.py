@@ -36,14 +36,14 @@ def mlp(seed: int) -> Training:
     torch.manual_seed(seed)
     train_x, train_y, test_x, test_y = digits()
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
-    return Training(net, batches(train_x, train_y, 64, seed), cross_entropy, partial(accuracy, x=test_x, y=test_y), rate=2e-3)
+    return Training(net, batches(train_x, train_y, 64, seed), cross_entropy, partial(accuracy, x=test_x, y=test_y), rate=4e-3)
 
 
 @fault(mlp.faults, "architecture", ("dead-units", "initialisation"), ("1", "2"))
 def most_units_dead(training: Training) -> None:
     """Most units of the first layer start with a bias so negative that they never fire."""
     with torch.no_grad():
-        training.net[1].bias[4:] = -12.0
+        training.net[1].bias[3:] = -12.0
 
 
 @fault(mlp.faults, "architecture", ("symmetry", "initialisation"), ("3", "4"))
@@ -122,11 +122,39 @@ def deep_mlp(seed: int) -> Training:
         batches(train_x, train_y, 100, seed),
         cross_entropy,
         partial(accuracy, x=test_x, y=test_y),
-        rate=0.03,
+        rate=0.05,
         optimizer=momentum,
         schedule=warmup_cosine,
         steps=200,
     )
+
+
+@fault(deep_mlp.faults, "architecture", "no-nonlinearity", EVERY_BLOCK)
+def linear_throughout(training: Training) -> None:
+    """No block has a nonlinearity."""
+    for block in training.net.blocks:
+        block.relu = nn.Identity()
+
+
+@fault(deep_mlp.faults, "architecture", ("vanishing-gradients", "initialisation"))
+def small_weights(training: Training) -> None:
+    """All blocks start with weights of a third of the right scale."""
+    with torch.no_grad():
+        for block in training.net.blocks:
+            block.linear.weight.mul_(0.35)
+
+
+@fault(deep_mlp.faults, "architecture", ("dead-units", "initialisation"), ("blocks.4", "blocks.4.linear", "blocks.4.relu"))
+def dead_in_the_middle(training: Training) -> None:
+    """The units of a block in the middle never fire."""
+    nn.init.constant_(training.net.blocks[4].linear.bias, -30.0)
+
+
+@fault(deep_mlp.faults, "architecture", ("vanishing-gradients", "saturation"))
+def sigmoids(training: Training) -> None:
+    """All blocks have a sigmoid for a ReLU."""
+    for block in training.net.blocks:
+        block.relu = nn.Sigmoid()
 
 
 @fault(deep_mlp.faults, "architecture", ("exploding-gradients", "initialisation"))
@@ -175,7 +203,7 @@ def tanh_mlp(seed: int) -> Training:
         batches(train_x, train_y, 100, seed),
         lambda net, x, y: F.smooth_l1_loss(net(x), y),
         partial(r2, x=test_x, y=test_y),
-        rate=2e-3,
+        rate=5e-3,
         optimizer=rmsprop,
         schedule=warmup_cosine,
     )
@@ -250,7 +278,7 @@ def binary(seed: int) -> Training:
         batches(train_x, train_y.float(), 32, seed),
         lambda net, x, y: criterion(net(x), y),
         partial(skill, x=test_x, y=test_y.float()),
-        rate=1e-2,
+        rate=5e-3,
         optimizer=adamw,
     )
 
@@ -309,7 +337,7 @@ def regression(seed: int) -> Training:
         batches(train_x, train_y, 64, seed),
         squared_error,
         partial(r2, x=test_x, y=test_y),
-        rate=5e-3,
+        rate=1e-2,
         optimizer=adamw,
         schedule=warmup_cosine,
         clip=5.0,
@@ -450,6 +478,7 @@ def multi_task(seed: int) -> Training:
         batches({"image": train_x}, {"label": train_y, "value": tilt(train_x)}, 64, seed),
         two_losses,
         partial(two_scores, inputs={"image": test_x}, target=target),
+        rate=5e-3,
     )
 
 
@@ -514,7 +543,7 @@ def accumulation(seed: int) -> Training:
         batches(train_x, train_y, 16, seed),
         cross_entropy,
         partial(accuracy, x=test_x, y=test_y),
-        rate=0.03,
+        rate=0.06,
         optimizer=momentum,
         micro_batches=4,
         steps=100,
@@ -529,12 +558,11 @@ def losses_summed(training: Training) -> None:
 
 @fault(accumulation.faults, "state", "weights-overwritten")
 def best_restored(training: Training) -> None:
-    """The best weights are loaded every few steps, and the best are still the first, as nothing updates them."""
+    """The best weights are loaded before each step, and the best are still the first, as nothing updates them."""
     saved = {name: value.clone() for name, value in training.net.state_dict().items()}
 
     def restore(training: Training, optimizer: Optimizer, step: int) -> None:
-        if step % 2 == 0:
-            training.net.load_state_dict(saved)
+        training.net.load_state_dict(saved)
 
     training.before_step.append(restore)
 

@@ -68,11 +68,13 @@ class Batches:
         spread: of all of them.
         size: the norm of each batch.
         each: statistics of each batch, by name, as of a `Summary`.
+        floating: whether the values are floating-point numbers, not classes or tokens.
     """
 
     spread: Spread
     size: Sequence[float]
     each: Mapping[str, Sequence[float]]
+    floating: bool
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,9 @@ def _batches(part: Subrecording) -> dict[str, Batches]:
     found = {}
     for path, result in part.leaves().items():
         if isinstance(result, Mapping) and {"spread", "each", "size"} <= result.keys():
+            floating = result["spread"]["min"].is_floating_point()
             each = {key: values.double().tolist() for key, values in result["each"].items()}
-            found[path] = Batches(Spread.of(result["spread"], part.samples), result["size"].double().tolist(), each)
+            found[path] = Batches(Spread.of(result["spread"], part.samples), result["size"].double().tolist(), each, floating)
     return found
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 __all__ = [
     "GRADIENT_DECAY",
     "LINEAR",
+    "LOSS",
     "MASSIVE",
+    "RATE_ENDS",
     "RECENT",
     "SATURATED_SLOPE",
+    "SHRUNK",
     "UNIT_SHARE",
     "UPDATE_LIMITS",
     "UPDATE_RANGE",
@@ -71,6 +76,31 @@ Source: M. Sun et al., "Massive Activations in Large Language Models" (arXiv:240
 criterion of T. Dettmers et al. (arXiv:2208.07339), a magnitude of 6, holds for the hidden states of large transformers only: nets
 without normalisation, and logits, reach it in health.
 """
+
+
+
+
+class LossLimits(NamedTuple):
+    """When a loss tells of a fault. All are ours, chosen on the programs of `benchmarks/diagnosis` that are not held out.
+
+    Attributes:
+        least: the number of values from which on it is judged.
+        falls: by which share of the start it must fall.
+        rises: by which share it must rise to be called rising.
+    """
+
+    least: int = 20
+    falls: float = 0.02
+    rises: float = 0.1
+
+
+LOSS = LossLimits()
+
+RATE_ENDS = 1e-2
+"""A schedule has ended when the rate is below this share of the highest."""
+
+SHRUNK = 0.2
+"""The share of their first norm below which weights have shrunk away."""
 
 
 def _kinds_in(*files: str) -> frozenset[str]:

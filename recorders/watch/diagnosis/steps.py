@@ -42,6 +42,10 @@ FACTS = (
     "evaluating",  # the share of dropouts, batch norms and the like that are in evaluation mode
     "coarse",  # the share of the elements held that have 16 bits or fewer
     "still",  # batch norms whose running statistics do not move
+    "dropout",  # the largest share that a dropout leaves out
+    "epsilon",  # of Adam and the like
+    "momentum",  # or the first beta
+    "second momentum",  # the second beta
 )
 """The columns of what `StepMonitor` records; NaN if a thing is not known."""
 
@@ -166,6 +170,10 @@ class StepMonitor(OptimizerMonitor):
             "evaluating": 1.0 - share_in_mode(module),
             "coarse": coarse / elements if elements else 0.0,
             "still": float(sum(norm.momentum == 0 for norm in norms)),
+            "dropout": max((inner.p for inner in module.modules() if isinstance(inner, _DropoutNd)), default=0.0),
+            "epsilon": max((_number(group.get("eps")) for group in groups), default=float("nan")),
+            "momentum": max((_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=float("nan")),
+            "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=float("nan")),
         }
 
 
