@@ -25,16 +25,12 @@ from reducers import Quantile, Summary
 STEPS = 20
 """Steps over which graphs are counted."""
 
-BARE, FUSED = "bare", "Summary of outputs, fuse=True"
+BARE = "bare"
 Row = dict[str, Any]
 
 
 def forwards(net: nn.Module) -> Recorder:
     return Recorder(out=ForwardMonitor(Summary())).modules(net, leaves=True)
-
-
-def fused(net: nn.Module) -> Recorder:
-    return Recorder(out=ForwardMonitor(Summary()), fuse=True).modules(net, leaves=True)
 
 
 def quantiles(net: nn.Module) -> Recorder:
@@ -46,7 +42,7 @@ def both_ways(net: nn.Module) -> Recorder:
 
 
 MODES: dict[str, dict[str, Callable[[nn.Module], Recorder | None]]] = {
-    "forward": {BARE: lambda net: None, "Summary of outputs": forwards, "Quantile of outputs": quantiles, FUSED: fused},
+    "forward": {BARE: lambda net: None, "Summary of outputs": forwards, "Quantile of outputs": quantiles},
     "training step": {BARE: lambda net: None, "Summary of outputs": forwards, "Summary of outputs and gradients": both_ways},
 }
 """By what is timed, and by name: what puts monitors on a network. The first is what the others are compared with."""
@@ -156,8 +152,6 @@ def rows(network: str) -> list[Row]:
         held: dict[str, Recorder | None] = {}
         for execution in ("compiled",) if network == MANY_SIZES else ("eager", "compiled"):
             for mode, put in modes.items():
-                if (execution, mode) == ("compiled", FUSED):  # there, lifts are in the graph anyway
-                    continue
                 own, name = copy.deepcopy(net), f"{execution}, {mode}"
                 held[name] = put(own)
                 call = separate(own)

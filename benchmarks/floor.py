@@ -70,7 +70,6 @@ from reducers import (
     Whole,
     Window,
 )
-from reducers.execution.fused import Fused
 
 LAYOUTS = {
     "per tensor": ((64, 128, 768), "... ->", None),
@@ -90,8 +89,6 @@ def patterned(pattern: str) -> dict[str, Reducer]:
         **{kind.__name__: kind(pattern) for kind in kinds},
         "Moments(order=4)": Moments(pattern, order=4),
         "Quantile": Quantile(pattern, low=1e-6, high=1e6),
-        "Moments, fused": Fused(Moments(pattern)),
-        "Summary, fused": Fused(Summary(pattern)),
         "Histogram": Histogram(pattern, bins=100, low=-3.0, high=3.0),
         "EMA": EMA(pattern, alpha=0.1),
         "Product(Moments, Min, Max)": Product(moments=Moments(pattern), low=Min(pattern), high=Max(pattern)),

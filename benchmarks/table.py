@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 INK, OURS_COLOR, OTHERS_COLOR = "#333333", "#D55E00", "#5B6770"
 Found = list[tuple[str, ...]]
-REDUCERS = ("Mean", "Max", "Norm", "Moments", "Summary", "Summary, fused", "Quantile")
+REDUCERS = ("Mean", "Max", "Norm", "Moments", "Summary", "Quantile")
 
 
 def headline() -> str:

@@ -2,7 +2,7 @@
 
 A private API may go in any release. So each is declared, with what is off without it, and reached by its name when it is needed:
 `reach` raises an error that tells both, and `or_else` returns something that does without. What was missed is told by `missing`.
-`recorders/_torch` declares what only `recorders` asks.
+`recorders/_torch` declares all of them.
 
 Dynamo takes seconds to import. What it must know before it traces a program waits until somebody imports it; see
 `when_dynamo_is_imported`.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -24,14 +24,11 @@ import torch
 
 __all__ = [
     "MissingInTorchError",
-    "compiled_apart",
     "constant_in_graphs",
     "cpu_library",
     "declare",
     "declared",
     "dynamo_is_imported",
-    "failed_to_compile",
-    "has_no_compiler",
     "in_graphs",
     "missing",
     "or_else",
@@ -180,41 +177,6 @@ class _Finder:
 
             loader.exec_module = load_and_tell
         return spec
-
-
-declare(
-    {
-        "torch._dynamo.config.patch": "fuse=True compiles each reducer for a few kinds of tensors only",
-        "torch._dynamo.exc.TorchDynamoException": "fuse=True takes any error of a compiled reducer for one of the compiler",
-        "torch._dynamo.exc.BackendCompilerFailed": "fuse=True warns for each reducer that there is no compiler",
-        "torch._inductor.exc.InductorError": "fuse=True warns for each reducer that there is no compiler",
-    }
-)
-
-
-def compiled_apart(function: Callable[..., Any], kinds: int) -> Callable[..., Any]:
-    """Compiles `function`, for up to so many kinds of tensors: the compiler limits how many graphs there are of one code object."""
-    function.__code__ = function.__code__.replace()
-    compiled = torch.compile(function, dynamic=True)
-
-    def call(*args: Any) -> Any:
-        import_module(_DYNAMO)
-        patch = or_else("torch._dynamo.config.patch", None)
-        with nullcontext() if patch is None else patch(recompile_limit=kinds):
-            return compiled(*args)
-
-    return call
-
-
-def failed_to_compile(error: Exception) -> bool:
-    """Whether an error of a compiled function is one of the compiler."""
-    return isinstance(error, or_else("torch._dynamo.exc.TorchDynamoException", Exception)) or has_no_compiler(error)
-
-
-def has_no_compiler(error: Exception) -> bool:
-    """Whether an error of a compiled function says that nothing can be compiled here."""
-    kinds = [or_else(name, None) for name in ("torch._dynamo.exc.BackendCompilerFailed", "torch._inductor.exc.InductorError")]
-    return isinstance(error, tuple(kind for kind in kinds if kind is not None))
 
 
 if not dynamo_is_imported():

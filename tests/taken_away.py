@@ -334,8 +334,7 @@ def one(kind: str, name: str) -> dict[str, Any]:
 def main() -> None:
     kind, names = sys.argv[2], sys.argv[3:]
     if kind != "fresh":  # what takes long to import
-        import torch._dynamo
-        import torch._inductor.exc  # noqa: F401
+        import torch._dynamo  # noqa: F401
 
     for name in names:
         reading, writing = os.pipe()

@@ -202,7 +202,6 @@ CODE = {
     "recorders.capture.calls": "finds the frame of its own Hook",
     "recorders._torch.__init__": "asks which function calls modules, and which calls steps: both by `or_else`",
     "recorders._torch.compiler": "tells Dynamo which functions of this package to leave alone",
-    "reducers._torch": "gives a function of this package a code object of its own",
 }
 """Files that look at the code of functions."""
 

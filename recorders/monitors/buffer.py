@@ -20,7 +20,6 @@ from recorders.ring.ring import Copies, PartialStates, Pending, Ring, copies_of,
 from recorders.ring.state import EMPTY, MonitorState, flush
 from reducers import Reducer, State
 from reducers.core.states import check_states, without_values
-from reducers.execution.fused import Fused
 from reducers.kernels.locks import new_lock
 
 __all__ = ["Buffer"]
@@ -50,7 +49,7 @@ class Buffer:
     shared: bool = False
 
     def __init__(self, reducer: Reducer) -> None:
-        self.reducer = self.engine = reducer
+        self.reducer = reducer
         self.batchable = reducer.batchable
         self._stored, self.changes = EMPTY, Changes()
         self._graph_calls = 0  # the rows of rings of graphs in which nothing waits any more
@@ -61,10 +60,6 @@ class Buffer:
         self.copies: dict[str, Placement] = {}
         self.accumulators: Mapping[Any, Accumulators] = {}
         self._shapes: dict[str, State] = {}  # kept by `clear`, by leaf
-
-    def fuse(self) -> None:
-        """Reduces big observations through `torch.compile` from now on."""
-        self.engine = Fused(self.reducer)
 
     def add(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
         """Adds one observation, by leaf: to a ring, or to the states. What fails changes nothing."""
@@ -83,7 +78,7 @@ class Buffer:
                 if full is not None:
                     return
             stored = self.flush()
-            states = self._checked({path: self.engine.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
+            states = self._checked({path: self.reducer.update(stored.states.get(path, {}), *xs) for path, xs in inputs.items()})
             stored = stored.after(states)
             codecs = self._codecs(stored, paths, tensors) if waits else []
             self.stored = self._with_ring(stored, before, paths, codecs, keys) if codecs or stored.pending else stored
@@ -129,7 +124,7 @@ class Buffer:
             rings = stored.rings().values()
             if sum(ring.paths == paths for ring in rings) < SHAPES and copies.room.capacity(copies.size, len(rings) + 1) > 1:
                 return found
-        states = partial_states_of(self.engine, paths, tensors)
+        states = partial_states_of(self.reducer, paths, tensors)
         if states is not None:
             key = _key_of_partial(paths, tensors)
             found.insert(len(found) if key in stored.pending else 0, (key, states))
@@ -227,7 +222,7 @@ class Buffer:
                 self.changes.note()  # no graph in another thread adds to what is about to be reduced
                 watch = entering.joining
                 run = as_monitor if watch is None else partial(watch, self, as_monitor)
-                self.stored, failed = run(flush, self._stored, self.engine, seal)
+                self.stored, failed = run(flush, self._stored, self.reducer, seal)
                 self.failed += failed
         return self._stored
 
@@ -265,7 +260,7 @@ class Buffer:
             if not self.stored.has_pending:
                 return self._with_accumulated(self.stored, take=False)
             state: MonitorState
-            state, failed = as_monitor(flush, self.stored, self.engine)
+            state, failed = as_monitor(flush, self.stored, self.reducer)
             if failed:
                 self.stored = state
                 self.failed += failed

@@ -68,9 +68,6 @@ class Recorder(Results):
 
     Args:
         monitor: the one kind of monitor to put on every selected module; subrecorders have the names of the modules.
-        fuse: reduce observations of 8,192 elements or more through `torch.compile`, in one pass. The first observation of each
-            kind takes seconds. It can pay off for reducers of your own that are made of several calls; of those that the loops in
-            C++ reduce, such as `Summary`, it takes many times as long. If compilation fails, there is one warning.
         budget: the share of the steps' time that recording may take, such as 0.03; docs/speed.md shows that it takes more of steps
             of a millisecond or less. If it takes more, only one in 3, 4, 5, ... of the steps that a monitor chooses is recorded; if
             steps that record nothing exceed it too, recording stops with a warning. Needs a clock that advances (`attach` or
@@ -97,7 +94,6 @@ class Recorder(Results):
         monitor: Prototype | None = None,
         /,
         *,
-        fuse: bool = False,
         budget: float | None = None,
         **monitors: Prototype,
     ) -> None:
@@ -112,7 +108,7 @@ class Recorder(Results):
         self._monitors: dict[str, Monitor] = {}  # the finalizer holds it: it is changed in place
         self._aliases: dict[str, str] = {}
         self._alone: set[str] = set()  # the names of those that were not selected from a net
-        self._clock, self._meter, self._fuse, self._stopped = clock, meter, fuse, False
+        self._clock, self._meter, self._stopped = clock, meter, False
         self._begin()
         for group, prototype in self._prototypes.items():
             if prototype.subject == "values":
@@ -299,12 +295,10 @@ class Recorder(Results):
         return list(added.values())
 
     def _configure(self, name: str, monitor: Monitor) -> None:
-        """Sets the name, the clock and the compilation of a monitor; with a budget its clock always switches it."""
+        """Sets the name and the clock of a monitor; with a budget its clock always switches it."""
         monitor.name = name
         monitor.gate.chooses_steps = monitor.gate.chooses_steps or self._meter.budget is not None
         monitor.clock, monitor.context = self._clock, self._context
-        if self._fuse:
-            monitor.buffer.fuse()
 
     def _take_in(self, name: str, monitor: Monitor) -> None:
         """Makes a monitor a subrecorder."""

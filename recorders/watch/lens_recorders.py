@@ -80,7 +80,7 @@ class LensRecorders:
 
     def _record(self, lens: Lens, net: nn.Module, depth: int | None) -> Recorder:
         prototypes = _with_every_step(lens.monitors, self._every_step)
-        recorder = Recorder(None, fuse=False, budget=None, **prototypes)
+        recorder = Recorder(None, budget=None, **prototypes)
         kinds = {name or f"({type(net).__name__})": type(module).__name__ for name, module in net.named_modules()}
         try:
             recorder.modules(

@@ -126,4 +126,4 @@ def _entropies_by_query(output: Any) -> Any:
 def _of(lens: Lens) -> Recorder:
     """A recorder with the monitors of a lens; of one monitor the subrecorders have the names of the modules."""
     monitors = tuple(lens.monitors.values())
-    return Recorder(monitors[0]) if len(monitors) == 1 else Recorder(None, fuse=False, budget=None, **lens.monitors)
+    return Recorder(monitors[0]) if len(monitors) == 1 else Recorder(None, budget=None, **lens.monitors)

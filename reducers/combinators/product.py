@@ -65,10 +65,6 @@ class Product(Reducer):
     def batchable(self) -> bool:
         return any(part.batchable for _, part in self.parts)
 
-    @property
-    def liftable(self) -> bool:
-        return all(part.liftable for _, part in self.parts)
-
     def _split(self, state: State) -> dict[str, State]:
         split: dict[str, State] = {name: {} for name, _ in self.parts}
         for key, value in state.items():

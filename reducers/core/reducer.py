@@ -68,11 +68,6 @@ class Reducer(ABC):
         """Whether `update_all` on stacked observations is cheaper than one `update` per observation."""
         return False
 
-    @property
-    def liftable(self) -> bool:
-        """Whether `merge(state, update({}, *xs))`, which compiled graphs compute, costs about as much as `update(state, *xs)`."""
-        return all(value.liftable for value in vars(self).values() if isinstance(value, Reducer))
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = cls.__module__.partition(".")[0] == "reducers"

@@ -1,1 +1,1 @@
-"""How reducers are run: many tensors at once, or compiled. Results are those of `update` and `merge`."""
+"""How reducers are run on many tensors at once. Results are those of `update` and `merge`."""

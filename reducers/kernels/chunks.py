@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["BIG", "CHUNK", "PIECE", "paired_pieces", "pieces"]
 
-BIG = 1 << 13  # elements; from this size on, a copy or a compiled function pays off if it saves passes
+BIG = 1 << 13  # elements; from this size on, a copy or a loop in C++ pays off if it saves passes
 PIECE = 1 << 19  # elements: 2 MiB in float32
 _LEAST = 64  # elements of a piece at each kept position: fewer take longer to join than to add
 CHUNK = 1 << 16  # elements: 512 KiB in float64, the accumulation dtype

@@ -78,10 +78,6 @@ class History(Reducer):
             raise ArgumentError(f"History has step_time={self.step_time!r}, and its reducer has {inner!r}: give both the same")
 
     @property
-    def liftable(self) -> bool:
-        return False  # the lift of an observation has all slots
-
-    @property
     def slots(self) -> int:
         """The number of results that are kept."""
         # rounding may make 0.3 / 0.1 slightly larger than 3

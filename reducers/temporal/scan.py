@@ -64,10 +64,6 @@ class Scan(Reducer):
             if self.initial is not None and not all(isinstance(number, (int, float, complex)) for number in numbers(self.initial)):
                 raise ReducerTypeError(f"Scan takes initial None, a number, a tensor or a function, and got {self.initial!r}")
 
-    @property
-    def liftable(self) -> bool:
-        return False
-
     def update(self, state: State, *xs: Tensor) -> State:
         observed = [observation(self, (x,)) for x in xs or (None,)]
         if not observed[0].numel():

@@ -27,10 +27,6 @@ class _RingReducer(Reducer):
         check_reducer(self.reducer, type(self).__name__)
         check_size(self, "n")
 
-    @property
-    def liftable(self) -> bool:
-        return False  # the lift of an observation has all slots
-
     def _check(self, state: State) -> None:
         ring.check_ring(self, self.reducer, state, self.n)
 

@@ -14,7 +14,7 @@ from paths import ROOT
 from recorders._torch import CAPTURES_IN_GRAPHS
 from reducers._torch import declared
 
-COMPILER = ("torch._dynamo", "torch._C._dynamo", "torch._inductor", "torch._higher_order_ops", "torch.fx", "torch.ops")
+COMPILER = ("torch._dynamo", "torch._C._dynamo", "torch._higher_order_ops", "torch.fx", "torch.ops")
 NAMES = [name for name in declared() if not name.startswith(COMPILER)]
 OF_COMPILER = [name for name in declared() if name.startswith(COMPILER)]
 

@@ -113,6 +113,27 @@ def test_fused_by_inductor_the_numbers_are_the_same() -> None:
     near(results, recorder.compute())
 
 
+def test_a_function_that_the_user_compiled_is_called_in_eager_nets_and_in_graphs() -> None:
+    def logarithm(x: Tensor) -> Tensor:
+        return (x.abs() + 1).log()
+
+    compiled = torch.compile(logarithm, backend="aot_eager", dynamic=True)
+    net, shape = mlp()
+    functions = {
+        "premap": ForwardMonitor(Moments().premap(compiled)),
+        "op": ForwardMonitor(Moments(), op_=compiled),
+        "plain": ForwardMonitor(Moments().premap(logarithm)),
+    }
+    for run in (net, torch.compile(net, backend="aot_eager")):
+        recorder = Recorder(**functions).modules(net, leaves=True)
+        with recorder:
+            for rows in (4000, 4000, 5, 7):
+                run(torch.randn(rows, *shape[1:]))
+        assert set(recorder.samples.values()) == {4}
+        for leaf in ("0", "1", "2"):
+            near([recorder[f"{way}/{leaf}"].peek() for way in ("premap", "op")], [recorder[f"plain/{leaf}"].peek()] * 2)
+
+
 def test_the_training_itself_is_the_same_to_the_bit() -> None:
     def trained(recorded: bool) -> list[Tensor]:
         torch._dynamo.reset()

@@ -42,7 +42,6 @@ from reducers import (
 from reducers.core.fields import Add
 from reducers.core.statistic import slots_of, update_slots
 from reducers.errors import ReducerTypeError
-from reducers.execution.fused import Fused
 from reducers.execution.rows import statistics_of
 from reducers.execution.stacked import is_stackable, lift_stacked
 from reducers.kernels import dispatch
@@ -93,7 +92,6 @@ PATHS: dict[str, Path] = {
     "in a product": lambda reducer, xs: _part(Product(a=reducer, n=Count()).update_all({}, torch.stack(xs))),
     "mapped": lambda reducer, xs: reducer.postmap(one_more).update_all({}, torch.stack(xs)),
     "premapped": lambda reducer, xs: reducer.premap(torch.clone).update_all({}, torch.stack(xs)),
-    "fused": lambda reducer, xs: Fused(reducer).update_all({}, torch.stack(xs)),
     "in slots": _in_slots,
     "as rows": _as_rows,
     "merged": _joined,
@@ -121,18 +119,10 @@ def check(case: Case, method: str, size: str) -> list[str]:
     return wrong
 
 
-@pytest.fixture
-def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled: `Fused` passes everything on."""
-    monkeypatch.setattr(Fused, "_compiled", lambda *_: None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", [*WHOLE, *MERGING])
-def test_every_method_of_a_subclass_is_honoured_on_every_path(
-    method: str, size: str, unfused: None, with_and_without_a_compiler: str
-) -> None:
+def test_every_method_of_a_subclass_is_honoured_on_every_path(method: str, size: str, with_and_without_a_compiler: str) -> None:
     """Each method marks what it is given, or what it returns; so a path that bypasses it finds another state."""
     cases = [case for case in rows_of(method) if size == "small" or not _without_a_fast_path(case)]
     assert [line for case in cases for line in check(case, method, size)] == []
@@ -141,7 +131,7 @@ def test_every_method_of_a_subclass_is_honoured_on_every_path(
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", [*WHOLE, *MERGING])
 @pytest.mark.parametrize("kind", [Mean, Summary, Quantile, Histogram])
-def test_a_method_of_a_subclass_is_honoured(kind: type[Reducer], method: str, size: str, unfused: None) -> None:
+def test_a_method_of_a_subclass_is_honoured(kind: type[Reducer], method: str, size: str) -> None:
     case = next(case for case in CASES if type(case.reducer) is kind)
     assert check(case, method, size) == []
 
@@ -151,7 +141,6 @@ def masked_ways(reducer: Reducer) -> list[tuple[str, Reducer]]:
         ("masked", Masked(reducer)),
         ("in a product", Masked(Product(a=reducer))),
         ("mapped", Masked(reducer.postmap(one_more))),
-        ("fused", Masked(Fused(reducer))),
         ("grouped", GroupBy(reducer, 2)),
     ]
 
@@ -182,7 +171,7 @@ MASKED = (*WHOLE, "update_masked", "lift_masked")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", MASKED)
 def test_masked_observations_go_through_every_method_of_a_subclass(
-    method: str, size: str, with_and_without_a_compiler: str, unfused: None
+    method: str, size: str, with_and_without_a_compiler: str
 ) -> None:
     # Integers that are not selected are replaced by others, which `lift` would mark.
     cases = [case for case in rows_of(method) if torch.float32 in case.dtypes and not _without_a_fast_path(case)]
@@ -192,7 +181,7 @@ def test_masked_observations_go_through_every_method_of_a_subclass(
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", MASKED)
 @pytest.mark.parametrize("kind", [Mean, Summary, Histogram])
-def test_masked_observations_go_through_a_method_of_a_subclass(kind: type[Reducer], method: str, size: str, unfused: None) -> None:
+def test_masked_observations_go_through_a_method_of_a_subclass(kind: type[Reducer], method: str, size: str) -> None:
     case = next(case for case in CASES if type(case.reducer) is kind)
     assert check_masked(case, method, size) == []
 
