@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
@@ -90,11 +91,12 @@ def _traced(training: Training) -> Trace:
             module.register_forward_hook(leave)
     net.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), functions:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), functions:
+            warnings.simplefilter("ignore")
             loss = training.loss(net, *training.batch(0))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise Unfit(f"does not go with the program: {error}") from error
-    return Trace(loss, outputs[-1] if outputs else None, calls)
+    return Trace(loss.detach(), outputs[-1] if outputs else None, calls)
 
 
 def _plain(training: Training) -> None:
@@ -131,11 +133,11 @@ def _statistics(training: Training) -> tuple[str, ...]:
     return names
 
 
-def _neighbours(training: Training, name: str) -> tuple[str, ...]:
-    """The layer and those modules that are called directly before and after it."""
+def _neighbours(training: Training, *names: str) -> tuple[str, ...]:
+    """The modules and those that are called directly before and after them."""
     calls = [call for call in _traced(training).calls if not call.endswith("()")]
-    at = calls.index(name)
-    return tuple(dict.fromkeys((name, *calls[max(at - 1, 0) : at + 2])))
+    near = (calls[max(at - 1, 0) : at + 2] for at, call in enumerate(calls) if call in names)
+    return tuple(dict.fromkeys((*names, *itertools.chain.from_iterable(near))))
 
 
 def _hidden(training: Training, share: float = 0.5) -> tuple[Any, tuple[str, ...]]:
@@ -154,7 +156,7 @@ def _replaced(training: Training, kinds: tuple[type, ...], make: Callable[[], nn
     for name in found:
         above, _, own = name.rpartition(".")
         setattr(net.get_submodule(above), own, make())
-    return tuple(found)
+    return _neighbours(training, *found)
 
 
 def _random(number: int) -> torch.Generator:
@@ -713,14 +715,6 @@ def dead_layer(training: Training) -> tuple[str, ...]:
     name = fitting[len(fitting) // 2]
     nn.init.constant_(training.net.get_submodule(name).bias, -30.0)  # type: ignore[arg-type]
     return _neighbours(training, name)
-
-
-@fault(GENERAL, "architecture", ("exploding-gradients", "outliers", "saturation", "initialisation"))
-def layer_amplified(training: Training) -> tuple[str, ...]:
-    """The output of a layer is multiplied by 10,000."""
-    layer, places = _hidden(training)
-    layer.register_forward_hook(lambda module, inputs, output: output * 1e4)
-    return places
 
 
 @fault(GENERAL, "architecture", ("vanishing-gradients", "bottleneck", "initialisation"))

@@ -22,11 +22,14 @@ from benchmarks.measure import RESULTS, write
 PARTS = {"chosen": False, "held-out": True}
 
 
-def _score(program: str, fault: str | None, seed: int) -> float:
-    """Runs a case; by names, as faults cannot be sent to another process."""
+def _score(program: str, fault: str | None, seed: int) -> float | str:
+    """Runs a case; by names, as faults cannot be sent to another process. Returns the score, or the error that the case raised."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    return run(case(program, fault, seed).training()[0])
+    try:
+        return run(case(program, fault, seed).training()[0])
+    except Exception as error:  # one broken case must not take the others with it
+        return f"{type(error).__name__}: {error}"
 
 
 def outcomes(held_out: bool) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def outcomes(held_out: bool) -> dict[str, Any]:
             of_program["faults"][one.fault.name] = {
                 "own": one.fault.name in one.program.faults,
                 "score": score if score == score else None,  # JSON has no NaN
-                "matters": matters(of_program["healthy"][one.seed], score, one.program),
+                "matters": isinstance(score, float) and matters(of_program["healthy"][one.seed], score, one.program),
             }
     return found
 
@@ -60,9 +63,10 @@ def table(found: dict[str, Any]) -> Iterable[str]:
         faults = program["faults"]
         idle = [fault for fault, outcome in faults.items() if not outcome["matters"]]
         healthy = " ".join(f"{score:.3f}" for score in program["healthy"])
+        errors = "".join(f"\n  {fault}: {one['score']}" for fault, one in faults.items() if isinstance(one["score"], str))
         ill = "" if min(program["healthy"]) >= program["learns"] else "  UNHEALTHY"
         share = f"{len(faults) - len(idle)}/{len(faults)}"
-        yield f"{name:24}{program['chance']:8.2f}{program['learns']:8.2f}  {healthy:16}{share:>8}  {', '.join(idle)}{ill}"
+        yield f"{name:24}{program['chance']:8.2f}{program['learns']:8.2f}  {healthy:16}{share:>8}  {', '.join(idle)}{ill}{errors}"
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The rules of other tools that diagnose trainings, to compare with: rebuilt from the published rules by us.
 
-AutoTrainer and DeepDiagnosis are callbacks of old versions of Keras, and do not run on PyTorch. What is here is no code of theirs but
-their rules, in the order and with the thresholds that they publish, on plain PyTorch hooks. Where PyTorch has no counterpart, the
-docstrings say what stands for it.
+AutoTrainer and DeepDiagnosis are callbacks of old versions of Keras, and do not run on PyTorch. What is here is no code of theirs
+but their rules, in the order and with the thresholds that they publish, on plain PyTorch hooks. Where PyTorch has no counterpart,
+the docstrings say what stands for it.
 
 - AutoTrainer: X. Zhang, J. Zhai, S. Ma, C. Shen, "AUTOTRAINER: An Automatic DNN Training Problem Detection and Repair System", ICSE
   2021. Thresholds: `default_param` in AutoTrainer/utils/utils.py, rules: AutoTrainer/utils/monitor.py of
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -132,7 +133,7 @@ class AutoTrainerRules(_Rules):
         accuracies = [min(max(score, 0.0), 1.0) for score in self._scores]
         if max(self._scores) <= 0:
             return self._of_gradients(kernels, gradients)
-        rises = [later - earlier for earlier, later in zip(accuracies, accuracies[1:], strict=False)]
+        rises = [later - earlier for earlier, later in pairwise(accuracies)]
         slow = judged and max(rises, default=0.0) < self.slow
         if slow or (judged and max(accuracies) < self.converged):
             return self._of_gradients(kernels, gradients) or ([("rate-too-low", "")] if slow else [])
@@ -163,18 +164,18 @@ class DeepDiagnosisRules(_Rules):
 
     After each epoch, the first symptom of these, in this order:
 
-    - after the first epoch, out of range: the target has values that the activation of the last layer cannot have, or without one the
-      outputs spread 10 times as far as the targets.
+    - after the first epoch, out of range: the target has values that the activation of the last layer cannot have, or without one
+      the outputs spread 10 times as far as the targets.
     - numerical error: the mean of what a layer returns is NaN, infinite or 0.
     - dead node, in the last epoch: of what a ReLU returns, 0.7 are not above 0 (`threshold_layer_1`).
-    - saturated activation, each 5th epoch (`N`): of what a sigmoid or a tanh gets, more than 0.5 (`threshold_layer`) are beyond -5 or
-      5 (`min_threshold_tanh`, ...).
+    - saturated activation, each 5th epoch (`N`): of what a sigmoid or a tanh gets, more than 0.5 (`threshold_layer`) are beyond -5
+      or 5 (`min_threshold_tanh`, ...).
     - unchanged tensor, each 5th epoch: the mean of what a layer returns was the same in 5 epochs.
     - invalid loss: NaN or infinite. Loss not decreasing, each 5th epoch: the same in 5 epochs.
     - invalid accuracy: NaN, infinite or 0. Accuracy not increasing, each 20th epoch (`FRQ`): the same in 20 epochs.
-    - from the last layer to the first: numerical error in a gradient (a mean that is NaN, infinite or 0), vanishing gradient (a mean
-      of the absolutes less than 1e-7, `threshold_VG`), numerical error in a weight, and, each 5th epoch, the mean of a gradient or of
-      a weight was the same in 5 epochs.
+    - from the last layer to the first: numerical error in a gradient (a mean that is NaN, infinite or 0), vanishing gradient (a
+      mean of the absolutes less than 1e-7, `threshold_VG`), numerical error in a weight, and, each 5th epoch, the mean of a
+      gradient or of a weight was the same in 5 epochs.
 
     Then it says what to change, which is the second cause: poor weights if the variance of a weight is not within 1e-5 and 10
     (`min_threshold`, `max_threshold`), the data if inputs are not within -1 and 1, the rate if its step is less than 1e-5 or more
@@ -213,14 +214,14 @@ class DeepDiagnosisRules(_Rules):
         return None
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             given, returned = _first_tensor(inputs), _first_tensor(output)
             if self._due and torch.is_grad_enabled() and returned is not None and returned.is_floating_point():
                 self._calls.pop(name, None)  # so that the last is the last that was called
                 self._calls[name] = (module, returned if given is None else given.detach(), returned.detach().float())
 
-        return hook
+        uncompiled: Callable[[nn.Module, Any, Any], None] = torch.compiler.disable(hook)
+        return uncompiled
 
     def _look(self, inputs: Any, target: Any, *, last: bool) -> list[Found]:
         symptom = self._of_outputs(target, last) or self._of_course() or self._of_weights()

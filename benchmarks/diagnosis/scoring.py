@@ -8,11 +8,10 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 
-from benchmarks.diagnosis.cases import Case, cases
+from benchmarks.diagnosis.cases import Case, case
 from benchmarks.diagnosis.training import run
 from benchmarks.diagnosis.watch import Health
 
@@ -75,21 +74,21 @@ class Row:
         return next((steps for steps, found in sorted(self.told.items()) if found), 0)
 
 
-def diagnose(case: Case, compiled: str | None = None) -> Row:
+def diagnose(one: Case, compiled: str | None = None) -> Row:
     """Runs one training and asks what is wrong with it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torch._dynamo.reset()
-    training, places = case.training()
-    fault = case.fault
+    training, places = one.training()
+    fault = one.fault
     row = Row(
-        case.program.name,
+        one.program.name,
         fault.name if fault else "",
-        case.seed,
+        one.seed,
         fault.category if fault else "",
         fault.causes if fault else (),
         tuple(places),
-        case.program.held_out,
+        one.program.held_out,
         0.0,
         0.0,
     )
@@ -108,18 +107,15 @@ def diagnose(case: Case, compiled: str | None = None) -> Row:
 def rows(chosen: Sequence[Case], compiled: str | None = None, processes: int = 2) -> list[Row]:
     """Diagnoses several cases, each in one thread."""
     with ProcessPoolExecutor(processes) as pool:
-        places = range(len(chosen))
-        keys = [(case.program.held_out, *_key(case)) for case in chosen]
-        return list(pool.map(_by_key, keys, [compiled] * len(places), chunksize=1))
+        return list(pool.map(_by_name, [*map(_names, chosen)], [compiled] * len(chosen), chunksize=1))
 
 
-def _key(case: Case) -> tuple[str, str, int]:
-    return case.program.name, case.fault.name if case.fault else "", case.seed
+def _names(one: Case) -> tuple[str, str | None, int]:
+    return one.program.name, one.fault.name if one.fault else None, one.seed
 
 
-def _by_key(key: tuple[Any, ...], compiled: str | None) -> Row:
-    held_out, *rest = key  # a fault is a function of a function, which does not pickle
-    return diagnose(next(case for case in cases(held_out) if list(_key(case)) == rest), compiled)
+def _by_name(names: tuple[str, str | None, int], compiled: str | None) -> Row:
+    return diagnose(case(*names), compiled)  # a fault holds functions, which do not pickle
 
 
 def as_json(found: Sequence[Row]) -> str:

@@ -141,7 +141,9 @@ def means_detached(training: Training) -> None:
     put(training.net, sampled_only=True)
 
 
-@fault(variational.faults, "architecture", ("initialisation", "nonfinite", "exploding-gradients"), ("encoder", "encoder.3", "decoder"))
+@fault(
+    variational.faults, "architecture", ("initialisation", "nonfinite", "exploding-gradients"), ("encoder", "encoder.3", "decoder")
+)
 def variances_huge(training: Training) -> None:
     """The bias of the logarithms of the variances starts at 20."""
     with torch.no_grad():
@@ -219,10 +221,10 @@ def adversaries(seed: int) -> Training:
         batches(torch.randn(8192, 4, generator=generator(1)), crescent(8192, 3), 128, seed),
         lambda net, noise, true: F.softplus(-net(noise)).mean(),
         lambda net: -energy_distance(net.get_submodule("generator")(noise), test),
-        rate=3e-3,
+        rate=4e-3,
         loop=adversarial_loop,
         optimizers=[
-            torch.optim.Adam([{"params": part.parameters(), "share": 1.0}], lr=3e-3, betas=(0.5, 0.99))
+            torch.optim.Adam([{"params": part.parameters(), "share": 1.0}], lr=4e-3, betas=(0.0, 0.99))
             for part in (net.critic, net.generator)
         ],
         steps=200,

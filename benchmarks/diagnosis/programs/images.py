@@ -349,7 +349,7 @@ def head_replaced(training: Training) -> None:
     training.parameters = lambda net: old.parameters()
 
 
-@fault(fine_tuning.faults, "architecture", ("dead-units", "inputs-constant"), ("base", "base.8", "base.7"))
+@fault(fine_tuning.faults, "architecture", ("dead-units", "inputs-constant"), ("base", "base.8", "base.9", "base.7"))
 def features_dead(training: Training) -> None:
     """The base was damaged when it was loaded: the shift of its last normalisation is negative, and no feature fires."""
     nn.init.constant_(training.net.base[8].bias, -30.0)

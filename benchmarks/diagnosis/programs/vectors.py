@@ -395,7 +395,7 @@ def multi_label(seed: int) -> Training:
     )
 
 
-@fault(multi_label.faults, "optimisation", "wrong-loss", ("",))
+@fault(multi_label.faults, "optimisation", "wrong-loss")
 def one_label_each(training: Training) -> None:
     """The loss is that of labels of which exactly one is right."""
     training.loss = lambda net, x, y: F.cross_entropy(net(x), y)

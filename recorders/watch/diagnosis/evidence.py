@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class Course:
     def noise(self) -> float:
         """The standard deviation of the values about their trend, from the median step between neighbours; NaN of fewer than two."""
         found = self.finite
-        steps = [abs(after - before) for before, after in zip(found, found[1:], strict=False)]
+        steps = [abs(after - before) for before, after in itertools.pairwise(found)]
         return 1.4826 * _median(steps) / math.sqrt(2)
 
 

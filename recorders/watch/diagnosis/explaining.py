@@ -1,15 +1,56 @@
-"""Explaining: which findings tell of one cause, so that it is told once, and which are only notices."""
+"""Explaining: what tells of one cause is told once, the cause before its consequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding
 
 __all__ = ["explained"]
 
+ORDER = (
+    ("constant-inputs", "constant-target", "sorted-target", "repeated-batches"),
+    ("not-cleared", "optimizer-made-anew", "foreign-parameters", "rate-is-zero", "ascends", "clipped", "coarse-weights"),
+    ("nonfinite",),
+    ("never-ran", "equal-units", "no-gradient", "frozen", "probabilities-as-logits", "linear-net"),
+    ("evaluation-mode", "statistics-stand-still", "much-dropout", "large-epsilon", "odd-momentum", "written-between-steps"),
+    ("rate-ends-early", "shrinking-weights", "large-inputs", "large-target"),
+    ("dead-units", "saturated-units", "outliers", "growing-signal", "shrinking-signal", "high-initial-loss"),
+    ("exploding-gradients", "vanishing-gradients", "tiny-gradients"),
+    ("updates-too-large", "updates-too-small", "equal-outputs"),
+    ("loss-is-constant", "loss-rises", "loss-does-not-fall", "loss-jumps", "loss-falls-slowly"),
+    ("training-mode",),
+)
+"""Kinds of findings, causes before consequences."""
+_PLACE = {kind: place for place, kinds in enumerate(ORDER) for kind in kinds}
+
+LOSSES = frozenset(ORDER[9])
+"""Symptoms that any other fault explains."""
+EVERYWHERE = 0.5
+"""The share of the layers from which on a fault of layers is one of the training."""
+OF_TRAINING = {"updates-too-large": "optimizer", "updates-too-small": "optimizer", "frozen": "optimizer"}
+"""Where a fault is that most layers have."""
+
 
 def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding], list[Finding]]:
-    """The faults, worst first, and the notices."""
-    return [one for one in found if one.severity != "notice"], [one for one in found if one.severity == "notice"]
+    """The faults, causes before consequences, and the notices."""
+    faults = [one for one in found if one.severity != "notice"]
+    notices = [one for one in found if one.severity == "notice"]
+    faults = _once(faults, sum(layer.update is not None or "update" in layer.silent for layer in known.layers))
+    faults.sort(key=lambda one: _PLACE[one.kind])  # which keeps the order of layers
+    if any(one.kind not in LOSSES and one.severity == "error" for one in faults):
+        faults = [one for one in faults if one.kind not in LOSSES]
+    return faults, notices
+
+
+def _once(faults: list[Finding], layers: int) -> list[Finding]:
+    """Tells a fault that most layers have as one of the training."""
+    for kind, place in OF_TRAINING.items():
+        alike = [one for one in faults if one.kind == kind]
+        if len(alike) > max(1, EVERYWHERE * layers):
+            first = alike[0]
+            one = replace(first, layer=place, what=f"{first.what}, in {first.layer} and {len(alike) - 1} more layers")
+            faults = [one, *(other for other in faults if other.kind != kind)]
+    return faults

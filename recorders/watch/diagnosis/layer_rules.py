@@ -11,9 +11,12 @@ from torch import Tensor
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import (
+    EQUAL,
     GRADIENT_DECAY,
     LINEAR,
+    NORMS,
     SATURATED_SLOPE,
+    SIGNAL,
     UNIT_SHARE,
     UPDATE_LIMITS,
     WITHOUT_WEIGHTS,
@@ -248,5 +251,53 @@ def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
-RULES = (nonfinite, never_ran, dead, saturated, outliers, gradients, updates)
+def no_gradient(known: Evidence) -> Iterator[Finding]:
+    """Layers that were called and are trained, and whose weights get no gradient while those of others do."""
+    if not any(has_gradients(layer) for layer in known.layers):
+        return
+    for layer in known.layers:
+        if not layer.trained or "output" in layer.silent or layer.shared or has_gradients(layer):
+            continue
+        if "weight_gradient" in layer.silent:
+            reason = layer.silent["weight_gradient"]
+            if "optimizer" not in reason:  # otherwise no optimizer holds the weights, and nothing is known of their gradients
+                yield fault("no-gradient", layer.name, "no gradient of its weights came" + _because(reason))
+        elif layer.weight_gradient is not None and layer.weight_gradient.count:
+            causes = ("dead-units", "initialisation", "detached")
+            yield fault("no-gradient", layer.name, "the gradients of its weights were all zero", causes=causes)
+
+
+def equal_units(known: Evidence) -> Iterator[Finding]:
+    """The first layer whose units all give the same."""
+    for layer in known.layers:
+        if layer.units is None or layer.kind in NORMS or layer.whole or not layer.first or layer.has_weights is False:
+            continue
+        mean, var = layer.units["mean"].double(), layer.units["var"].double().nan_to_num()
+        size = (mean.square() + var).mean()
+        if mean.numel() >= EQUAL.least and size > 0 and bool(var.sum() > 0):
+            apart = max(float((mean.max() - mean.min()).square() / size), float((var.max() - var.min()) / size))
+            if apart < EQUAL.apart:
+                yield fault("equal-units", layer.name, f"all {mean.numel()} units give the same")
+                return
+
+
+def signal(known: Evidence) -> Iterator[Finding]:
+    """Outputs that grow or shrink on their way through the net."""
+    sizes = [
+        (layer, layer.output.rms) for layer in known.layers if layer.output is not None and not layer.whole and layer.output.count
+    ]
+    sizes = [(layer, size) for layer, size in sizes if math.isfinite(size)]
+    if len(sizes) < SIGNAL.layers:
+        return
+    first, late = sizes[0][1], [size for _, size in sizes[len(sizes) // 2 :]]
+    middle = sorted(late)[len(late) // 2]
+    if middle > SIGNAL.grown * max(first, 1.0):
+        where = next(layer.name for layer, size in sizes if size > SIGNAL.grown * max(first, 1.0))
+        yield fault("growing-signal", where, f"the root mean square of outputs grows from {first:.1e} to {max(late):.1e}")
+    elif 0 < middle < SIGNAL.shrunk * first:
+        where = next(layer.name for layer, size in sizes if size < SIGNAL.shrunk * first)
+        yield fault("shrinking-signal", where, f"the root mean square of outputs shrinks from {first:.1e} to {middle:.1e}")
+
+
+RULES = (nonfinite, never_ran, no_gradient, dead, saturated, equal_units, outliers, signal, gradients, updates)
 """Each looks at what is known of a training, and yields what it finds."""

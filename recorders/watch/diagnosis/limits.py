@@ -7,14 +7,17 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 __all__ = [
+    "EQUAL",
     "GRADIENT_DECAY",
     "LINEAR",
     "LOSS",
     "MASSIVE",
+    "NORMS",
     "RATE_ENDS",
     "RECENT",
     "SATURATED_SLOPE",
     "SHRUNK",
+    "SIGNAL",
     "UNIT_SHARE",
     "UPDATE_LIMITS",
     "UPDATE_RANGE",
@@ -78,8 +81,6 @@ without normalisation, and logits, reach it in health.
 """
 
 
-
-
 class LossLimits(NamedTuple):
     """When a loss tells of a fault. All are ours, chosen on the programs of `benchmarks/diagnosis` that are not held out.
 
@@ -87,14 +88,43 @@ class LossLimits(NamedTuple):
         least: the number of values from which on it is judged.
         falls: by which share of the start it must fall.
         rises: by which share it must rise to be called rising.
+        initial: how many times the entropy of equal probabilities the first cross entropy may be.
     """
 
     least: int = 20
     falls: float = 0.02
     rises: float = 0.1
+    initial: float = 3.0
 
 
 LOSS = LossLimits()
+
+
+class EqualLimits(NamedTuple):
+    """When units are equal: from how many on, and how little their means and variances differ, of the mean square.
+
+    Units that begin equal and get equal gradients stay equal up to rounding. Both limits are ours.
+    """
+
+    least: int = 4
+    apart: float = 1e-8
+
+
+EQUAL = EqualLimits()
+
+
+class SignalLimits(NamedTuple):
+    """When outputs grow or shrink with depth: from how many layers on, and by which factors. They are ours.
+
+    The residual stream of a healthy transformer grows by the square root of its depth; nets with normalisation keep their scale.
+    """
+
+    layers: int = 4
+    grown: float = 1e3
+    shrunk: float = 1e-3
+
+
+SIGNAL = SignalLimits()
 
 RATE_ENDS = 1e-2
 """A schedule has ended when the rate is below this share of the highest."""
@@ -111,6 +141,8 @@ def _kinds_in(*files: str) -> frozenset[str]:
 
 LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
 """Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
+NORMS = _kinds_in("normalization", "batchnorm", "instancenorm")
+"""Classes that give all units the same mean and variance."""
 WITHOUT_WEIGHTS = _kinds_in("activation", "dropout", "pooling", "padding", "flatten", "loss", "distance", "upsampling") - {
     "PReLU",
     "MultiheadAttention",

@@ -172,7 +172,9 @@ class StepMonitor(OptimizerMonitor):
             "still": float(sum(norm.momentum == 0 for norm in norms)),
             "dropout": max((inner.p for inner in module.modules() if isinstance(inner, _DropoutNd)), default=0.0),
             "epsilon": max((_number(group.get("eps")) for group in groups), default=float("nan")),
-            "momentum": max((_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=float("nan")),
+            "momentum": max(
+                (_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=float("nan")
+            ),
             "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=float("nan")),
         }
 

@@ -8,7 +8,8 @@ from itertools import chain
 
 from recorders.watch.diagnosis.evidence import Batches, Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import LOSS, RATE_ENDS, SHRUNK, UPDATE_LIMITS
+from recorders.watch.diagnosis.limits import LOSS, RATE_ENDS, SHRUNK
+from recorders.watch.overview import Layer
 
 LEAST = 10
 """The number of steps, or batches, from which on a share of them tells something."""
@@ -25,7 +26,9 @@ def not_cleared(known: Evidence) -> Iterator[Finding]:
     """Gradients of the step before are still there when new ones are added."""
     kept = known.fact("kept")
     if len(kept) >= 2 and _share(kept) > 0.5:
-        yield fault("not-cleared", "optimizer", f"in {sum(kept):.0f} of {len(kept)} steps gradients were added to those of the step before")
+        yield fault(
+            "not-cleared", "optimizer", f"in {sum(kept):.0f} of {len(kept)} steps gradients were added to those of the step before"
+        )
 
 
 def rates(known: Evidence) -> Iterator[Finding]:
@@ -69,7 +72,11 @@ def between_steps(known: Evidence) -> Iterator[Finding]:
     """Something else than the optimizer writes to the weights."""
     written = known.fact("written")
     if sum(written) >= 2:
-        yield fault("written-between-steps", "net", f"in {sum(written):.0f} of {len(written)} steps the weights were written to since the step before")
+        yield fault(
+            "written-between-steps",
+            "net",
+            f"in {sum(written):.0f} of {len(written)} steps the weights were written to since the step before",
+        )
 
 
 def modes(known: Evidence) -> Iterator[Finding]:
@@ -134,7 +141,12 @@ def loss(known: Evidence) -> Iterator[Finding]:
     elif end > start + max(sure, LOSS.rises * abs(start)):
         yield fault("loss-rises", "loss", f"the loss rose from {start:.4g} to {end:.4g}", causes=_why_rising(known))
     elif end > start - max(sure, LOSS.falls * abs(start)):
-        yield fault("loss-does-not-fall", "loss", f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps", causes=_why_flat(known))
+        yield fault(
+            "loss-does-not-fall",
+            "loss",
+            f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps",
+            causes=_why_flat(known),
+        )
 
 
 def _is_adversarial(known: Evidence) -> bool:
@@ -144,7 +156,9 @@ def _is_adversarial(known: Evidence) -> bool:
 
 def _ratio(known: Evidence) -> float:
     """The typical size of an update relative to the weights; NaN if not known."""
-    ratios = sorted(course.start(share=1.0) for layer in known.updates.values() for path, course in layer.items() if "bias" not in path)
+    ratios = sorted(
+        course.start(share=1.0) for layer in known.updates.values() for path, course in layer.items() if "bias" not in path
+    )
     ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
     return ratios[len(ratios) // 2] if ratios else math.nan
 
@@ -175,7 +189,9 @@ def inputs(known: Evidence) -> Iterator[Finding]:
         elif batches.floating and spread.count:
             largest = max(abs(spread.low), abs(spread.high))
             if largest > 50 or abs(spread.mean) > 10 * spread.std:
-                yield fault("large-inputs", where, f"values from {spread.low:.4g} to {spread.high:.4g}, with a mean of {spread.mean:.4g}")
+                yield fault(
+                    "large-inputs", where, f"values from {spread.low:.4g} to {spread.high:.4g}, with a mean of {spread.mean:.4g}"
+                )
         yield from _repeated(batches, where)
 
 
@@ -199,5 +215,64 @@ def target(known: Evidence) -> Iterator[Finding]:
             yield fault("large-target", where, f"values from {spread.low:.4g} to {spread.high:.4g}")
 
 
-RULES = (not_cleared, rates, optimizer_state, between_steps, modes, gradient_sizes, weight_sizes, loss, inputs, target)
+def probabilities(known: Evidence) -> Iterator[Finding]:
+    """Probabilities where the loss expects logits: it cannot fall below a floor."""
+    output, course = _output(known), known.loss
+    if output is None or course is None or len(course.finite) < LOSS.least or not known.target:
+        return
+    labels = next(iter(known.target.values())).spread
+    spread = output.output
+    if spread is None or not spread.count or spread.low < 0 or spread.high > 1 + 1e-4:
+        return
+    units = output.units["mean"].numel() if output.units is not None else 0
+    sure = spread.high > 0.8 or len(course) >= 100
+    if units >= 2 and output.units is not None and abs(float(output.units["mean"].sum()) - 1) < 1e-3:
+        floor = math.log(
+            1 + (units - 1) / math.e
+        )  # of the cross entropy of logits that are at most 1 for one class and 0 for others
+    elif labels.low >= 0 and labels.high <= 1 and spread.low < 0.45 and spread.high > 0.55:
+        floor = math.log1p(math.exp(-1)) * labels.mean + math.log(2) * (1 - labels.mean)
+    else:
+        return
+    if sure and 0.97 * floor < min(course.finite) < 1.6 * floor + 1:
+        what = f"the net returns probabilities, and the loss never was below {min(course.finite):.3g}; as logits they allow no less than {floor:.3g}"
+        yield fault("probabilities-as-logits", output.name, what)
+
+
+def _output(known: Evidence) -> Layer | None:
+    """The row of what the net returns: its own, or that of the last layer."""
+    rows = [layer for layer in known.layers if layer.output is not None]
+    return next((layer for layer in rows if layer.name.partition(":")[0] in ("(net)", "output")), rows[-1] if rows else None)
+
+
+def initial_loss(known: Evidence) -> Iterator[Finding]:
+    """A cross entropy that is far above that of equal probabilities in the beginning."""
+    output, course = _output(known), known.loss
+    if output is None or output.units is None or course is None or not course.finite or not known.target:
+        return
+    labels = next(iter(known.target.values()))
+    classes = output.units["mean"].numel()
+    if labels.floating or not classes >= 2 or not 0 <= labels.spread.high < classes:
+        return
+    first, expected = course.finite[0], math.log(classes)
+    if first > LOSS.initial * expected + 1:
+        yield fault(
+            "high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}"
+        )
+
+
+RULES = (
+    not_cleared,
+    rates,
+    optimizer_state,
+    between_steps,
+    modes,
+    gradient_sizes,
+    weight_sizes,
+    loss,
+    probabilities,
+    initial_loss,
+    inputs,
+    target,
+)
 """Each looks at what is known of a training, and yields what it finds."""
