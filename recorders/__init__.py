@@ -23,6 +23,7 @@ from recorders.errors import (
     SyncError,
     TargetError,
     TickError,
+    TrainingFaultError,
 )
 from recorders.monitors.attributes import DifferenceMonitor, StateMonitor
 from recorders.monitors.base import Monitor
@@ -52,7 +53,9 @@ from recorders.streams.dataset import StreamDataset
 from recorders.streams.stream import Stream
 from recorders.watch import lenses, presets, visualizers
 from recorders.watch.compare import compare
+from recorders.watch.diagnosis.checkup import Checkup
 from recorders.watch.diagnosis.findings import findings
+from recorders.watch.diagnosis.learned import Learned, learn
 from recorders.watch.inspector import Inspector
 from recorders.watch.overview import overview
 from recorders.watch.replay import replay
@@ -66,6 +69,7 @@ __all__ = [
     "Call",
     "CallMonitor",
     "Cell",
+    "Checkup",
     "Clock",
     "CorruptRecordingError",
     "DifferenceMonitor",
@@ -73,6 +77,7 @@ __all__ = [
     "ForwardMonitor",
     "GivenError",
     "Inspector",
+    "Learned",
     "LensError",
     "MergeError",
     "MissingExtraError",
@@ -107,6 +112,7 @@ __all__ = [
     "TargetError",
     "TickError",
     "Timeline",
+    "TrainingFaultError",
     "attached",
     "cache",
     "channel_axis",
@@ -115,6 +121,7 @@ __all__ = [
     "findings",
     "global_gradient",
     "import_reducers",
+    "learn",
     "lenses",
     "load",
     "merge",

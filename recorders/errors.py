@@ -25,6 +25,7 @@ __all__ = [
     "SyncError",
     "TargetError",
     "TickError",
+    "TrainingFaultError",
 ]
 
 
@@ -103,8 +104,12 @@ class TickError(RecorderError, ValueError):
     """A tick of a timeline is not a whole number, or exists already."""
 
 
+class TrainingFaultError(RecorderError, RuntimeError):
+    """A training is likely at fault, and `Checkup(..., "raise")` looked; the message says where, why, and what to try."""
+
+
 class RecordingWarning(UserWarning):
-    """Something was not recorded; training goes on."""
+    """Something was not recorded, or a `Checkup` found a likely fault; training goes on."""
 
 
 def require(module: str, extra: str) -> Any:

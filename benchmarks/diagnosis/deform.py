@@ -433,7 +433,7 @@ def observe(
 
 
 def judge(peer: Peer, row: Row, features: Mapping[str, Mapping[str, float]], healthy: Sequence[Mapping[str, float]]) -> None:
-    """Fills in what DEFault++ says; `healthy` are the named features of the healthy runs, without this one."""
+    """Fills in what DEFault++ says; `healthy` are the named features of the healthy runs, without the one of this seed."""
     for reading, values in features.items():
         row.peer[reading] = peer.predict(values)
     row.peer["centred"] = peer.predict(features["named"], healthy)
@@ -461,7 +461,7 @@ def benchmark(arch: str, chosen: Sequence[str], seeds: int, every_value: bool, w
             if found := observe(peer, row, task, variant, (operator, value), with_ours):
                 clean = healthy[variant.seed].outcome
                 row.change = max((row.outcome - clean) / (clean - task.chance), -99.0)
-                judge(peer, row, found, [each["named"] for each in features])
+                judge(peer, row, found, [each["named"] for at, each in enumerate(features) if at != variant.seed])
             show(row)
             faulty.append(row)
             if row.problem:

@@ -30,7 +30,6 @@ fault of layers has no places."""
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Softplus)
 RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish)
-NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 WEIGHTED = (*LAYERS, nn.RNNBase, nn.modules.rnn.RNNCellBase, nn.MultiheadAttention)
 POOL = 30
@@ -123,6 +122,12 @@ def _rectified(net: nn.Module, name: str, after: str) -> bool:
     if not _is_layer(net, name) or net.get_submodule(name).bias is None:
         return False
     return after in ("relu()", "relu_()") if after.endswith("()") else isinstance(net.get_submodule(after), RECTIFIERS)
+
+
+def _blocked(training: Training) -> bool:
+    """Whether the outputs are the same for all examples."""
+    outputs = [leaf.float() for leaf in pytree.tree_leaves(_traced(training).output) if _floating(leaf) and leaf.dim()]
+    return bool(outputs) and all(output.std(0).max() < 1e-3 for output in outputs)
 
 
 def _statistics(training: Training) -> tuple[str, ...]:
@@ -233,13 +238,6 @@ def _change_loss(training: Training, change: Callable[[Tensor], Tensor]) -> None
     _plain(training)
     loss = training.loss
     training.loss = lambda net, inputs, target: change(loss(net, inputs, target))
-
-
-def _change_output(training: Training, change: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
-    """Appends a function to the network; returns the names of the last layer and of the network."""
-    training.net.register_forward_hook(lambda module, inputs, output: change(output))
-    _traced(training)
-    return (*_layers(training)[-1:], "")
 
 
 def _change_optimizer(training: Training, change: Callable[[Optimizer], None]) -> None:
@@ -371,6 +369,7 @@ def rate_zero(training: Training) -> None:
 @fault(GENERAL, "optimisation", "weight-decay")
 def weight_decay_heavy(training: Training) -> None:
     """The weight decay takes off 5 % of the weights in each step, or is 1 where gradients are divided by their scale."""
+    _fit(not any(getattr(module, "sparse", False) for module in training.net.modules()), "dense gradients throughout")
     options = _options(training)
     scaled = "eps" in options and not (isinstance(_made(training), torch.optim.AdamW) or options.get("decoupled_weight_decay"))
     _set_options(training, weight_decay=1.0 if scaled else 0.05 / training.rate)
@@ -665,34 +664,16 @@ def dropout_095(training: Training) -> tuple[str, ...]:
     return tuple(found)
 
 
-@fault(GENERAL, "architecture", "no-nonlinearity")
-def no_activations(training: Training) -> tuple[str, ...]:
-    """There are no activations."""
-    return _replaced(training, ACTIVATIONS, nn.Identity, "activation")
-
-
 @fault(GENERAL, "architecture", ("vanishing-gradients", "saturation"))
 def sigmoids(training: Training) -> tuple[str, ...]:
     """All activations are sigmoids."""
     return _replaced(training, ACTIVATIONS, nn.Sigmoid, "activation")
 
 
-@fault(GENERAL, "architecture", "normalisation")
-def norms_removed(training: Training) -> tuple[str, ...]:
-    """There are no normalisations."""
-    return _replaced(training, NORMS, nn.Identity, "normalisation")
-
-
 @fault(GENERAL, "architecture", ("initialisation", "exploding-gradients", "saturation"))
 def weights_times_30(training: Training) -> None:
     """All weights start 30 times as large."""
     _initialise(training, lambda weight: weight.mul_(30))
-
-
-@fault(GENERAL, "architecture", ("initialisation", "vanishing-gradients"))
-def weights_by_10000(training: Training) -> None:
-    """All weights start 10,000 times as small, and biases at 0."""
-    _initialise(training, lambda weight: weight.mul_(1e-4), nn.init.zeros_)
 
 
 @fault(GENERAL, "architecture", ("initialisation", "symmetry", "vanishing-gradients"))
@@ -711,10 +692,14 @@ def weights_equal(training: Training) -> None:
 def dead_layer(training: Training) -> tuple[str, ...]:
     """The biases of a layer start so negative that the rectifiers after it never fire."""
     fitting = [name for name, after in itertools.pairwise(_traced(training).calls) if _rectified(training.net, name, after)]
-    _fit(fitting, "layer before a rectifier")
-    name = fitting[len(fitting) // 2]
-    nn.init.constant_(training.net.get_submodule(name).bias, -30.0)  # type: ignore[arg-type]
-    return _neighbours(training, name)
+    for name in sorted(fitting, key=lambda name: abs(fitting.index(name) - len(fitting) // 2)):
+        bias: Any = training.net.get_submodule(name).bias
+        before = bias.detach().clone()
+        nn.init.constant_(bias, -30.0)
+        if _blocked(training):
+            return _neighbours(training, name)
+        bias.data.copy_(before)
+    raise Unfit("has no rectified layer that all must pass")
 
 
 @fault(GENERAL, "architecture", ("vanishing-gradients", "bottleneck", "initialisation"))
@@ -727,9 +712,9 @@ def layer_scaled_away(training: Training) -> tuple[str, ...]:
 
 @fault(GENERAL, "architecture", "frozen")
 def layers_frozen(training: Training) -> tuple[str, ...]:
-    """All layers but the first have no gradients."""
-    names = _layers(training)[1:]
-    _fit(names, "second layer")
+    """All layers but the last have no gradients, as those of a base."""
+    names = _layers(training)[:-1]
+    _fit(any(value.requires_grad for name in names for value in training.net.get_submodule(name).parameters()), "hidden layer")
     for name in names:
         training.net.get_submodule(name).requires_grad_(False)
     return tuple(names)
@@ -749,20 +734,12 @@ def loss_detached(training: Training) -> None:
     _change_loss(training, lambda loss: loss.detach().requires_grad_())
 
 
-@fault(GENERAL, "architecture", "output-activation")
-def softmax_before_loss(training: Training) -> tuple[str, ...]:
-    """A softmax makes probabilities of what the cross entropy takes for logits."""
-    output, target = _traced(training).output, training.batch(0)[1]
-    _fit(_floating(output) and output.dim() > 1 and isinstance(target, Tensor) and not _floating(target), "logits")
-    classes = 1 if output.dim() > target.dim() + 1 or output.shape[:-1] != target.shape else -1
-    return _change_output(training, lambda output: output.softmax(classes))
-
-
 @fault(GENERAL, "architecture", ("output-activation", "dead-units"))
 def output_rectified(training: Training) -> tuple[str, ...]:
     """A ReLU follows the output."""
     _fit(_floating(_traced(training).output), "output that is a tensor")
-    return _change_output(training, F.relu)
+    training.net.register_forward_hook(lambda module, inputs, output: F.relu(output))
+    return (*_layers(training)[-1:], "")
 
 
 @fault(GENERAL, "architecture", "broadcast")

@@ -71,6 +71,7 @@ def table(found: dict[str, Any]) -> Iterable[str]:
 
 def main() -> None:
     """Runs the parts that are named, or both."""
+    torch.set_num_threads(1)
     path = RESULTS / "diagnosis_outcomes.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     results = {part: before[part] for part in PARTS if part in before}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
@@ -70,14 +71,13 @@ class _Rules:
         return (step + 1) % self._steps_an_epoch == 0
 
     def _score(self) -> float:
-        net, modes = self._net, [(module, module.training) for module in self._net.modules()]
-        net.train(self._training.evaluates)
         try:
-            with torch.no_grad(), torch.random.fork_rng():
-                return float(self._training.score(net))
-        finally:
-            for module, mode in modes:
-                module.training = mode
+            net = deepcopy(self._net)  # a score leaves traces: states that are carried on, statistics of a net in training mode
+        except RuntimeError:  # it holds a tensor with a graph, which cannot be copied
+            net = self._net
+        net.train(self._training.evaluates)
+        with torch.no_grad(), torch.random.fork_rng():
+            return float(self._training.score(net))
 
 
 def _kernels(net: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -202,6 +202,7 @@ class DeepDiagnosisRules(_Rules):
         self._means: dict[str, list[float]] = defaultdict(list)
         self._calls: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
         self._due = self._steps_an_epoch == 1
+        torch.compiler.reset()  # what was compiled for a net without hooks would be taken for this one: hooks are not guarded
         for name, module in training.net.named_modules():
             if not any(module.children()):
                 module.register_forward_hook(self._hook(name))
@@ -220,7 +221,7 @@ class DeepDiagnosisRules(_Rules):
                 self._calls.pop(name, None)  # so that the last is the last that was called
                 self._calls[name] = (module, returned if given is None else given.detach(), returned.detach().float())
 
-        uncompiled: Callable[[nn.Module, Any, Any], None] = torch.compiler.disable(hook)
+        uncompiled: Callable[[nn.Module, Any, Any], None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
         return uncompiled
 
     def _look(self, inputs: Any, target: Any, *, last: bool) -> list[Found]:

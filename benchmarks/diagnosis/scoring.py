@@ -58,7 +58,8 @@ class Row:
         """Whether one of the first three findings names a right place; of a fault of the whole training, no single layer or a right cause."""
         if not self.places:
             return any(place.partition(":")[0] in WHOLE or self._right(causes) for _, place, causes, _, _ in self.found[:3])
-        return any(place.partition(":")[0] in self.places for _, place, _, _, _ in self.found[:3])
+        places = {place or "(net)" for place in self.places}
+        return any(place.partition(":")[0] in places for _, place, _, _, _ in self.found[:3])
 
     @property
     def right(self) -> bool:

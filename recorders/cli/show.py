@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from recorders.cli.output import console, filled, print_json
+from recorders.cli.output import UsageError, console, filled, print_json
 from recorders.cli.sources import Source, add_names, add_source, at_least, chosen_names, kind_of, open_source
 from recorders.errors import NotARecordingError
 from recorders.recordings.atomic_files import is_url
@@ -17,8 +17,9 @@ from recorders.recordings.display import Rows, printable
 from recorders.recordings.export import as_data
 from recorders.recordings.recording import Recording
 from recorders.streams.files import StreamFiles
-from recorders.watch.charts import ChartView, charts_of
-from recorders.watch.diagnosis.findings import findings
+from recorders.watch.charts import ChartView, axis_of, charts_of
+from recorders.watch.diagnosis.finding import Findings
+from recorders.watch.diagnosis.findings import findings as found_in
 from recorders.watch.replay import as_of
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.live import LiveTable, rendered
@@ -35,6 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds what `run` takes."""
     add_source(parser, "path", of="a recording, a timeline or a stream")
     add_names(parser)
+    parser.add_argument("--findings", action="store_true", help="only what is likely wrong; the status is 1 if anything is")
     parser.add_argument("--at", type=int, metavar="TICK", help="a timeline as it was after this tick")
     parser.add_argument("--follow", action="store_true", help="a timeline or a stream as it grows, until Ctrl+C")
     parser.add_argument("--every", type=at_least(0.1, float), default=1.0, help="seconds between two looks")
@@ -45,18 +47,23 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(
     path: str,
     names: str | None = None,
+    findings: bool = False,
     at: int | None = None,
     follow: bool = False,
     every: float = 1.0,
     until: int | None = None,
     as_json: bool = False,
-) -> None:
-    """Show what a recording, a timeline or a stream holds; `--follow` one that grows."""
+) -> int:
+    """Show what a recording, a timeline or a stream holds; `--follow` one that grows; `--findings` only what is likely wrong."""
+    if findings and (follow or names is not None):
+        raise UsageError("--findings tells of all that was recorded by now: leave --follow and --names out")
     source = open_source(path)
     if at is not None:
         if not isinstance(source, Timeline):
             raise NotARecordingError(f"{path} is {kind_of(source)}, which has no ticks: show it without --at")
         source = as_of(source, at)
+    if findings:
+        return _show_findings(source, path, as_json)
     if not follow:
         _show(source, names, as_json)
     elif isinstance(source, Recording) or at is not None or (isinstance(source, Timeline) and is_url(path)):
@@ -66,19 +73,41 @@ def run(
         _follow_as_lines(source, names, every, until)
     else:
         _follow(source, names, every, until)
+    return 0
 
 
 def _show(source: Source, names: str | None, as_json: bool) -> None:
-    faults = None if isinstance(source, StreamFiles) else findings(source)
+    faults = None if isinstance(source, StreamFiles) else found_in(source)
     if as_json:
-        data = _data(source, names)
-        if faults is not None:
-            data |= {"findings": [*map(asdict, faults)], "examined": faults.examined, "unexamined": faults.unexamined}
-        print_json(data)
+        print_json(_data(source, names) | (_judged(faults) if faults is not None else {}))
         return
     console().print(filled(*_rows(source, names)))
     if faults is not None:
         console().print(f"\n{printable(faults)}")
+
+
+def _show_findings(source: Source, path: str, as_json: bool) -> int:
+    """Prints what is likely wrong; returns 1 if anything is."""
+    if isinstance(source, StreamFiles):
+        raise NotARecordingError(f"{path} is a stream, in which nobody looks for faults: show a recording or a timeline")
+    faults = found_in(source)
+    if as_json:
+        print_json(_judged(faults))
+        return int(bool(faults))
+    axis = axis_of(source) if isinstance(source, Timeline) else "step"
+    for one in (*faults, *faults.notices):
+        print(printable(f"{one.severity}: {one.layer}: {one.what}" + ("" if one.since is None else f", since {axis} {one.since}")))
+        if one.causes:
+            print(printable(f"  likely: {one.likely}"))
+        print(printable(f"  try: {one.remedy}"))
+    print(printable(faults.title_shown()))
+    return int(bool(faults))
+
+
+def _judged(faults: Findings) -> dict[str, Any]:
+    """Findings as data."""
+    found, notices = [*map(asdict, faults)], [*map(asdict, faults.notices)]
+    return {"findings": found, "notices": notices, "examined": faults.examined, "unexamined": faults.unexamined}
 
 
 def _rows(source: Source, names: str | None) -> tuple[Rows, int]:

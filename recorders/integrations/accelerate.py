@@ -9,11 +9,12 @@ from torch.optim import Optimizer
 from recorders.errors import require
 from recorders.integrations.training import Training
 from recorders.recorder.recorder import Recorder
+from recorders.watch.diagnosis.checkup import OnFinding
 
 __all__ = ["attach"]
 
 
-def attach(accelerator: Any, recorder: Recorder, optimizer: Optimizer) -> Recorder:
+def attach(accelerator: Any, recorder: Recorder, optimizer: Optimizer, on_finding: OnFinding | None = None) -> Recorder:
     """Attaches a recorder to an accelerator and an optimizer, prepared or not; returns the recorder.
 
     The clock advances with the steps that change the parameters, also under `accelerator.accumulate`, and counts the forwards of
@@ -21,9 +22,19 @@ def attach(accelerator: Any, recorder: Recorder, optimizer: Optimizer) -> Record
     0. `accelerator.load_state(folder)` goes on with it, bit for bit. A failure of either is a warning. `modules(net)` names modules
     as in the user's net, before and after `accelerator.prepare(net)`.
 
+    Args:
+        accelerator: an `Accelerator`.
+        recorder: its modules are selected.
+        optimizer: the optimizer of the training.
+        on_finding: "warn", "stop" or "raise" looks for faults after steps of the optimizer; see `Checkup`. What that needs is
+            recorded by `presets.health()`. "stop" calls `accelerator.set_trigger()`, so that
+            `if accelerator.check_trigger(): break` in your loop ends it on all ranks.
+
     Raises:
         MissingExtraError: accelerate is not installed.
         TypeError: `accelerator` is no `Accelerator`, `recorder` no recorder, or `optimizer` no optimizer.
+        ValueError: `on_finding` is none of these.
+        TrainingFaultError: by `optimizer.step()`, if `on_finding` is "raise".
 
     >>> import torch
     >>> from accelerate import Accelerator
@@ -40,7 +51,15 @@ def attach(accelerator: Any, recorder: Recorder, optimizer: Optimizer) -> Record
     ):
         if not isinstance(given, kind):
             raise TypeError(f"attach: {name} is a {type(given).__name__}; it must be a {kind.__name__}")
-    training = Training(recorder.attach(optimizer))
+    training = Training(recorder, on_finding)
+    recorder.attach(optimizer)
+    if on_finding is not None:
+
+        def check(*_: object) -> None:
+            if training.check():
+                accelerator.set_trigger()
+
+        getattr(optimizer, "optimizer", optimizer).register_step_post_hook(check)  # on that which accelerate has wrapped
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: training.save(folder))
     accelerator.register_load_state_pre_hook(lambda models, folder: training.resume(folder))
     return recorder

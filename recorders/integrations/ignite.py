@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from recorders.errors import require
 from recorders.integrations.training import InTraining
 from recorders.recorder.recorder import Recorder
+from recorders.watch.diagnosis.checkup import OnFinding
 
 __all__ = ["RecorderHandler"]
 
@@ -22,12 +23,20 @@ class RecorderHandler(InTraining):
     checkpoint for all ranks, which holds what rank 0 recorded: if several ranks go on from it, they warn. A failure of the recorder
     is a warning, and the training goes on.
 
+    What the function of the engine returns, if it is one number, is pushed into the `CallMonitor` named "loss", if there is one and
+    you push nothing into it.
+
     Args:
         recorder: its modules are selected.
         optimizer: the optimizer of the training.
+        on_finding: "warn", "stop" or "raise" looks for faults while the training goes on; see `Checkup`. `presets.health()` records
+            what that needs. "stop" calls `engine.terminate()`, unless there are several ranks.
+            `handler.checkup.found` lists what was found.
 
     Raises:
         TypeError: `recorder` is not a recorder.
+        ValueError: `on_finding` is none of these.
+        TrainingFaultError: in the training, if `on_finding` is "raise".
 
     >>> import torch
     >>> from ignite.engine import Engine
@@ -43,10 +52,10 @@ class RecorderHandler(InTraining):
     (3, 3)
     """
 
-    def __init__(self, recorder: Recorder, optimizer: Optimizer) -> None:
+    def __init__(self, recorder: Recorder, optimizer: Optimizer, on_finding: OnFinding | None = None) -> None:
         if not isinstance(recorder, Recorder):
             raise TypeError(f"RecorderHandler takes a Recorder whose modules are selected; got {type(recorder).__name__}")
-        super().__init__(recorder)
+        super().__init__(recorder, on_finding)
         self._optimizer = optimizer
 
     def attach(self, engine: Any) -> None:
@@ -57,10 +66,17 @@ class RecorderHandler(InTraining):
         """
         events = require("ignite.engine", "ignite").Events
         engine.add_event_handler(events.STARTED, self._begin)
+        engine.add_event_handler(events.ITERATION_STARTED, self._training.expect_loss)
+        engine.add_event_handler(events.ITERATION_COMPLETED, self._end_iteration)
         engine.add_event_handler(events.COMPLETED | events.TERMINATE, self._training.end)
 
     def _begin(self) -> None:
         self._training.begin(None, [self._optimizer])
+
+    def _end_iteration(self, engine: Any) -> None:
+        self._training.push_loss(engine.state.output)
+        if self._training.check_alone():
+            engine.terminate()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank recorded."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from recorders.errors import require
 from recorders.integrations.training import InTraining
@@ -27,13 +30,21 @@ class RecorderCallback(InTraining, *[require(name, "lightning").Callback for nam
     Lightning writes one checkpoint for all ranks, which holds what rank 0 recorded: if several ranks go on from it, they warn. A
     failure of the recorder is a warning, and the training goes on. For `Trainer.test` and `predict`, use `with callback.recorder:`.
 
+    The loss that `training_step` returns is pushed into the `CallMonitor` named "loss", if there is one and you push nothing into
+    it.
+
     Args:
         recorder: a recorder whose modules are selected; or a function that makes one from the `LightningModule`, called when the
             training begins, such as `lambda module: Recorder(ForwardMonitor(Mean())).modules(module.net)`.
+        on_finding: "warn", "stop" or "raise" looks for faults while the training goes on; see `Checkup`. `presets.health()` records
+            what that needs. "stop" sets `trainer.should_stop`, unless there are several ranks.
+            `callback.checkup.found` lists what was found.
 
     Raises:
         MissingExtraError: neither `lightning` nor `pytorch_lightning` is installed.
         TypeError: `recorder` is neither a recorder nor a function.
+        ValueError: `on_finding` is none of these.
+        TrainingFaultError: in the training, if `on_finding` is "raise".
 
     >>> import torch
     >>> from recorders import ForwardMonitor, Recorder
@@ -54,6 +65,15 @@ class RecorderCallback(InTraining, *[require(name, "lightning").Callback for nam
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._training.begin_batch()
+        self._training.expect_loss()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor) and pl_module.automatic_optimization:
+            loss = loss * trainer.accumulate_grad_batches  # by which Lightning has divided it
+        self._training.push_loss(loss)
+        if self._training.check_alone():
+            trainer.should_stop = True
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._training.end()

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recorders.errors import RecorderError, RecordingNotFoundError, RecordingWarning
+from recorders.monitors.forward import CallMonitor
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.selection import unwrapped
 from recorders.recordings.recording import Recording
 from recorders.recordings.storage.load import load
 from recorders.recordings.storage.tools import from_state_dict
+from recorders.watch.diagnosis.checkup import Checkup, OnFinding
 from reducers.errors import warn_user
 
 __all__ = ["InTraining", "Recorded", "Training"]
@@ -57,19 +59,27 @@ def _once_begun(method: Callable[..., T]) -> Callable[..., T | None]:
 
 
 class Training:
-    """What a trainer tells its recorder. Nothing here raises into the trainer, and nothing is communicated between ranks.
+    """What a trainer tells its recorder. Nothing here raises into the trainer unless `on_finding` is "raise", and nothing is
+    communicated between ranks.
 
     Args:
         recorder: see `Recorded`.
+        on_finding: see `InTraining`.
 
     Raises:
         TypeError: `recorder` is neither a recorder nor a function.
+        ValueError: `on_finding` is none of these.
     """
 
-    def __init__(self, recorder: Recorded) -> None:
+    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None) -> None:
         if not callable(recorder) and not isinstance(recorder, Recorder):
             raise TypeError(f"a trainer takes a Recorder, or a function that makes one from the net; got {type(recorder).__name__}")
-        self._recorded = recorder
+        if on_finding not in (None, "warn", "stop", "raise"):
+            raise ValueError(f"on_finding={on_finding!r}: choose 'warn', 'stop', 'raise', or None not to look for faults")
+        self._recorded, self._on_finding = recorder, on_finding
+        self.checkup: Checkup | None = None
+        self._told = False  # that one rank does not stop alone
+        self._losses = 0  # how many were there when the present batch began
         self._waiting: Mapping[str, Any] = {}  # a state that was loaded before the recorder was made
         self._before: Recording | None = None
         self._batch = (-1, 0)  # the step, and the batches of it before the present one
@@ -118,6 +128,52 @@ class Training:
         clock, (step, batches) = self.recorder.clock, self._batch
         self._batch = clock.step, batches + 1 if clock.step == step else 0
         clock.micro_batch = self._batch[1]
+
+    @_once_begun
+    def expect_loss(self) -> None:
+        """Tells that a batch begins, whose loss comes by `push_loss`."""
+        monitor = self._monitor_of_loss()
+        self._losses = 0 if monitor is None else monitor.samples
+
+    @_once_begun
+    def push_loss(self, loss: Any) -> None:
+        """Pushes what the trainer computed into the `CallMonitor` named "loss", if there is one, and the user pushed nothing.
+
+        Args:
+            loss: a number, or a tensor of one element; anything else is not pushed.
+        """
+        monitor = self._monitor_of_loss()
+        is_loss = loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, (int, float)) and not isinstance(loss, bool)
+        if is_loss and monitor is not None and monitor.samples == self._losses:
+            monitor.push(loss)
+
+    def _monitor_of_loss(self) -> CallMonitor | None:
+        if "loss" not in self.recorder:  # asked in each batch, so not by an error that lists all names
+            return None
+        monitor = self.recorder["loss"]
+        return monitor if isinstance(monitor, CallMonitor) else None
+
+    def check(self) -> bool:
+        """Looks for faults at the end of a step, if that was asked for. Returns whether the training should stop.
+
+        Raises:
+            TrainingFaultError: one was found, and `on_finding` is "raise".
+        """
+        if self._on_finding is None or not isinstance(self._recorded, Recorder):
+            return False
+        if self.checkup is None:
+            self.checkup = Checkup(self._recorded, self._on_finding)
+        self.checkup.step()
+        return self.checkup.stop
+
+    def check_alone(self) -> bool:
+        """As `check`, for trainers in which a rank that stops leaves the others waiting: False if there are several ranks."""
+        stop, (_, ranks) = self.check(), _place()
+        if stop and ranks > 1 and not self._told:
+            self._told = True
+            message = f'the training goes on: if one of {ranks} ranks stopped, the others would wait; on_finding="raise" ends all'
+            warn_user(message, RecordingWarning)
+        return stop and ranks == 1
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank recorded, for the one checkpoint that the trainer writes for all ranks."""
@@ -181,11 +237,16 @@ class Training:
 
 
 class InTraining:
-    """The part of a callback or handler that holds the recorder; see `Training`."""
+    """The part of a callback or handler that holds the recorder, and looks for faults; see `Training`.
 
-    def __init__(self, recorder: Recorded) -> None:
+    Args:
+        recorder: see `Recorded`.
+        on_finding: what to do about a fault that `findings` finds; see `Checkup`. None: nobody looks.
+    """
+
+    def __init__(self, recorder: Recorded, on_finding: OnFinding | None = None) -> None:
         super().__init__()
-        self._training = Training(recorder)
+        self._training = Training(recorder, on_finding)
 
     @property
     def recorder(self) -> Recorder:
@@ -195,6 +256,11 @@ class InTraining:
             RecorderError: it is made when the training begins, and none has begun.
         """
         return self._training.recorder
+
+    @property
+    def checkup(self) -> Checkup | None:
+        """What looks for faults, with all that it found; None if nobody asked for it, or no step has ended."""
+        return self._training.checkup
 
 
 def _place() -> tuple[int, int]:

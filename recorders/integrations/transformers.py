@@ -20,12 +20,21 @@ class RecorderCallback(InTraining, require("transformers", "transformers").Train
     `args.output_dir`. A failure of the recorder is a warning, and the training goes on. For `Trainer.evaluate` after the training,
     use `with callback.recorder:`.
 
+    The only loss that the trainer hands over is the one that it logs: the mean since the last log, so that of each step with
+    `TrainingArguments(logging_steps=1)`. It is pushed into the `CallMonitor` named "loss", if there is one and you push nothing
+    into it, as a `compute_loss` of yours may do.
+
     Args:
         recorder: a recorder whose modules are selected; or a function that makes one from the model, called when a training begins.
+        on_finding: "warn", "stop" or "raise" looks for faults while the training goes on; see `Checkup`. `presets.health()` records
+            what that needs. "stop" sets `control.should_training_stop`, unless there are several ranks.
+            `callback.checkup.found` lists what was found.
 
     Raises:
         MissingExtraError: transformers is not installed.
         TypeError: `recorder` is neither a recorder nor a function.
+        ValueError: `on_finding` is none of these.
+        TrainingFaultError: in the training, if `on_finding` is "raise".
 
     >>> import torch
     >>> from recorders import ForwardMonitor, Recorder
@@ -41,6 +50,16 @@ class RecorderCallback(InTraining, require("transformers", "transformers").Train
         if state.global_step:
             given = args.resume_from_checkpoint
             self._training.resume(given if isinstance(given, str) else _checkpoint(args, state))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.expect_loss()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._training.check_alone():
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self._training.push_loss((logs or {}).get("loss"))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training.save(_checkpoint(args, state))

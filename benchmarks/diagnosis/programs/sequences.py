@@ -24,6 +24,7 @@ __all__ = [
     "experts",
     "low_rank_adapters",
     "put",
+    "replace",
     "row_lstm",
     "small_gpt",
     "tied_decoder",
@@ -37,6 +38,12 @@ def put(net: nn.Module, **values: object) -> None:
         for name, value in values.items():
             if hasattr(module, name):
                 setattr(module, name, value)
+
+
+def replace(net: nn.Module, name: str, module: nn.Module) -> None:
+    """Puts a module where another one was, or where none was yet."""
+    parent, _, last = name.rpartition(".")
+    net.get_submodule(parent).register_module(last, module)
 
 
 def warm_cosine(step: int, steps: int) -> float:
@@ -73,7 +80,7 @@ class RowLSTM(nn.Module):
         return logits
 
 
-@program(learns=0.85, chance=0.1)
+@program(learns=0.88, chance=0.1)
 def row_lstm(seed: int) -> Training:
     """An LSTM that reads digits row by row, with RMSprop."""
     torch.manual_seed(seed)
@@ -142,7 +149,7 @@ def additions(count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.stack((values, marks), 2), (values * marks).sum(1) / math.sqrt(2 / 3)
 
 
-@program(learns=0.8, chance=0.0)
+@program(learns=0.9, chance=0.0)
 def adding_gru(seed: int) -> Training:
     """A GRU cell on the adding problem: the sum of the two values that are marked among ten."""
     torch.manual_seed(seed)
@@ -219,7 +226,7 @@ def both_ways_tagger(seed: int) -> Training:
         batches(*tagged(2048, 10, 1), 32, seed),
         lambda net, x, y: F.cross_entropy(net(x).transpose(1, 2), y),
         lambda net: accuracy(net, *test),
-        rate=1e-2,
+        rate=5e-3,
         micro_batches=2,
     )
 
@@ -377,13 +384,12 @@ class Block(nn.Module):
         self.attention = attention
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        self.residual, self.cut = 1.0, False
+        self.residual = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.cut:
-            x = x.detach()
         x = x * self.residual + self.attention(self.norm1(x))
-        return x * self.residual + self.mlp(self.norm2(x))
+        out: Tensor = x * self.residual + self.mlp(self.norm2(x))
+        return out
 
 
 class Decoder(nn.Module):
@@ -424,7 +430,7 @@ def markov(count: int, length: int, tokens: int, seed: int) -> Tensor:
     return torch.stack(text, 1)
 
 
-@program(learns=-1.2, chance=-2.08)
+@program(learns=-1.15, chance=-2.08)
 def small_gpt(seed: int) -> Training:
     """A causal transformer on texts of a Markov chain of order 2; scored by the loss of what follows prefixes."""
     torch.manual_seed(seed)
@@ -434,7 +440,7 @@ def small_gpt(seed: int) -> Training:
         batches(texts[:, :-1], texts[:, 1:], 32, seed),
         label_loss,
         lambda net: -float(F.cross_entropy(*next_tokens(net, test, (4, 9, 14, 19, 24)))),
-        rate=5e-3,
+        rate=8e-3,
         optimizer=adamw,
         schedule=warm_cosine,
         clip=1.0,
@@ -536,16 +542,17 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, Attention(width, 4, causal=False)) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 10)
-        self.position_scale = 1.0
+        self.position_scale, self.cut = 1.0, False
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat((self.token.expand(len(patches), -1, -1), patches), 1) + self.position_scale * self.positions
-        logits: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        x = self.blocks(x)
+        logits: Tensor = self.head(self.norm(x.detach() if self.cut else x)[:, 0])
         return logits
 
 
-@program(learns=0.8, chance=0.1)
+@program(learns=0.85, chance=0.1)
 def vision_transformer(seed: int) -> Training:
     """A vision transformer on digits in patches of 2 x 2; AdamW, warm-up and cosine, in bfloat16 autocast."""
     torch.manual_seed(seed)
@@ -555,7 +562,7 @@ def vision_transformer(seed: int) -> Training:
         batches(x, y, 48, seed),
         label_loss,
         lambda net: accuracy(net, test_x, test_y),
-        rate=3e-3,
+        rate=5e-3,
         optimizer=adamw,
         schedule=warm_cosine,
         clip=1.0,
@@ -575,10 +582,10 @@ def first_scores_huge(training: Training) -> None:
     put(training.net.get_submodule("blocks.0"), scale=1000.0)
 
 
-@fault(vision_transformer.faults, "architecture", "detached", ("", "patches", "blocks", "blocks.0", "blocks.1"))
-def second_block_cut_off(training: Training) -> None:
-    """What enters the second block is cut off the graph, so that nothing before it learns."""
-    put(training.net.get_submodule("blocks.1"), cut=True)
+@fault(vision_transformer.faults, "architecture", "detached", ("", "patches", "blocks", "blocks.0", "blocks.1", "norm"))
+def blocks_cut_off(training: Training) -> None:
+    """What the blocks give is cut off the graph, so that nothing before the last norm learns."""
+    put(training.net, cut=True)
 
 
 class Adapted(nn.Module):
@@ -613,9 +620,10 @@ def low_rank_adapters(seed: int) -> Training:
     """Adapters of low rank in a frozen vision transformer, which learn digits that lie on their side."""
     net = copy.deepcopy(pretrained(seed)).requires_grad_(False)
     torch.manual_seed(seed)
-    for block in net.blocks:
-        for module, name in ((block.attention, "qkv"), (block.attention, "out"), (block.mlp, "0"), (block.mlp, "2")):
-            setattr(module, name, Adapted(module.get_submodule(name)))
+    for name in ADAPTED:
+        base = net.get_submodule(name)
+        assert isinstance(base, nn.Linear)
+        replace(net, name, Adapted(base))
     x, y, test_x, test_y = digits()
     return Training(
         net,
@@ -690,9 +698,9 @@ def pieces(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@program(learns=0.7, chance=0.0)
+@program(learns=0.65, chance=0.0)
 def experts(seed: int) -> Training:
-    """A mixture of six experts on data in six groups; SGD with momentum."""
+    """A mixture of six experts on data in six groups."""
     torch.manual_seed(seed)
     test = pieces(512, 10_000)
     return Training(
@@ -700,8 +708,9 @@ def experts(seed: int) -> Training:
         batches(*pieces(4096, 1), 128, seed),
         lambda net, x, y: F.mse_loss(net(x), y),
         lambda net: r2(net, *test),
-        rate=1e-1,
-        optimizer=lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9, nesterov=True),
+        rate=5e-2,
+        schedule=warm_cosine,
+        steps=200,
     )
 
 
@@ -755,7 +764,7 @@ def topics(count: int, seed: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
     return (words, torch.randint(10, 31, (count,), generator=random)), labels
 
 
-@program(learns=0.8, chance=0.2)
+@program(learns=0.88, chance=0.2)
 def bag_classifier(seed: int) -> Training:
     """A bag of words with sparse gradients, and SGD."""
     torch.manual_seed(seed)
@@ -765,21 +774,21 @@ def bag_classifier(seed: int) -> Training:
         batches(*topics(4096, 1), 128, seed),
         label_loss,
         lambda net: accuracy(net, *test),
-        rate=1.0,
+        rate=2.5,
         optimizer=lambda parameters, rate: torch.optim.SGD(parameters, lr=rate),
     )
 
 
 @fault(bag_classifier.faults, "data", "labels-do-not-fit")
-def lengths_turned_round(training: Training) -> None:
-    """The lengths of a batch come in reverse order, so that the bags are cut at the wrong words."""
+def texts_out_of_step(training: Training) -> None:
+    """The texts of a batch are 16 rows ahead of their labels."""
     batch = training.batch
 
-    def turned(number: int) -> tuple[Any, Any]:
+    def ahead(number: int) -> tuple[Any, Any]:
         (words, lengths), labels = batch(number)
         return (words.roll(16, 0), lengths), labels
 
-    training.batch = turned
+    training.batch = ahead
 
 
 @fault(bag_classifier.faults, "architecture", "bottleneck", ("bag",))

@@ -193,6 +193,7 @@ KINDS: dict[str, Kind] = {
         "error", "The layer hardly learns.", ("rate-too-low",), "a larger learning rate, for this layer at least"
     ),
     "no-gradient": Kind("error", "The layer learns nothing.", ("detached", "dead-units")),
+    "zero-weights": Kind("error", "What is zero everywhere stays zero, and gives gradients of zero to the layers before.", ("initialisation", "symmetry")),
     "tiny-gradients": Kind("error", "Steps that follow the gradient are as tiny.", ("loss-scale", "rate-too-low")),
     "clipped": Kind("error", "All that the size of a gradient tells is lost, and steps are tiny.", ("clipping",)),
     "not-cleared": Kind("error", "Each step follows the sum of all gradients so far.", ("gradients-not-cleared",)),
@@ -217,6 +218,8 @@ KINDS: dict[str, Kind] = {
     "large-epsilon": Kind("warning", "Adam then follows the plain gradient, at a much smaller step.", ("epsilon",)),
     "odd-momentum": Kind("warning", "Steps follow gradients of long ago, so that the weights oscillate.", ("momentum",)),
     "much-dropout": Kind("warning", "Little passes through.", ("dropout",)),
+    "nonfinite-inputs": Kind("error", "They make the loss and all weights NaN.", ("nonfinite-inputs",)),
+    "batches-of-one": Kind("error", "A batch norm takes the sample itself for the mean.", ("batch-of-one",)),
     "constant-inputs": Kind("error", "There is nothing to learn from.", ("inputs-constant",)),
     "large-inputs": Kind("warning", "The first layer learns badly, and its units die or saturate.", ("inputs-not-normalised",)),
     "repeated-batches": Kind("warning", "The net learns this batch by heart, and nothing else.", ("repeated-batches",)),
@@ -244,5 +247,11 @@ KINDS: dict[str, Kind] = {
     "shrinking-signal": Kind("warning", "Layers far from the input see next to nothing.", ("initialisation", "normalisation")),
     "growing-signal": Kind("warning", "Layers far from the input see enormous values.", ("initialisation", "normalisation")),
     "linear-net": Kind("warning", "Layers without an activation function between them are one linear layer.", ("no-nonlinearity",)),
+    "left-range": Kind(
+        "warning",
+        "Good runs of this training never were there.",
+        (),
+        "look at what was changed since the good runs, at the first step and layer named",
+    ),
 }
 """By name, the kinds of findings."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
+from recorders.watch.diagnosis.batches import BATCH, LABELS
 from recorders.watch.diagnosis.steps import FACTS
 from recorders.watch.overview import Layer, overview, pushed
 from recorders.watch.spread import Spread
@@ -29,7 +29,7 @@ class Course:
 
     >>> course = Course([4.0, 3.0, 2.5, 2.25, 2.0, 2.0])
     >>> course.start(), course.end(), course.noise()
-    (3.0, 2.0, 0.26212...)
+    (3.0, 2.0, 0.15131722...)
     """
 
     values: Sequence[float]
@@ -40,7 +40,7 @@ class Course:
     @property
     def finite(self) -> list[float]:
         """Those that are finite."""
-        return [value for value in self.values if math.isfinite(value)]
+        return _finite(self.values)
 
     def start(self, least: int = 3, share: float = 0.05) -> float:
         """The median of the first values: a share of all, and at least a few; NaN if there is none."""
@@ -51,10 +51,13 @@ class Course:
         return _median(self.finite[-max(least, int(share * len(self))) :])
 
     def noise(self) -> float:
-        """The standard deviation of the values about their trend, from the median step between neighbours; NaN of fewer than two."""
+        """The standard deviation of the values about their trend; NaN of fewer than three.
+
+        It is the median of how far each value is from the mean of its neighbours, which a trend, straight or bent, hardly moves.
+        """
         found = self.finite
-        steps = [abs(after - before) for before, after in itertools.pairwise(found)]
-        return 1.4826 * _median(steps) / math.sqrt(2)
+        off = [abs(before - 2 * value + after) for before, value, after in zip(found, found[1:], found[2:], strict=False)]
+        return 1.4826 * _median(off) / math.sqrt(6)
 
 
 def _median(values: Sequence[float]) -> float:
@@ -63,19 +66,47 @@ def _median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Batches:
-    """What the batches of one input, or of the target, were like.
+    """What the batches of the inputs, the target or the outputs were like.
 
     Attributes:
-        spread: of all of them.
-        size: the norm of each batch.
-        each: statistics of each batch, by name, as of a `Summary`.
-        floating: whether the values are floating-point numbers, not classes or tokens.
+        each: by name, see `BATCH`, the values of each batch.
+        labels: how often each label came in all of them, modulo `LABELS`; zeros of floating-point numbers.
     """
 
-    spread: Spread
-    size: Sequence[float]
     each: Mapping[str, Sequence[float]]
-    floating: bool
+    labels: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.each["count"])
+
+    @property
+    def floating(self) -> bool:
+        """Whether the values are floating-point numbers, not classes or tokens."""
+        return any(self.each["floating"])
+
+    @property
+    def low(self) -> float:
+        """The least value that was seen; NaN if none was."""
+        return min(_finite(self.each["min"]), default=math.nan)
+
+    @property
+    def high(self) -> float:
+        """The largest value that was seen; NaN if none was."""
+        return max(_finite(self.each["max"]), default=math.nan)
+
+    def typical(self, name: str) -> float:
+        """The median over batches; NaN if there is none."""
+        return _median(_finite(self.each[name]))
+
+    @property
+    def entropy(self) -> float:
+        """Of the labels, in nats: the cross entropy of a net that knows how often each comes, and nothing of its inputs."""
+        total = sum(self.labels)
+        return -sum(count / total * math.log(count / total) for count in self.labels if count) if total else math.nan
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
 
 
 @dataclass(frozen=True)
@@ -86,7 +117,7 @@ class Evidence:
         layers: one row a layer, in network order; see `overview`.
         calls: what was pushed, by name; see `pushed`.
         loss: the loss of each step; None if it was not pushed.
-        inputs, target: the batches, by the path of the leaf.
+        inputs, outputs, target: the batches of the net, by the path of the leaf.
         steps: by name of a fact the values at each step that was recorded; see `FACTS`. None if no step was.
         inference: the share of dropouts and the like that were in training mode while gradients were off; NaN if not known.
         gradients, updates, weights: by layer and name of the parameter, the norm of its gradient at each step, the norm of the
@@ -98,6 +129,7 @@ class Evidence:
     calls: Mapping[str, Spread] = field(default_factory=dict)
     loss: Course | None = None
     inputs: Mapping[str, Batches] = field(default_factory=dict)
+    outputs: Mapping[str, Batches] = field(default_factory=dict)
     target: Mapping[str, Batches] = field(default_factory=dict)
     steps: Mapping[str, Course] | None = None
     inference: float = math.nan
@@ -105,6 +137,19 @@ class Evidence:
     updates: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     net: nn.Module | None = None
+
+    @property
+    def ratio(self) -> float:
+        """The typical size of an update relative to the weights, over all layers; NaN if not known."""
+        return _median(_finite([course.start(share=1.0) for course in self._weight_updates()]))
+
+    @property
+    def early_ratio(self) -> float:
+        """The same, of the first steps."""
+        return _median(_finite([course.start(least=4, share=0.0) for course in self._weight_updates()]))
+
+    def _weight_updates(self) -> list[Course]:
+        return [course for layer in self.updates.values() for path, course in layer.items() if "bias" not in path]
 
     def fact(self, name: str) -> list[float]:
         """The values of a fact at the steps that were recorded, but for those that are not known."""
@@ -114,7 +159,7 @@ class Evidence:
 def evidence(recorded: Recorder | Recording) -> Evidence:
     """Reads what was recorded."""
     parts = recorded.snapshot()
-    found: dict[str, Any] = {"inputs": {}, "target": {}, "gradients": {}, "updates": {}, "weights": {}}
+    found: dict[str, Any] = {"inputs": {}, "outputs": {}, "target": {}, "gradients": {}, "updates": {}, "weights": {}}
     for name, part in parts.items():
         group, _, layer = name.partition("/")
         if part.monitor == "StepMonitor" and part.samples:
@@ -122,8 +167,8 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
             found["steps"] = {fact: Course(rows[:, column].tolist()) for column, fact in enumerate(FACTS)}
         elif part.monitor == "NetInputMonitor" and group == "inference":
             found["inference"] = float(part.peek()) if part.samples else math.nan
-        elif part.monitor == "NetInputMonitor":
-            found["inputs"] = _batches(part)
+        elif part.monitor in ("NetInputMonitor", "NetOutputMonitor"):
+            found["inputs" if part.monitor == "NetInputMonitor" else "outputs"] = _batches(part)
         elif part.monitor == "CallMonitor" and group.lower() in TARGETS:
             found["target"] = _batches(part)
         elif part.monitor == "CallMonitor" and group.lower() == "loss":
@@ -155,11 +200,11 @@ def _loss(part: Subrecording) -> Course | None:
 
 def _batches(part: Subrecording) -> dict[str, Batches]:
     found = {}
-    for path, result in part.leaves().items():
-        if isinstance(result, Mapping) and {"spread", "each", "size"} <= result.keys():
-            floating = result["spread"]["min"].is_floating_point()
-            each = {key: values.double().tolist() for key, values in result["each"].items()}
-            found[path] = Batches(Spread.of(result["spread"], part.samples), result["size"].double().tolist(), each, floating)
+    for path, rows in part.leaves().items():
+        if isinstance(rows, Tensor) and rows.ndim == 2 and rows.shape[1] == len(BATCH) + LABELS:
+            columns = rows.double().T.tolist()
+            labels = [sum(column) for column in columns[len(BATCH) :]]
+            found[path] = Batches(dict(zip(BATCH, columns, strict=False)), labels)
     return found
 
 

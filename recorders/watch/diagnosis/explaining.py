@@ -11,16 +11,17 @@ from recorders.watch.diagnosis.finding import Finding
 __all__ = ["explained"]
 
 ORDER = (
-    ("constant-inputs", "constant-target", "sorted-target", "repeated-batches"),
+    ("nonfinite-inputs", "constant-inputs", "batches-of-one", "constant-target", "sorted-target", "repeated-batches"),
     ("not-cleared", "optimizer-made-anew", "foreign-parameters", "rate-is-zero", "ascends", "clipped", "coarse-weights"),
     ("nonfinite",),
-    ("never-ran", "equal-units", "no-gradient", "frozen", "probabilities-as-logits", "linear-net"),
+    ("never-ran", "zero-weights", "equal-units", "no-gradient", "frozen", "probabilities-as-logits", "linear-net"),
     ("evaluation-mode", "statistics-stand-still", "much-dropout", "large-epsilon", "odd-momentum", "written-between-steps"),
     ("rate-ends-early", "shrinking-weights", "large-inputs", "large-target"),
     ("dead-units", "saturated-units", "outliers", "growing-signal", "shrinking-signal", "high-initial-loss"),
     ("exploding-gradients", "vanishing-gradients", "tiny-gradients"),
     ("updates-too-large", "updates-too-small", "equal-outputs"),
     ("loss-is-constant", "loss-rises", "loss-does-not-fall", "loss-jumps", "loss-falls-slowly"),
+    ("left-range",),
     ("training-mode",),
 )
 """Kinds of findings, causes before consequences."""
@@ -36,13 +37,21 @@ OF_TRAINING = {"updates-too-large": "optimizer", "updates-too-small": "optimizer
 
 def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding], list[Finding]]:
     """The faults, causes before consequences, and the notices."""
-    faults = [one for one in found if one.severity != "notice"]
     notices = [one for one in found if one.severity == "notice"]
-    faults = _once(faults, sum(layer.update is not None or "update" in layer.silent for layer in known.layers))
-    faults.sort(key=lambda one: _PLACE[one.kind])  # which keeps the order of layers
+    layers = sum(layer.update is not None or "update" in layer.silent for layer in known.layers)
+    faults = _once([one for one in found if one.severity != "notice"], layers)
+    kinds = {one.kind for one in faults}
+    if "no-gradient" in kinds or "zero-weights" in kinds:  # without a gradient no weight changes
+        faults = [one for one in faults if one.kind != "frozen"]
+    faults.sort(key=_rank)  # which keeps the order of layers
     if any(one.kind not in LOSSES and one.severity == "error" for one in faults):
         faults = [one for one in faults if one.kind not in LOSSES]
     return faults, notices
+
+
+def _rank(one: Finding) -> tuple[bool, float]:
+    of_all = one.kind == "updates-too-large" and one.layer == "optimizer"  # which kills units, and not the other way round
+    return one.severity != "error", 5.5 if of_all else _PLACE[one.kind]
 
 
 def _once(faults: list[Finding], layers: int) -> list[Finding]:
@@ -53,4 +62,6 @@ def _once(faults: list[Finding], layers: int) -> list[Finding]:
             first = alike[0]
             one = replace(first, layer=place, what=f"{first.what}, in {first.layer} and {len(alike) - 1} more layers")
             faults = [one, *(other for other in faults if other.kind != kind)]
+        elif kind == "updates-too-large":  # of few layers, which the others may make up for
+            faults = [replace(one, severity="warning") if one in alike and one.layer != place else one for one in faults]
     return faults

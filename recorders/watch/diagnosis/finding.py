@@ -43,10 +43,14 @@ class Finding:
         """The most likely cause."""
         return self.causes[0] if self.causes else ""
 
+    @property
+    def likely(self) -> str:
+        """The likely causes in words, most likely first; "" if none is known."""
+        return " or ".join(CAUSES[cause].text for cause in self.causes)
+
     def __str__(self) -> str:
         since = "" if self.since is None else f", since tick {self.since}"
-        causes = " or ".join(CAUSES[cause].text for cause in self.causes)
-        likely = f" Likely: {causes}." if causes else ""
+        likely = f" Likely: {self.likely}." if self.causes else ""
         return f"{self.layer}: {self.what}{since}. {self.why}{likely} Try: {self.remedy}"
 
 

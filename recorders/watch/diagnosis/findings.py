@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from recorders.recorder.recorder import Recorder
 from recorders.recorder.report import unexpected
@@ -13,13 +14,14 @@ from recorders.watch.diagnosis.coverage import coverage
 from recorders.watch.diagnosis.evidence import evidence
 from recorders.watch.diagnosis.explaining import explained
 from recorders.watch.diagnosis.finding import Finding, Findings, fault
+from recorders.watch.diagnosis.learned import Learned, learned_at, left_ranges
 from recorders.watch.diagnosis.over_time import findings_over_time
 from recorders.watch.timeline import Timeline
 
 __all__ = ["Finding", "Findings", "findings"]
 
 
-def findings(recorded: Recorder | Recording | Timeline) -> Findings:
+def findings(recorded: Recorder | Recording | Timeline, *, against: Learned | str | Path | None = None) -> Findings:
     """The likely faults of a training, worst first; empty if none was found.
 
     Examines what `presets.health()` records, or as much of it as was recorded. Of layers: NaN and infinity, layers that never ran,
@@ -39,6 +41,11 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     Args:
         recorded: a recorder, a recording, or a timeline that an `Inspector` wrote. Only a recorder knows why something was not
             recorded.
+        against: what good runs of the same training were like, see `learn`: its file, or the recording of one good run. Then
+            findings of the kind "left-range" name what is not like that. Not of a timeline.
+
+    Raises:
+        StorageError: what is at the path `against` cannot be read.
 
     >>> import torch
     >>> from recorders import ForwardMonitor
@@ -51,13 +58,22 @@ def findings(recorded: Recorder | Recording | Timeline) -> Findings:
     [('1', '3 of 3 units are dead: they were never active')]
     """
     if isinstance(recorded, Timeline):
+        if against is not None:
+            raise TypeError("against= needs a recorder or a recording: a timeline does not hold what good runs are compared by")
         return findings_over_time(recorded)
     known, parts = evidence(recorded), recorded.snapshot()
     found = [finding for rule in RULES for finding in rule(known)]
+    left, compared = ([], 0) if against is None else left_ranges(known, learned_at(against))
+    found += left
     if not any(finding.kind == "nonfinite" for finding in found):
         found = [*_left_out(parts), *found]
     faults, notices = explained(found, known)
-    return Findings(faults, *coverage(known, parts), notices)
+    unexamined, examined = coverage(known, parts)
+    if against is not None and compared:
+        examined.append(f"ranges of good runs: {compared} statistics")
+    elif against is not None:
+        unexamined.append("ranges of good runs: record both with presets.health(), of one net, and at least a few steps")
+    return Findings(faults, unexamined, examined, notices)
 
 
 RULES = (*layer_rules.RULES, *training_rules.RULES)

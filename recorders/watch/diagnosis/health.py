@@ -11,11 +11,12 @@ from recorders.monitors.forward import CallMonitor, ForwardInputMonitor, Forward
 from recorders.monitors.gradients import BackwardMonitor
 from recorders.monitors.parameters import ParameterGradientMonitor, ParameterMonitor, ParameterUpdateMonitor
 from recorders.recorder.recorder import Recorder
+from recorders.watch.diagnosis.batches import rows_of
 from recorders.watch.diagnosis.steps import Early, StepMonitor, share_in_mode
 from recorders.watch.lenses.health import update_ratio
 from reducers import Activity, Collect, FirstNonfinite, Idle, Mean, Norm, PerObservation, Product, Summary
 
-__all__ = ["NetInputMonitor", "health"]
+__all__ = ["NetInputMonitor", "NetOutputMonitor", "health"]
 
 
 class NetInputMonitor(ForwardInputMonitor):
@@ -27,6 +28,20 @@ class NetInputMonitor(ForwardInputMonitor):
     ...     _ = net(torch.tensor([[1.0, 7.0]]))
     >>> list(recorder), recorder["inputs"].peek()
     (['inputs'], tensor(7.))
+    """
+
+    of_net = True
+
+
+class NetOutputMonitor(ForwardMonitor):
+    """Records what the net returns. A recorder puts it on the net alone, under the name of its group. Operands: output, inputs.
+
+    >>> from reducers import Max
+    >>> net = torch.nn.Sequential(torch.nn.Identity())
+    >>> with Recorder(outputs=NetOutputMonitor(Max())).modules(net, types=nn.Identity) as recorder:
+    ...     _ = net(torch.tensor([[1.0, 7.0]]))
+    >>> list(recorder), recorder["outputs"].peek()
+    (['outputs'], tensor(7.))
     """
 
     of_net = True
@@ -54,22 +69,22 @@ def health(first: int = 50, every: int = 64) -> Recorder:
         every: of so many later steps two are.
 
     >>> sorted(health().modules(nn.Linear(2, 1)))
-    ['gradient', 'inference', 'inputs', 'loss', 'output', 'size', 'steps', 'target', 'update', 'weights']
+    ['gradient', 'inference', 'inputs', 'loss', 'output', 'outputs', 'size', 'steps', 'target', 'update', 'weights']
     """
     chosen: dict[str, Any] = {"steps": Early(first, every)}
     output = Product(stats=Summary("channels"), activity=Activity("channels"), idle=Idle("channels"), first=FirstNonfinite())
-    batches = Product(spread=Summary(), each=PerObservation(Summary(), Collect()), size=PerObservation(Norm(), Collect()))
     return Recorder(
         output=ForwardMonitor(output, **chosen),
         gradient=BackwardMonitor(Summary(), **chosen),
         weights=ParameterGradientMonitor(Product(spread=Summary(), size=PerObservation(Norm(), Collect())), **chosen),
         update=ParameterUpdateMonitor(Product(ratio=Summary(), course=Collect()), op_=update_ratio, **chosen),
         size=ParameterMonitor(PerObservation(Norm(), Collect()), **chosen),
-        inputs=NetInputMonitor(batches, eval_update=False, phase="grad", **chosen),
+        inputs=NetInputMonitor(Collect(), eval_update=False, phase="grad", op_=rows_of, **chosen),
+        outputs=NetOutputMonitor(Collect(), eval_update=False, phase="grad", op_=rows_of, **chosen),
         inference=NetInputMonitor(Mean(), train_update=False, phase="grad", op_=_training_share, **chosen),
         steps=StepMonitor(Collect(), **chosen),
         loss=CallMonitor(Product(spread=Summary(), course=Collect())),
-        target=CallMonitor(batches, **chosen),
+        target=CallMonitor(Collect(), op_=rows_of, **chosen),
     )
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from statistics import median
+from typing import Literal
 
 from torch import Tensor
 
 from recorders.watch.diagnosis.evidence import Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.limits import (
+    DEAD_SHARE,
     EQUAL,
     GRADIENT_DECAY,
     LINEAR,
+    LOSS,
     NORMS,
+    RESHAPING,
     SATURATED_SLOPE,
     SIGNAL,
     UNIT_SHARE,
@@ -61,6 +65,8 @@ def gradients_by_depth(norms: Mapping[str, float], since: int | None = None) -> 
 
 CURVES = {"Tanh": "tanh", "Sigmoid": "sigmoid"}
 """The curves of activation functions that saturate, by class of the module."""
+LEAST_UNITS = 2
+"""Fewer units are no units, but a value that may rightly be zero."""
 SHOWN = 16
 """The most dead units that a notice names."""
 
@@ -95,14 +101,19 @@ def nonfinite(known: Evidence) -> Iterator[Finding]:
 
 def _why_nonfinite(known: Evidence) -> tuple[str, ...]:
     """The likely causes, if anything tells of them."""
-    if any(batches.spread.nonfinite > 0 for batches in [*known.inputs.values(), *known.target.values()]):
+    if any(not all(batches.each["finite"]) for batches in [*known.inputs.values(), *known.target.values()]):
         return ("nonfinite-inputs",)
     finite = known.loss.finite if known.loss is not None else []
-    if len(finite) > 3 and finite[-1] > 2 * known.loss.start():
-        return ("rate-too-high", "initialisation")
+    if len(finite) > 3 and max(finite[-3:]) > 2 * abs(finite[0]):
+        return why_rising(known)
     if len(finite) > 3:
         return ("nonfinite", "rate-too-high", "weights-overwritten")
     return ()
+
+
+def why_rising(known: Evidence) -> tuple[str, ...]:
+    """The likely causes of a loss that rises: too high a rate changes the weights much from the first step; an ascent begins gently."""
+    return ("rate-too-high", "ascent") if known.early_ratio > LOSS.early else ("ascent", "rate-too-high")
 
 
 def never_ran(known: Evidence) -> Iterator[Finding]:
@@ -147,13 +158,19 @@ def dead(known: Evidence) -> Iterator[Finding]:
                 how = f"they were not active in the last {since} of {layer.idle_of[0]} observations, or longer"
                 causes = ("dead-units", "rate-too-high")
             what = f"{len(units)} of {gone.numel()} units{which} are dead: {how}"
-            yield fault("dead-units", layer.name, what, causes=causes, severity="error" if most else "notice")
+            yield fault("dead-units", layer.name, what, causes=causes, severity=_severity(len(units) / gone.numel()))
         before = gone
+
+
+def _severity(share: float) -> Literal["error", "warning", "notice"]:
+    """Of dead units: what a few others still do may be enough."""
+    return "error" if share > DEAD_SHARE else "warning" if share > UNIT_SHARE else "notice"
 
 
 def _dead_units(layer: Layer) -> Tensor | None:
     """Which units are dead; None of a layer of which they are no units, or unknown."""
-    return None if layer.kind in LINEAR or not layer.first else layer.gone
+    without = layer.kind in LINEAR or layer.kind in RESHAPING or not layer.first or layer.whole
+    return None if without or layer.gone is None or layer.gone.numel() < LEAST_UNITS else layer.gone
 
 
 def _inherited(dead: Tensor, before: Tensor | None) -> bool:
@@ -223,18 +240,35 @@ def _is_inside(layer: Layer) -> bool:
 def updates(known: Evidence) -> Iterator[Finding]:
     """Weights that change too much, too little or not at all."""
     low, high = UPDATE_LIMITS
-    for layer in known.layers:
-        if "output" in layer.silent:
-            continue
+    layers = [layer for layer in known.layers if "output" not in layer.silent]
+    for layer in layers:
         if is_still(layer):
             if layer.trained or (layer.trained is None and has_gradients(layer)):
-                yield fault("frozen", layer.name, "the weights never changed" + _because(layer.silent.get("update", "")))
+                what = "the weights never changed" + _because(layer.silent.get("update", ""))
+                yield fault("frozen", layer.name, what, causes=_why_frozen(known, layer))
         elif layer.ratio > high and layer.growth > 1:
             what = f"updates are too large: a typical step changes the weights by {shown_range(layer.ratio)}"
             yield fault("updates-too-large", layer.name, what)
         elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
             what = f"updates are too small: the largest step changes the weights by {shown_range(layer.ratio_at(1.0))}"
             yield fault("updates-too-small", layer.name, what)
+
+
+def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
+    """The likely causes, if anything tells of them."""
+    if max(known.fact("coarse"), default=0.0) > 0.5 and "update" not in layer.silent:
+        return ("lost-updates", "rate-too-low")
+    if not known.weights or known.loss is None:
+        return ()
+    if known.steps is None:
+        return ("no-steps", "stale-optimizer")
+    if any(known.fact("foreign")):
+        return ("stale-optimizer", "not-in-optimizer")
+    if max(known.fact("without gradient"), default=0.0) > 0 and "update" in layer.silent:
+        return ("detached", "frozen")
+    if not any(known.fact("rate")):
+        return ("no-steps", "schedule")
+    return ("not-in-optimizer", "frozen") if "update" in layer.silent else ("dead-units", "initialisation")
 
 
 def counts_nonfinite(spread: Spread | None) -> bool:
@@ -252,19 +286,41 @@ def _because(reason: str) -> str:
 
 
 def no_gradient(known: Evidence) -> Iterator[Finding]:
-    """Layers that were called and are trained, and whose weights get no gradient while those of others do."""
-    if not any(has_gradients(layer) for layer in known.layers):
+    """Layers that were called and are trained, and whose weights get no gradient while those of others do: told once."""
+    trained = [layer for layer in known.layers if _is_trained(layer)]
+    with_gradient = {layer.name for layer in trained if has_gradients(layer)}
+    if not with_gradient:
         return
-    for layer in known.layers:
-        if not layer.trained or "output" in layer.silent or layer.shared or has_gradients(layer):
-            continue
-        if "weight_gradient" in layer.silent:
-            reason = layer.silent["weight_gradient"]
-            if "optimizer" not in reason:  # otherwise no optimizer holds the weights, and nothing is known of their gradients
-                yield fault("no-gradient", layer.name, "no gradient of its weights came" + _because(reason))
-        elif layer.weight_gradient is not None and layer.weight_gradient.count:
-            causes = ("dead-units", "initialisation", "detached")
-            yield fault("no-gradient", layer.name, "the gradients of its weights were all zero", causes=causes)
+    without = [layer for layer in trained if layer.name not in with_gradient and "weight_gradient" in layer.silent and "update" in layer.silent]
+    if without and known.steps is not None:
+        last = trained.index(without[-1])
+        after = next((layer.name for layer in trained[last + 1 :] if layer.name in with_gradient), None)
+        more = f" and {len(without) - 1} more layers" if len(without) > 1 else ""
+        what = f"no gradient comes back to {without[-1].name}{more}, although their weights require one"
+        yield fault("no-gradient", after or without[-1].name, what)
+    zero = [layer for layer in trained if layer.weight_gradient is not None and layer.weight_gradient.count and not has_gradients(layer)]
+    if zero:
+        more = f", and of {len(zero) - 1} more layers" if len(zero) > 1 else ""
+        causes = ("dead-units", "initialisation", "detached")
+        yield fault("no-gradient", zero[-1].name, f"the gradients of its weights were all zero{more}", causes=causes)
+
+
+def _is_trained(layer: Layer) -> bool:
+    return bool(layer.trained) and "output" not in layer.silent and not layer.shared and (layer.has_weights is not False)
+
+
+def zero_weights(known: Evidence) -> Iterator[Finding]:
+    """Layers whose weights were zero all the time."""
+    kinds = {layer.name: layer.kind for layer in known.layers}
+    zero = [
+        name
+        for name, courses in known.weights.items()
+        if any(path.startswith("weight") and len(course) > 1 and not any(course.values) for path, course in courses.items())
+        and kinds.get(name) not in NORMS
+    ]
+    if zero:
+        more = f", and those of {len(zero) - 1} more layers" if len(zero) > 1 else ""
+        yield fault("zero-weights", zero[0], f"its weights were zero in all steps{more}")
 
 
 def equal_units(known: Evidence) -> Iterator[Finding]:
@@ -299,5 +355,5 @@ def signal(known: Evidence) -> Iterator[Finding]:
         yield fault("shrinking-signal", where, f"the root mean square of outputs shrinks from {first:.1e} to {middle:.1e}")
 
 
-RULES = (nonfinite, never_ran, no_gradient, dead, saturated, equal_units, outliers, signal, gradients, updates)
+RULES = (nonfinite, never_ran, no_gradient, zero_weights, dead, saturated, equal_units, outliers, signal, gradients, updates)
 """Each looks at what is known of a training, and yields what it finds."""

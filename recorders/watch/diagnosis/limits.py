@@ -7,20 +7,26 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 __all__ = [
+    "DEAD_SHARE",
     "EQUAL",
+    "FIRST_STEPS",
     "GRADIENT_DECAY",
+    "LARGE_INPUT",
+    "LARGE_TARGET",
     "LINEAR",
     "LOSS",
     "MASSIVE",
     "NORMS",
     "RATE_ENDS",
     "RECENT",
+    "RESHAPING",
     "SATURATED_SLOPE",
     "SHRUNK",
     "SIGNAL",
     "UNIT_SHARE",
     "UPDATE_LIMITS",
     "UPDATE_RANGE",
+    "VARIES",
     "WITHOUT_WEIGHTS",
     "is_idle",
     "is_massive",
@@ -58,6 +64,9 @@ Source: the default of `threshold_layer`, 50 %, of the rules DeadRelu and Satura
 are dead from the start in healthy nets with ReLU and the initialisation of He et al. (arXiv:1502.01852), and more in deep nets.
 """
 
+DEAD_SHARE = 0.95
+"""The share of dead units in a layer from which on they explain that nothing is learned. It is ours."""
+
 RECENT = (8, 512, 0.5)
 """For how long a unit that was active before must be idle to be dead: observations, elements, share of the recording.
 
@@ -86,15 +95,25 @@ class LossLimits(NamedTuple):
 
     Attributes:
         least: the number of values from which on it is judged.
+        long: the number of values from which on it is judged by how far it should have come.
         falls: by which share of the start it must fall.
         rises: by which share it must rise to be called rising.
+        trivial: it must come below this share of the loss of a net that knows nothing of its inputs.
         initial: how many times the entropy of equal probabilities the first cross entropy may be.
+        slow, fast: updates relative to the weights below and above which the rate explains a loss that does not fall. The range of
+            Karpathy, see `UPDATE_RANGE`, is 1e-4 to 1e-2.
+        early: the same of the first steps.
     """
 
     least: int = 20
+    long: int = 100
     falls: float = 0.02
     rises: float = 0.1
+    trivial: float = 0.95
     initial: float = 3.0
+    slow: float = 2e-3
+    fast: float = 0.1
+    early: float = 0.2
 
 
 LOSS = LossLimits()
@@ -129,6 +148,15 @@ SIGNAL = SignalLimits()
 RATE_ENDS = 1e-2
 """A schedule has ended when the rate is below this share of the highest."""
 
+FIRST_STEPS = 0.5
+"""Updates of the first steps, relative to the weights, that leave little of the initial weights. It is ours."""
+
+LARGE_INPUT, LARGE_TARGET = 50.0, 50.0
+"""Magnitudes of floating-point inputs and targets that were not normalised: pixels go to 255. They are ours."""
+
+VARIES = 1e-6
+"""Outputs are the same for all inputs if their variance over a batch is below this share of their mean square. It is ours."""
+
 SHRUNK = 0.2
 """The share of their first norm below which weights have shrunk away."""
 
@@ -141,6 +169,8 @@ def _kinds_in(*files: str) -> frozenset[str]:
 
 LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
 """Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
+RESHAPING = _kinds_in("flatten", "dropout") | {"Identity"}
+"""Classes that hand on the units of the layer before."""
 NORMS = _kinds_in("normalization", "batchnorm", "instancenorm")
 """Classes that give all units the same mean and variance."""
 WITHOUT_WEIGHTS = _kinds_in("activation", "dropout", "pooling", "padding", "flatten", "loss", "distance", "upsampling") - {

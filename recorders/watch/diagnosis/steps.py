@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ FACTS = (
     "written",  # whether weights were written to since the step before
     "evaluating",  # the share of dropouts, batch norms and the like that are in evaluation mode
     "coarse",  # the share of the elements held that have 16 bits or fewer
+    "norms",  # batch norms with running statistics
     "still",  # batch norms whose running statistics do not move
     "dropout",  # the largest share that a dropout leaves out
     "epsilon",  # of Adam and the like
@@ -67,6 +69,49 @@ class Early:
         return step < self.first or step % self.every < 2
 
 
+class _SinceStep:
+    """What happened since the last step of one optimizer.
+
+    Attributes:
+        number: of the optimizer, in the order in which they were seen.
+        kept: 1 if the gradients of the step were still there when new ones were added, else 0; NaN if not known.
+        written: 1 if weights were written to since the step, else 0; NaN if not known.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.kept, self.written = number, math.nan, math.nan
+        self._step, self._versions, self._version = -1, 0, 0
+        self._gradient: weakref.ref[Tensor] | None = None
+        self._probe: Any = None
+
+    def begin(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]], hook: Any) -> None:
+        """Notes the weights after a step, and the gradient of one parameter."""
+        self._step, self._versions, self.kept = step, _versions(leaves), math.nan
+        self.end()
+        held = [parameter for _, parameter in leaves if parameter.grad is not None]
+        if held and held[0].grad is not None:
+            self._gradient, self._version = weakref.ref(held[0].grad), held[0].grad._version
+            self._probe = held[0].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def see(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Looks at the weights before the next step."""
+        known = 0 <= self._step == step - 1
+        self.written = float(_versions(leaves) != self._versions) if known else math.nan
+        self.kept = self.kept if known else math.nan
+
+    def accumulated(self, parameter: nn.Parameter) -> None:
+        """Called when the first gradient after the step was added: one that was cleared in place has two versions more, not one."""
+        gradient = parameter.grad
+        if math.isnan(self.kept) and self._gradient is not None and gradient is not None:
+            self.kept = float(gradient is self._gradient() and gradient._version == self._version + 1)
+
+    def end(self) -> None:
+        """Takes the hook off."""
+        if self._probe is not None:
+            remove(self._probe)
+        self._probe = self._gradient = None
+
+
 class StepMonitor(OptimizerMonitor):
     """Records `FACTS` after each optimizer step: one row. Reads no tensors, so it waits for no device.
 
@@ -89,23 +134,13 @@ class StepMonitor(OptimizerMonitor):
     def __init__(self, reducer: Reducer, module: nn.Module | None = None, **options: Unpack[MonitorOptions]) -> None:
         options.setdefault("op_", _as_row)
         super().__init__(reducer, module, **options)
-        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._count = itertools.count()
-        self._forget()
-
-    def _forget(self) -> None:
+        self._since: weakref.WeakKeyDictionary[Optimizer, _SinceStep] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
         self._stepping: weakref.ref[Optimizer] | None = None
-        self._ended = -1  # the step of the clock at which the last step ended
-        self._versions = 0
-        self._written = self._kept = float("nan")
-        self._probe: Any = None  # the hook that sees whether gradients are cleared, and the gradient of the last step
-        self._gradient: weakref.ref[Tensor] | None = None
-        self._version = 0
 
     def deregister(self) -> Monitor:
-        if self._probe is not None:
-            remove(self._probe)
-        self._forget()
+        for since in self._since.values():
+            since.end()
         return super().deregister()
 
     def notified(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -114,41 +149,24 @@ class StepMonitor(OptimizerMonitor):
         if not clock.attached and clock.step == 0:
             clock.attach(optimizer)
         self._stepping = weakref.ref(optimizer)
-        if optimizer not in self._numbers:
-            self._numbers[optimizer] = next(self._count)
-        consecutive = clock.step == self._ended + 1 and self._ended >= 0
-        self._written = float(_versions(leaves) != self._versions) if consecutive else float("nan")
+        if optimizer not in self._since:
+            self._since[optimizer] = _SinceStep(next(self._numbers))
+        self._since[optimizer].see(clock.step, leaves)
 
     def changed(self, module: nn.Module, mine: Container[int], *paths: str) -> None:
         """After the step: records it."""
         optimizer = None if self._stepping is None else self._stepping()
-        if optimizer is None:
+        since = None if optimizer is None else self._since.get(optimizer)
+        if optimizer is None or since is None:
             return
         leaves = [(path, parameter) for path, parameter in self._parameters(module) if id(parameter) in mine]
         if self._due(module, self._training(module), weakref.ref(optimizer)):
-            self._see(Call("step", module, values=(self._facts(module, optimizer, leaves),)))
-        self._ended, self._versions, self._kept = self.clock.step, _versions(leaves), float("nan")
-        self._watch(leaves)
+            self._see(Call("step", module, values=(self._facts(module, optimizer, since, leaves),)))
+        since.begin(self.clock.step, leaves, self._hook(since.accumulated))
 
-    def _watch(self, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Notes the gradient of one parameter, to see at the next backward whether it was cleared."""
-        held = [(parameter.grad, parameter) for _, parameter in leaves if parameter.grad is not None]
-        if self._probe is not None:
-            remove(self._probe)
-            self._probe = None
-        if held:
-            gradient, parameter = held[0]
-            self._gradient, self._version = weakref.ref(gradient), gradient._version
-            self._probe = parameter.register_post_accumulate_grad_hook(self._hook(self._accumulated))  # type: ignore[no-untyped-call]
-
-    def _accumulated(self, parameter: nn.Parameter) -> None:
-        if self._kept != self._kept and self._gradient is not None:  # the first time since the last step
-            gradient = parameter.grad
-            # A gradient that was added to has one version more; one that was set to zero before, two.
-            same = gradient is not None and gradient is self._gradient()
-            self._kept = float(same and gradient is not None and gradient._version == self._version + 1)
-
-    def _facts(self, module: nn.Module, optimizer: Optimizer, leaves: Sequence[tuple[str, nn.Parameter]]) -> dict[str, float]:
+    def _facts(
+        self, module: nn.Module, optimizer: Optimizer, since: _SinceStep, leaves: Sequence[tuple[str, nn.Parameter]]
+    ) -> dict[str, float]:
         groups = optimizer.param_groups
         of_net = {id(parameter): parameter for parameter in module.parameters()}
         held = [parameter for _, parameter in leaves]
@@ -157,25 +175,26 @@ class StepMonitor(OptimizerMonitor):
         norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
         return {
             "step": float(self.clock.step),
-            "optimizer": float(self._numbers[optimizer]),
-            "rate": max((_number(group.get("lr")) for group in groups), default=float("nan")),
+            "optimizer": float(since.number),
+            "rate": max((_number(group.get("lr")) for group in groups), default=math.nan),
             "decay": max((_number(group.get("weight_decay", 0.0)) for group in groups), default=0.0),
             "ascends": float(any(group.get("maximize", False) for group in groups)),
             "held": float(len(held)),
             "trainable": float(sum(parameter.requires_grad for parameter in of_net.values())),
             "foreign": float(sum(id(parameter) not in of_net for group in groups for parameter in group["params"])),
             "without gradient": float(sum(parameter.grad is None for parameter in held)),
-            "kept": self._kept,
-            "written": self._written,
+            "kept": since.kept,
+            "written": since.written,
             "evaluating": 1.0 - share_in_mode(module),
             "coarse": coarse / elements if elements else 0.0,
+            "norms": float(len(norms)),
             "still": float(sum(norm.momentum == 0 for norm in norms)),
             "dropout": max((inner.p for inner in module.modules() if isinstance(inner, _DropoutNd)), default=0.0),
-            "epsilon": max((_number(group.get("eps")) for group in groups), default=float("nan")),
+            "epsilon": max((_number(group.get("eps")) for group in groups), default=math.nan),
             "momentum": max(
-                (_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=float("nan")
+                (_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=math.nan
             ),
-            "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=float("nan")),
+            "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=math.nan),
         }
 
 
@@ -186,8 +205,8 @@ def _as_row(facts: dict[str, float]) -> Tensor:
 def _number(value: Any) -> float:
     """A Python number, or a tensor on the CPU, as a number; NaN of one on a device, for which one would have to wait."""
     if isinstance(value, Tensor):
-        return value.item() if value.device.type == "cpu" else float("nan")
-    return float(value) if isinstance(value, (int, float)) else float("nan")
+        return value.item() if value.device.type == "cpu" else math.nan
+    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def _versions(leaves: Sequence[tuple[str, nn.Parameter]]) -> int:
@@ -198,7 +217,7 @@ def _versions(leaves: Sequence[tuple[str, nn.Parameter]]) -> int:
 def share_in_mode(module: nn.Module) -> float:
     """The share of the modules that depend on the mode, such as dropout, that are in training mode; NaN if there are none."""
     modes = [inner.training for inner in module.modules() if _depends_on_mode(inner)]
-    return sum(modes) / len(modes) if modes else float("nan")
+    return sum(modes) / len(modes) if modes else math.nan
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

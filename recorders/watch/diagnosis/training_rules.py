@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from statistics import median
 
+from recorders.watch.diagnosis.batches import LABELS
 from recorders.watch.diagnosis.evidence import Batches, Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.limits import LOSS, RATE_ENDS, SHRUNK
+from recorders.watch.diagnosis.layer_rules import why_rising
+from recorders.watch.diagnosis.limits import FIRST_STEPS, LARGE_INPUT, LARGE_TARGET, LOSS, RATE_ENDS, SHRUNK, VARIES, shown_range
 from recorders.watch.overview import Layer
 
 LEAST = 10
@@ -108,6 +111,13 @@ def gradient_sizes(known: Evidence) -> Iterator[Finding]:
         yield fault("tiny-gradients", "loss", f"the norm of all gradients is {middle:.1e} in a typical step")
 
 
+def first_steps(known: Evidence) -> Iterator[Finding]:
+    """The first steps change the weights by about their own size."""
+    if known.early_ratio > FIRST_STEPS:
+        what = f"each of the first steps changes the weights by {shown_range(known.early_ratio)}"
+        yield fault("updates-too-large", "optimizer", what, 0, causes=("rate-too-high", "loss-scale"))
+
+
 def weight_sizes(known: Evidence) -> Iterator[Finding]:
     """Weights that shrink towards zero."""
     courses = [course for layer in known.weights.values() for path, course in layer.items() if "bias" not in path]
@@ -127,26 +137,29 @@ def _all(courses: object) -> list[Course]:
 
 
 def loss(known: Evidence) -> Iterator[Finding]:
-    """The loss does not fall, rises, is constant, or falls too slowly."""
+    """The loss is constant, rises, does not fall, or falls too slowly."""
     course = known.loss
     if course is None or len(course.finite) < LOSS.least or _is_adversarial(known):
         return
-    start, end, noise = course.start(), course.end(), course.noise()
-    best = min(course.finite)
-    if min(start, end) < 0 < max(start, end) or (abs(start) < noise):
-        return  # of no fixed scale, as that of a policy gradient
-    sure = 3 * noise / math.sqrt(max(3, 0.1 * len(course)))
+    start, end, noise, best = course.start(), course.end(), course.noise(), min(course.finite)
     if max(course.finite) == best:
         yield fault("loss-is-constant", "loss", f"the loss is {best:.4g} in all {len(course)} steps")
-    elif end > start + max(sure, LOSS.rises * abs(start)):
-        yield fault("loss-rises", "loss", f"the loss rose from {start:.4g} to {end:.4g}", causes=_why_rising(known))
+        return
+    if min(start, end) < 0 < max(start, end) or abs(start) < Course(course.finite[: len(course) // 3]).noise():
+        return  # of no fixed scale, as that of a policy gradient
+    sure = 3 * noise / math.sqrt(max(3, 0.1 * len(course)))
+    trivial = _trivial_loss(known)
+    if end > start + max(sure, LOSS.rises * abs(start)):
+        yield fault("loss-rises", "loss", f"the loss rose from {start:.4g} to {end:.4g}", causes=why_rising(known))
     elif end > start - max(sure, LOSS.falls * abs(start)):
-        yield fault(
-            "loss-does-not-fall",
-            "loss",
-            f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps",
-            causes=_why_flat(known),
-        )
+        what = f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps"
+        yield fault("loss-does-not-fall", "loss", what, causes=_why_flat(known))
+    elif math.isfinite(trivial) and end > LOSS.trivial * trivial - sure and len(course) >= LOSS.long:
+        what = f"after {len(course)} steps the loss is {end:.4g}; without any inputs it could be {trivial:.4g}"
+        yield fault("loss-does-not-fall", "loss", what, causes=_why_flat(known))
+    elif len(course) >= LOSS.long and _is_late(course) and known.ratio < LOSS.slow:
+        what = f"the loss fell from {start:.4g} to {end:.4g}, and most of that in the last half, while a typical step changes the weights by {shown_range(known.ratio)}"
+        yield fault("loss-falls-slowly", "loss", what)
 
 
 def _is_adversarial(known: Evidence) -> bool:
@@ -154,89 +167,134 @@ def _is_adversarial(known: Evidence) -> bool:
     return 2 <= len({*known.fact("optimizer")}) <= 4
 
 
-def _ratio(known: Evidence) -> float:
-    """The typical size of an update relative to the weights; NaN if not known."""
-    ratios = sorted(
-        course.start(share=1.0) for layer in known.updates.values() for path, course in layer.items() if "bias" not in path
-    )
-    ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
-    return ratios[len(ratios) // 2] if ratios else math.nan
+def _trivial_loss(known: Evidence) -> float:
+    """The loss of a net that knows the target's frequencies or mean and nothing of the inputs; NaN if that is not known.
+
+    It is known of a cross entropy, which begins near the entropy of equal probabilities, and of a mean square error, which begins
+    near the mean square distance of target and outputs.
+    """
+    target, output = _one(known.target), _one(known.outputs)
+    if target is None or output is None or known.loss is None or not known.loss.finite:
+        return math.nan
+    first = known.loss.finite[0]
+    if not target.floating:
+        classes = _classes(known)
+        is_entropy = classes >= 2 and target.low >= 0 and target.high < classes and 0.5 < first / math.log(classes) < LOSS.initial
+        return target.entropy if is_entropy and classes <= LABELS else math.nan
+    ones = target.typical("mean")
+    if target.low == 0 and target.high == 1 and abs(target.typical("std") ** 2 - ones * (1 - ones)) < 1e-3:
+        return -ones * math.log(ones) - (1 - ones) * math.log(1 - ones) if 0.3 < first < 2 and 0 < ones < 1 else math.nan
+    within = target.typical("within")
+    square = target.typical("mean") ** 2 + target.typical("std") ** 2 + output.typical("std") ** 2
+    return within if within > 0 and 0.5 < first / square < 2 else math.nan
+
+
+def _one(batches: Mapping[str, Batches]) -> Batches | None:
+    return next(iter(batches.values())) if len(batches) == 1 else None
+
+
+def _classes(known: Evidence) -> int:
+    """The number of units that the net returns; 0 if not known."""
+    row = _output(known)
+    return 0 if row is None or row.units is None else row.units["mean"].numel()
+
+
+def _is_late(course: Course) -> bool:
+    """Whether the loss was half-way down only after half of the time."""
+    found = course.finite
+    middle = (course.start() + course.end()) / 2
+    half = Course(found[: len(found) // 2])
+    return half.end() > middle
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else math.nan
 
 
 def _why_flat(known: Evidence) -> tuple[str, ...]:
-    ratio = _ratio(known)
-    if ratio > 3e-2:
+    ratio = known.ratio
+    if ratio > LOSS.fast or known.early_ratio > LOSS.early:
         return ("rate-too-high", "initialisation")
-    if ratio < 1e-4:
+    if ratio < LOSS.slow:
         return ("rate-too-low", "not-in-optimizer")
+    target, output = _one(known.target), _one(known.outputs)
+    if target is not None and output is not None and target.floating:
+        if target.typical("count") == output.typical("count") and target.typical("axes") != output.typical("axes"):
+            return ("broadcast", "labels-do-not-fit")
     return ("labels-do-not-fit", "noise", "rate-too-high")
 
 
-def _why_rising(known: Evidence) -> tuple[str, ...]:
-    return ("rate-too-high", "ascent") if _ratio(known) > 3e-2 else ("ascent", "rate-too-high")
-
-
-# Inputs and target
+# Inputs, target and outputs
 
 
 def inputs(known: Evidence) -> Iterator[Finding]:
-    """Inputs that are constant or far from normalised, and batches that come again."""
+    """Inputs that are constant, not finite or far from normalised, and batches that come again."""
     for path, batches in known.inputs.items():
         where = f"inputs:{path}" if path else "inputs"
-        spread = batches.spread
-        if spread.count and len(batches.size) >= 2 and spread.low == spread.high:
-            yield fault("constant-inputs", where, f"all {spread.count:,} values are {spread.low:.4g}")
-        elif batches.floating and spread.count:
-            largest = max(abs(spread.low), abs(spread.high))
-            if largest > 50 or abs(spread.mean) > 10 * spread.std:
-                yield fault(
-                    "large-inputs", where, f"values from {spread.low:.4g} to {spread.high:.4g}, with a mean of {spread.mean:.4g}"
-                )
-        yield from _repeated(batches, where)
-
-
-def _repeated(batches: Batches, where: str) -> Iterator[Finding]:
-    sizes = [size for size in batches.size if math.isfinite(size)]
-    if len(sizes) >= LEAST and len({*sizes}) == 1 and batches.spread.low < batches.spread.high:
-        yield fault("repeated-batches", where, f"all {len(sizes)} batches that were recorded are the same")
+        wrong = sum(not finite for finite in batches.each["finite"])
+        if wrong:
+            yield fault("nonfinite-inputs", where, f"in {wrong} of {len(batches)} batches there is NaN or infinity")
+        if len(batches) >= 2 and batches.low == batches.high:
+            yield fault("constant-inputs", where, f"all values are {batches.low:.4g}")
+        elif batches.floating:
+            largest = max(abs(batches.low), abs(batches.high))
+            if largest > LARGE_INPUT or abs(batches.typical("mean")) > 10 * batches.typical("std"):
+                what = f"values from {batches.low:.4g} to {batches.high:.4g}, with a mean of {batches.typical('mean'):.4g}"
+                yield fault("large-inputs", where, what)
+        norms = [norm for norm in batches.each["norm"] if math.isfinite(norm)]
+        if len(norms) >= LEAST and len({*norms}) == 1 and batches.low < batches.high:
+            yield fault("repeated-batches", where, f"all {len(norms)} batches that were recorded are the same")
+        if batches.floating and max(batches.each["samples"]) == 1 and len(batches) >= LEAST:
+            norms_too = any(known.fact("norms"))
+            what = "each batch has one sample" + ", and batch norms are in the net" * norms_too
+            yield fault("batches-of-one", where, what, severity="error" if norms_too else "warning")
 
 
 def target(known: Evidence) -> Iterator[Finding]:
-    """A target that is constant, or sorted."""
+    """A target that is constant, sorted or large."""
     for path, batches in known.target.items():
-        where, spread = f"target:{path}" if path else "target", batches.spread
-        if spread.count and len(batches.size) >= LEAST and spread.low == spread.high:
-            yield fault("constant-target", where, f"all {spread.count:,} values are {spread.low:.4g}")
-        elif not batches.floating and len(batches.size) >= LEAST and max(batches.each["count"]) > 1:
+        where = f"target:{path}" if path else "target"
+        if len(batches) >= LEAST and batches.low == batches.high:
+            yield fault("constant-target", where, f"all values are {batches.low:.4g}")
+        elif not batches.floating and len(batches) >= LEAST and batches.typical("count") > 1:
             alike = _share([low == high for low, high in zip(batches.each["min"], batches.each["max"], strict=True)])
             if alike > 0.5:
                 yield fault("sorted-target", where, f"in {alike:.0%} of the batches all labels are equal")
-        elif batches.floating and spread.count and max(abs(spread.low), abs(spread.high)) > 50:
-            yield fault("large-target", where, f"values from {spread.low:.4g} to {spread.high:.4g}")
+        elif batches.floating and max(abs(batches.low), abs(batches.high)) > LARGE_TARGET:
+            yield fault("large-target", where, f"values from {batches.low:.4g} to {batches.high:.4g}")
+
+
+def outputs(known: Evidence) -> Iterator[Finding]:
+    """Outputs that are the same for all inputs."""
+    output, given = _one(known.outputs), _one(known.inputs)
+    if output is None or not output.floating or len(output) < LEAST or (given is not None and given.low == given.high):
+        return
+    last = [within for within in output.each["within"][-5:] if math.isfinite(within)]
+    size = output.typical("mean") ** 2 + output.typical("std") ** 2
+    if last and size > 0 and max(last) < VARIES * size:
+        yield fault("equal-outputs", "(net)", f"the variance of outputs over the samples of a batch is {max(last):.1e}, of a mean square of {size:.1e}")
 
 
 def probabilities(known: Evidence) -> Iterator[Finding]:
     """Probabilities where the loss expects logits: it cannot fall below a floor."""
-    output, course = _output(known), known.loss
-    if output is None or course is None or len(course.finite) < LOSS.least or not known.target:
+    output, course, labels = _one(known.outputs), known.loss, _one(known.target)
+    if output is None or labels is None or course is None or len(course.finite) < LOSS.least or not output.floating:
         return
-    labels = next(iter(known.target.values())).spread
-    spread = output.output
-    if spread is None or not spread.count or spread.low < 0 or spread.high > 1 + 1e-4:
+    if output.low < 0 or output.high > 1 + 1e-4 or labels.low < 0:
         return
-    units = output.units["mean"].numel() if output.units is not None else 0
-    sure = spread.high > 0.8 or len(course) >= 100
-    if units >= 2 and output.units is not None and abs(float(output.units["mean"].sum()) - 1) < 1e-3:
-        floor = math.log(
-            1 + (units - 1) / math.e
-        )  # of the cross entropy of logits that are at most 1 for one class and 0 for others
-    elif labels.low >= 0 and labels.high <= 1 and spread.low < 0.45 and spread.high > 0.55:
-        floor = math.log1p(math.exp(-1)) * labels.mean + math.log(2) * (1 - labels.mean)
+    units = _classes(known)
+    sure = output.high > 0.8 or len(course) >= LOSS.long
+    if units >= 2 and abs(output.typical("mean") * units - 1) < 1e-3:
+        floor = math.log(1 + (units - 1) / math.e)  # of the cross entropy of logits that are at most 1 for one class and 0 for others
+    elif labels.high <= 1 and output.low < 0.45 and output.high > 0.55:
+        ones = labels.typical("mean")
+        floor = math.log1p(math.exp(-1)) * ones + math.log(2) * (1 - ones)
     else:
         return
-    if sure and 0.97 * floor < min(course.finite) < 1.6 * floor + 1:
-        what = f"the net returns probabilities, and the loss never was below {min(course.finite):.3g}; as logits they allow no less than {floor:.3g}"
-        yield fault("probabilities-as-logits", output.name, what)
+    least = min(course.finite)
+    if sure and 0.97 * floor < least < 1.6 * floor + 1:
+        what = f"the net returns probabilities; taken as logits they allow no loss below {floor:.3g}, and the least was {least:.3g}"
+        yield fault("probabilities-as-logits", "(net)", what)
 
 
 def _output(known: Evidence) -> Layer | None:
@@ -247,18 +305,14 @@ def _output(known: Evidence) -> Layer | None:
 
 def initial_loss(known: Evidence) -> Iterator[Finding]:
     """A cross entropy that is far above that of equal probabilities in the beginning."""
-    output, course = _output(known), known.loss
-    if output is None or output.units is None or course is None or not course.finite or not known.target:
+    labels, classes = _one(known.target), _classes(known)
+    if labels is None or known.loss is None or not known.loss.finite or labels.floating:
         return
-    labels = next(iter(known.target.values()))
-    classes = output.units["mean"].numel()
-    if labels.floating or not classes >= 2 or not 0 <= labels.spread.high < classes:
+    if classes < 2 or not 0 <= labels.high < classes:
         return
-    first, expected = course.finite[0], math.log(classes)
+    first, expected = known.loss.finite[0], math.log(classes)
     if first > LOSS.initial * expected + 1:
-        yield fault(
-            "high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}"
-        )
+        yield fault("high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}")
 
 
 RULES = (

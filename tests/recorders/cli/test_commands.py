@@ -8,6 +8,7 @@ import math
 import shutil
 import signal
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from paths import ROOT
 from terminal import in_terminal
 from torch import nn
 
-from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, RecordingWarning, Timeline, lenses, load
+from recorders import CallMonitor, ForwardMonitor, Inspector, Recorder, RecordingWarning, Stream, Timeline, lenses, load
 from recorders.cli import main
 from recorders.watch.visualizers import live
-from reducers import Collect, Count, Mean, Product, Summary
+from reducers import Activity, Collect, Count, Mean, Product, Summary
 
 pytest.importorskip("rich")
 
@@ -310,3 +311,53 @@ def test_a_folder_from_many_ranks_is_a_recording_like_any_other(tmp_path: Path, 
     assert "case 2 of rank 0" in said(capsys, "check", root, status=1)
     assert "left out 'case 2 of rank 0'" in said(capsys, "check", root, "--repair", tmp_path / "repaired")
     assert load(tmp_path / "repaired").samples["case 2"] == load(root, ranks=3).samples["case 2"]
+
+
+def test_show_findings_says_only_what_is_likely_wrong(tmp_path: Path, capsys: Printed) -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU())
+    nn.init.constant_(net[0].bias, -100.0)
+    with torch.no_grad():
+        net[2].bias.copy_(torch.tensor([-1.0, 1.0, 1.0, 1.0, 1.0]))
+    with Recorder(out=ForwardMonitor(Activity())).modules(net, types=nn.ReLU) as recorder:
+        net(torch.ones(8, 2))
+    recorder.save(tmp_path / "run")
+    assert main(["show", str(tmp_path / "run"), "--findings"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.splitlines()
+    assert lines[0] == "error: 1: 4 of 4 units are dead: they were never active"
+    assert lines[1].startswith("  likely: units that are never active or ")
+    assert lines[2].startswith("  try: ")
+    assert lines[3] == "notice: 3: 1 of 5 units (0) are dead: they were never active"
+    assert lines[6].startswith("1 likely faults; examined: ")
+    assert len(lines) == 7
+    assert main(["show", str(tmp_path / "run"), "--findings", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(found) == ["examined", "findings", "notices", "unexamined"]
+    (fault,), (notice,) = found["findings"], found["notices"]
+    assert (fault["severity"], fault["layer"], fault["kind"]) == ("error", "1", "dead-units")
+    assert fault["causes"][0] == "dead-units"
+    assert (notice["severity"], notice["layer"]) == ("notice", "3")
+    whole = json.loads(said(capsys, "show", tmp_path / "run", "--json"))
+    assert {key: whole[key] for key in found} == found
+
+
+def test_show_findings_of_a_timeline_says_since_when(tmp_path: Path, capsys: Printed) -> None:
+    with Inspector([], timeline=tmp_path / "run.db") as inspector:
+        for epoch in inspector.range(3):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                inspector.push_loss(math.nan if epoch else 1.0)
+    assert main(["show", str(tmp_path / "run.db"), "--findings"]) == 1
+    assert capsys.readouterr().out.startswith("error: train: values are NaN or infinite, since epoch 1\n")
+    assert "no fault was found" in said(capsys, "show", tmp_path / "run.db", "--findings", "--at", "0")
+
+
+def test_show_findings_ends_with_0_if_there_is_none_and_takes_no_part(tmp_path: Path, capsys: Printed) -> None:
+    path = recording(tmp_path / "run")
+    assert said(capsys, "show", path, "--findings").startswith("no fault was found; examined: ")
+    for more in (["--follow"], ["--names", "loss"]):
+        assert "leave --follow and --names out" in said(capsys, "show", path, "--findings", *more, status=2)
+    with Stream(tmp_path / "stream") as stream:
+        stream.put("out", torch.ones(2))
+    assert "is a stream, in which nobody looks for faults" in said(capsys, "show", tmp_path / "stream", "--findings", status=1)

@@ -276,7 +276,7 @@ def test_bash_completes_verbs_options_and_choices(capsys: Printed) -> None:
     script, _ = run(capsys, "completion", "bash")
     assert completed(script, "recorders", "s") == ["show"]
     assert completed(script, "recorders", "") == [*VERBS, "completion"]
-    assert completed(script, "recorders", "show", "--f") == ["--follow"]
+    assert completed(script, "recorders", "show", "--fo") == ["--follow"]
     assert completed(script, "recorders", "show", "run", "--at", "3", "--js") == ["--json"]
     assert completed(script, "recorders", "completion", "z") == ["zsh"]
     assert completed(script, "recorders", "show", "run") == []  # then bash offers files

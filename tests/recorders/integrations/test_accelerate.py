@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 from trainings import EPOCHS, MICRO_BATCHES, ROWS, alike, new_net, new_optimizer, new_recorder, plain
 
-from recorders import Recorder
-from recorders.errors import RecordingWarning
+from recorders import Recorder, presets
+from recorders.errors import RecordingWarning, TrainingFaultError
 from recorders.integrations.accelerate import attach
 
 accelerate = pytest.importorskip("accelerate")
@@ -59,3 +60,29 @@ def test_wrong_arguments_are_named() -> None:
         attach(net, new_recorder(net), new_optimizer(net))
     with pytest.raises(TypeError, match="recorder is a Net"):
         attach(accelerate.Accelerator(cpu=True), net, new_optimizer(net))  # type: ignore[arg-type]
+
+
+def still(on_finding: Any) -> int:
+    """A loop at a rate of zero, until it is stopped: the number of steps."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = new_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    recorder = presets.health().modules(net.body)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    attach(accelerator, recorder, optimizer, on_finding)
+    with recorder:
+        for _ in range(12):
+            optimizer.zero_grad()
+            accelerator.backward(net(ROWS[:2])["loss"])
+            optimizer.step()
+            if accelerator.check_trigger():
+                break
+    return recorder.clock.step
+
+
+@pytest.mark.filterwarnings("ignore::recorders.errors.RecordingWarning")
+def test_a_loop_at_a_rate_of_zero_is_told_to_stop_or_raises() -> None:
+    assert still(None) == still("warn") == 12
+    assert still("stop") == 11  # the clock advances after it was asked, so the tenth step is seen a step later
+    with pytest.raises(TrainingFaultError, match="after 10 steps: optimizer: the learning rate is 0"):
+        still("raise")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from trainings import EPOCHS, MICRO_BATCHES, ROWS, alike, new_net, new_optimizer, new_recorder, plain
 
-from recorders import Recorder
-from recorders.errors import RecordingWarning
+from recorders import Recorder, presets
+from recorders.errors import RecordingWarning, TrainingFaultError
 from recorders.integrations.ignite import RecorderHandler
 
 engines: Any = pytest.importorskip("ignite.engine")
@@ -64,3 +64,38 @@ def test_a_checkpoint_of_another_recorder_never_stops_an_engine(tmp_path: Path) 
 def test_it_takes_a_recorder() -> None:
     with pytest.raises(TypeError, match="RecorderHandler takes a Recorder whose modules are selected; got Net"):
         RecorderHandler(new_net(), new_optimizer(new_net()))  # type: ignore[arg-type]
+
+
+def still(on_finding: Any) -> tuple[Any, RecorderHandler]:
+    """An engine that trains at a rate of zero."""
+    net = new_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+
+    def update(engine: Any, batch: Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = net(batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    engine = engines.Engine(update)
+    handler = RecorderHandler(presets.health().modules(net.body), optimizer, on_finding)
+    handler.attach(engine)
+    return engine, handler
+
+
+@pytest.mark.filterwarnings("ignore::recorders.errors.RecordingWarning")
+def test_an_engine_at_a_rate_of_zero_is_terminated_and_losses_are_pushed() -> None:
+    engine, handler = still("stop")
+    engine.run(ROWS.split(2), max_epochs=2)
+    assert engine.state.iteration == handler.recorder.clock.step == 10
+    assert handler.checkup is not None
+    assert "rate-is-zero" in [finding.kind for finding in handler.checkup.found]
+    losses = [new_net()(batch)["loss"].item() for batch in ROWS.split(2)[:10]]
+    assert handler.recorder["loss"].peek()["course"].tolist() == pytest.approx(losses)
+
+
+def test_an_engine_at_a_rate_of_zero_raises_if_it_may() -> None:
+    engine, _ = still("raise")
+    with pytest.raises(TrainingFaultError, match="after 10 steps: optimizer: the learning rate is 0"):
+        engine.run(ROWS.split(2), max_epochs=2)

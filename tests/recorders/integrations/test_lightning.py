@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from trainings import EPOCHS, MICRO_BATCHES, ROWS, Net, alike, new_net, new_optimizer, new_recorder, plain
 
-from recorders import ForwardMonitor, Recorder
-from recorders.errors import RecordingWarning
-from reducers import Mean
+from recorders import CallMonitor, ForwardMonitor, Recorder, presets
+from recorders.errors import RecordingWarning, TrainingFaultError
+from reducers import Collect, Mean
 
 lightning = pytest.importorskip("lightning")
 from recorders.integrations.lightning import RecorderCallback  # noqa: E402  # imports lightning
@@ -21,7 +22,9 @@ from recorders.integrations.lightning import RecorderCallback  # noqa: E402  # i
 NAMES = ["lightning.pytorch", "pytorch_lightning"]
 
 
-def fit(callback: Any, folder: Path, *, epochs: int = EPOCHS, checkpoint: Path | None = None, name: str = NAMES[0]) -> Any:
+def fit(
+    callback: Any, folder: Path, *, epochs: int = EPOCHS, checkpoint: Path | None = None, name: str = NAMES[0], rate: float = 0.1
+) -> Any:
     library: Any = pytest.importorskip(name)
 
     class Module(library.LightningModule):  # type: ignore[misc,name-defined]
@@ -36,7 +39,7 @@ def fit(callback: Any, folder: Path, *, epochs: int = EPOCHS, checkpoint: Path |
             self.body(batch)
 
         def configure_optimizers(self) -> Any:
-            return new_optimizer(self)
+            return torch.optim.SGD(self.parameters(), lr=rate)
 
     saving = importlib.import_module(f"{name}.callbacks").ModelCheckpoint(
         folder, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True
@@ -85,3 +88,26 @@ def test_names_are_those_of_the_net_under_fabric() -> None:
     assert list(recorder)[:2] == ["train/body.0", "train/body.2"]
     assert [recorder.clock.step, *recorder.samples.values()][:3] == [1, 1, 1]
     assert isinstance(recorder[0].module, nn.Linear)
+
+
+@pytest.mark.filterwarnings("ignore::recorders.errors.RecordingWarning")
+def test_a_lightning_training_at_a_rate_of_zero_is_stopped(tmp_path: Path) -> None:
+    callback = RecorderCallback(lambda module: presets.health().modules(module.body), on_finding="stop")
+    module = fit(callback, tmp_path, epochs=5, rate=0.0)
+    assert module.global_step == 10
+    assert "rate-is-zero" in [finding.kind for finding in callback.checkup.found]
+
+
+def test_a_lightning_training_at_a_rate_of_zero_raises_if_it_may(tmp_path: Path) -> None:
+    callback = RecorderCallback(lambda module: presets.health().modules(module.body), on_finding="raise")
+    with pytest.raises(TrainingFaultError, match="after 10 steps: optimizer: the learning rate is 0"):
+        fit(callback, tmp_path, epochs=5, rate=0.0)
+    assert not callback.recorder["steps"].gate.on
+
+
+def test_the_losses_of_a_lightning_training_are_pushed(tmp_path: Path) -> None:
+    callback = RecorderCallback(Recorder(loss=CallMonitor(Collect())))
+    fit(callback, tmp_path, epochs=1, rate=0.0)
+    body = new_net().body
+    losses = [body(batch).square().mean().item() for batch in ROWS.split(2)]
+    assert callback.recorder["loss"].peek().tolist() == pytest.approx(losses)

@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from recorders import ForwardMonitor, Recorder, merge
-from recorders.errors import RecorderError, RecordingWarning
+from recorders import CallMonitor, ForwardMonitor, Recorder, merge
+from recorders.errors import RecorderError, RecordingWarning, TrainingFaultError
 from recorders.integrations import training
 from recorders.integrations.training import Training
-from reducers import Count
+from recorders.watch.diagnosis import checkup as checkups
+from recorders.watch.diagnosis.finding import Findings, fault
+from reducers import Collect, Count
 
 At = Callable[[int, int], None]
+RISES = fault("loss-rises", "loss", "the loss rose")
 
 
 @pytest.fixture
@@ -117,3 +120,60 @@ def test_before_a_training_there_is_no_recorder_and_nothing_to_tell(tmp_path: Pa
 def test_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match=r"a trainer takes a Recorder, or a function .* got dict"):
         Training({})  # type: ignore[arg-type]
+
+
+def test_a_loss_is_pushed_if_there_is_a_place_for_it_and_the_user_pushes_none() -> None:
+    recorder = Recorder(loss=CallMonitor(Collect()))
+    one = Training(recorder)
+    for given in (0.5, 2, torch.tensor(1.5), torch.tensor([2.5]), torch.zeros(2), None, True, {"loss": 1.0}):
+        one.expect_loss()
+        one.push_loss(given)
+    assert recorder["loss"].peek().tolist() == [0.5, 2.0, 1.5, 2.5]
+    one.expect_loss()
+    recorder.push("loss", 7.0)
+    one.push_loss(8.0)
+    assert recorder["loss"].peek().tolist()[4:] == [7.0]
+    for other in (new(), Training(Recorder(loss=ForwardMonitor(Count())).modules(nn.Linear(2, 1)))):
+        other.expect_loss()
+        other.push_loss(1.0)
+        assert sum(other.recorder.samples.values()) == 0
+
+
+def test_nobody_looks_for_faults_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkups, "findings", lambda recorder: pytest.fail("somebody looked"))
+    one = new(100)
+    assert not one.check()
+    assert one.checkup is None
+
+
+def test_a_fault_stops_one_rank_or_raises_and_several_ranks_go_on(monkeypatch: pytest.MonkeyPatch, at: At) -> None:
+    monkeypatch.setattr(checkups, "findings", lambda recorder: Findings([RISES], []))
+    for ranks in (1, 2):
+        at(0, ranks)
+        one = Training(new().recorder, "stop")
+        stopped = []
+        with pytest.warns(RecordingWarning) as told:
+            for _ in range(12):
+                one.recorder.step()
+                stopped.append(one.check_alone())
+        assert stopped == [False] * 9 + [ranks == 1] * 3
+        assert str(told[0].message) == f"after 10 steps: {RISES}"
+        assert len(told) == ranks
+        assert one.check()
+        assert one.checkup is not None
+        assert one.checkup.found == [RISES]
+    assert "if one of 2 ranks stopped, the others would wait" in str(told[1].message)
+    one = Training(new(9).recorder, "raise")
+    assert not one.check()
+    one.recorder.clock.step = 20
+    with pytest.raises(TrainingFaultError, match="the loss rose"):
+        one.check()
+
+
+def test_before_a_training_there_is_nothing_to_look_at() -> None:
+    assert not Training(lambda net: new().recorder, "raise").check()
+
+
+def test_something_else_than_a_choice_is_refused() -> None:
+    with pytest.raises(ValueError, match="choose 'warn', 'stop', 'raise', or None"):
+        Training(new().recorder, "halt")  # type: ignore[arg-type]

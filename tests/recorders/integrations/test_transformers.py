@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import SequentialSampler
 from trainings import EPOCHS, MICRO_BATCHES, ROWS, alike, new_net, new_optimizer, new_recorder, plain
 
-from recorders import ForwardMonitor, Recorder, load
-from recorders.errors import RecordingWarning
-from reducers import Count
+from recorders import CallMonitor, ForwardMonitor, Recorder, load, presets
+from recorders.errors import RecordingWarning, TrainingFaultError
+from reducers import Collect, Count
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -105,3 +105,37 @@ def test_a_recorder_that_fails_never_stops_a_trainer(tmp_path: Path) -> None:
     with pytest.warns(RecordingWarning, match="`begin` of the recorder failed.*returned a int"):
         train(callback, tmp_path, new_net(), epochs=1)
     assert (tmp_path / "checkpoint-3").is_dir()
+
+
+def still(callback: RecorderCallback, folder: Path, net: nn.Module, *, epochs: int = 1) -> Any:
+    """A training at a rate of zero, with 12 steps in an epoch; returns the state of the trainer."""
+    arguments = transformers.TrainingArguments(
+        folder, dataloader_pin_memory=False, disable_tqdm=True, logging_steps=1, max_grad_norm=0, num_train_epochs=epochs,
+        per_device_train_batch_size=2, report_to=[], save_strategy="no", use_cpu=True,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    optimizers = (optimizer, LambdaLR(optimizer, lambda step: 1.0))
+    trainer = InOrder(net, arguments, callbacks=[callback], optimizers=optimizers, train_dataset=DATA)
+    trainer.train()
+    return trainer.state
+
+
+@pytest.mark.filterwarnings("ignore::recorders.errors.RecordingWarning")
+def test_a_trainer_at_a_rate_of_zero_is_stopped(tmp_path: Path) -> None:
+    callback = RecorderCallback(lambda net: presets.health().modules(net.get_submodule("body")), on_finding="stop")
+    assert still(callback, tmp_path, new_net()).global_step == 10
+    assert callback.checkup is not None
+    assert "rate-is-zero" in [finding.kind for finding in callback.checkup.found]
+
+
+def test_a_trainer_at_a_rate_of_zero_raises_if_it_may(tmp_path: Path) -> None:
+    callback = RecorderCallback(lambda net: presets.health().modules(net.get_submodule("body")), on_finding="raise")
+    with pytest.raises(TrainingFaultError, match="after 10 steps: optimizer: the learning rate is 0"):
+        still(callback, tmp_path, new_net())
+
+
+def test_the_losses_that_a_trainer_logs_are_pushed(tmp_path: Path) -> None:
+    recorder, net = Recorder(loss=CallMonitor(Collect())), new_net()
+    still(RecorderCallback(recorder), tmp_path, net)
+    losses = [net(rows)["loss"].item() for rows in ROWS.split(2)]
+    assert recorder["loss"].peek().tolist() == pytest.approx(losses, abs=1e-4)

@@ -26,6 +26,7 @@ from recorders import (
     ForwardMonitor,
     ModuleMonitor,
     Monitor,
+    OptimizerMonitor,
     OptimizerStateMonitor,
     PairMonitor,
     ParameterGradientMonitor,
@@ -153,6 +154,10 @@ def rank(module: Any) -> Any:
     return module.weight.sum()
 
 
+def momentum_of(optimizer: Any, module: Any) -> Any:
+    return optimizer.state[getattr(module, "cell", module).weight]["momentum_buffer"]
+
+
 class Kind(NamedTuple):
     """A row: the class, what is given to it, which of the numbers by hand it records, and how these follow from its operands."""
 
@@ -190,6 +195,7 @@ KINDS = {
     ),
     "ParameterUpdateMonitor": Kind(ParameterUpdateMonitor, {"attr": "weight"}, "update", minus),
     "OptimizerStateMonitor": Kind(OptimizerStateMonitor, {"attr": "weight", "key": "momentum_buffer"}, "momentum"),
+    "OptimizerMonitor": Kind(OptimizerMonitor, {"op_": momentum_of}, "momentum", momentum_of),
     "CallMonitor": Kind(CallMonitor, {}, "loss"),
     "ModuleMonitor": Kind(ModuleMonitor, {"op_": rank}, "sum", rank),
     "Gain": Kind(Gain, {}, "gain"),

@@ -129,6 +129,9 @@ function legend(entries, figures) {
   const items = entries.map(({ text, ...key }) =>
     element("li", {}, canvasOf({ "aria-hidden": "true" }, (canvas) => drawKey(canvas, key)), text));
   if (figures.some((figure) => figure.bad.length)) items.push(element("li", { class: "bad" }, "\u25b2 NaN or infinite values"));
+  for (const { kind, tick, text, style } of figures.flatMap((figure) => figure.marks)) {
+    items.push(element("li", { class: style, title: text }, `\u2506 ${kind || "a finding"} since ${axisName} ${tick}`));
+  }
   return element("ul", { class: "legend" }, ...items);
 }
 
@@ -136,9 +139,11 @@ function lineCanvas(figure, label) {
   const say = ([, at]) => {
     const values = figure.lines.filter(({ values }) => values.length).map(({ name, values, from }) =>
       `${name}: ${shown(values[at])}${layers[from?.[at]] === undefined ? "" : `, ${layers[from[at]]}`}`);
-    return [`${axisName} ${figure.ticks[at]}`, ...values, ...(figure.bad.includes(at) ? ["values were NaN or infinite"] : [])].join("\n");
+    const found = figure.marks.filter((mark) => mark.at === at).map(({ text }) => text);
+    return [`${axisName} ${figure.ticks[at]}`, ...values, ...(figure.bad.includes(at) ? ["values were NaN or infinite"] : []), ...found].join("\n");
   };
-  return reader({ role: "img", "aria-label": label, class: "lines" }, [1, figure.ticks.length],
+  const whole = [label, ...figure.marks.map(({ text }) => text)].join(". ");
+  return reader({ role: "img", "aria-label": whole, class: "lines" }, [1, figure.ticks.length],
     (canvas, place, from) => drawLines(canvas, figure, place?.[1], from?.[1]), say, undefined,
     ([, from], [, to]) => zoomTo(figure.ticks[from], figure.ticks[to]));
 }
@@ -147,6 +152,12 @@ function lineCanvas(figure, label) {
 function span() {
   const ends = runs.flatMap((run) => run.ticks.length ? [run.ticks[0], run.ticks.at(-1)] : []);
   return ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
+}
+
+/** The findings on a layer in one run that tell since when, each with the place of that tick and the style of its severity. */
+function marksOf(run, layer) {
+  return (told.get(layers[layer]) ?? []).filter((one) => one.run === run && one.since !== null).map(({ since, kind, severity, what }) =>
+    ({ tick: since, at: run.ticks.findLastIndex((tick) => tick <= since), kind, text: `${severity}: ${what}`, style: severity === "warning" ? "warn" : "bad" }));
 }
 
 /** A figure of one layer in one run. Lines that the chart does not draw are there for the text at the pointer. */
@@ -158,7 +169,7 @@ function layerFigure(chart, run, layer) {
   });
   const lines = statisticsOf(chart).map((name) =>
     ({ name, values: series(chart, run, layer, name), colour: `--${name}`, hidden: !chart.lines.includes(name) }));
-  return { ticks: run.ticks, span: span(), bands, bad: badAt(chart, run, layer), lines };
+  return { ticks: run.ticks, span: span(), bands, bad: badAt(chart, run, layer), marks: marksOf(run, layer), lines };
 }
 
 const axes = new Map();
@@ -204,7 +215,9 @@ function overallCard(chart) {
     chart.ranges.map((name) => band(chart, runs[0], line.layer, name)).filter(Boolean).map((ends) => ({ ...ends, colour: line.colour, alpha: 0.15 })));
   const bad = compared ? [] : runs.flatMap((run) => chart.layers.flatMap((layer) => badAt(chart, run, layer)).map((i) => place.get(run.ticks[i])));
   const drawn = lines.map((line) => ({ ...line, values: placed(line.values, line.r), from: placed(line.from, line.r) }));
-  const figure = { ticks, span: span(), bands, bad: [...new Set(bad)], lines: drawn };
+  const marks = compared ? [] : runs.flatMap((run) =>
+    chart.layers.flatMap((layer) => marksOf(run, layer)).map((mark) => ({ ...mark, at: place.get(run.ticks[mark.at]) })));
+  const figure = { ticks, span: span(), bands, bad: [...new Set(bad)], marks, lines: drawn };
   figure.axis = () => axis(chart, [figure]);
   const keys = lines.map(({ name, colour, dash, values, from }) =>
     ({ text: `${name}: ${shown(last(values))}${from ? `, ${layers[last(from)]}` : ""}`, colour, dash }));
@@ -230,9 +243,11 @@ function heatCard(chart, open, chosen) {
     maps.replaceChildren(...runs.map((run) => {
       const [first, behind] = within(run.ticks), ticks = run.ticks.slice(first, behind);
       const badOf = (layer) => badAt(chart, run, layer).filter((i) => i >= first && i < behind).map((i) => i - first);
-      const rows = listed.map((layer) => ({ name: layers[layer].slice(common), values: seen(run, layer), bad: badOf(layer) }));
+      const markOf = (layer) => marksOf(run, layer).filter(({ at }) => at >= first && at < behind).map((mark) => ({ ...mark, at: mark.at - first }));
+      const rows = listed.map((layer) => ({ name: layers[layer].slice(common), values: seen(run, layer), bad: badOf(layer), marks: markOf(layer) }));
       const say = ([row, at]) => `${layers[listed[row]]}\n${axisName} ${ticks[at]}: ${shown(rows[row].values[at])}`
-        + (rows[row].bad.includes(at) ? "\nvalues were NaN or infinite" : "");
+        + (rows[row].bad.includes(at) ? "\nvalues were NaN or infinite" : "")
+        + rows[row].marks.filter((mark) => mark.at === at).map(({ text }) => `\n${text}`).join("");
       const where = `${listed.length} layers over ${ticks.length} ${axisName}s${runs.length > 1 ? ` in ${nameOf(run)}` : ""}`;
       const attributes = { role: "application", class: "map", "aria-label": `${chart.title}, ${name}: ${where}. Arrow keys move, Enter opens a layer.` };
       const map = reader(attributes, [listed.length, ticks.length],
@@ -243,7 +258,8 @@ function heatCard(chart, open, chosen) {
     const possible = chart.limits.map((limit) => limit === null ? null : shown(limit)), found = [scale.low, scale.high].map(shown);
     const bounds = possible.every((limit) => limit !== null) && possible.join() !== found.join() ? `, of possible ${possible.join(" to ")}` : "";
     const ends = scale.low < scale.high ? [found[0], key, found[1]] : [`all are ${found[0]}`];
-    note.replaceChildren(...ends, bounds, scale.log && !isLog(chart) ? " (log scale)" : "", ...runs.map((run) => wrong(chart, run)));
+    const since = runs.some((run) => listed.some((layer) => marksOf(run, layer).length)) ? " \u00b7 \u2506 since when something was found" : "";
+    note.replaceChildren(...ends, bounds, scale.log && !isLog(chart) ? " (log scale)" : "", since, ...runs.map((run) => wrong(chart, run)));
   };
   return { card, show };
 }

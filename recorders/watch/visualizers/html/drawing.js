@@ -86,7 +86,7 @@ function axis(chart, figures) {
 
 /**
  * Lines and bands over ticks. `figure`: {ticks, span: [first, last tick], axis(), lines: [{values, colour, dash, hidden}],
- * bands: [{low, high, colour, alpha}], bad: indices of ticks}; `cursor`: the index of a tick to point at; `from`: that of the tick
+ * bands: [{low, high, colour, alpha}], bad: indices of ticks, marks: [{tick, style}]}; `cursor`: the index of a tick to point at; `from`: that of the tick
  * at which a range begins that is being chosen. Returns its geometry.
  */
 function drawLines(canvas, figure, cursor, from) {
@@ -162,6 +162,16 @@ function drawLines(canvas, figure, cursor, from) {
     path([[x(i) - 4, box.bottom], [x(i) + 4, box.bottom], [x(i), box.bottom - 8]]);
     pen.fill();
   }
+  for (const { tick, style } of figure.marks) {  // since then something was found
+    const at = Math.round(across(tick)) + 0.5;
+    Object.assign(pen, { strokeStyle: colour(`--${style}`), fillStyle: colour(`--${style}`), lineWidth: 1.5 });
+    pen.setLineDash([5, 3]);
+    path([[at, box.top], [at, box.bottom]]);
+    pen.stroke();
+    pen.setLineDash([]);
+    path([[at, box.top - 6], [at + 9, box.top - 1.5], [at, box.top + 3]]);
+    pen.fill();
+  }
   if (cursor !== undefined) {
     const at = Math.round(x(cursor)) + 0.5;
     Object.assign(pen, { strokeStyle: ink, lineWidth: 1 });
@@ -225,7 +235,7 @@ function heatSize(count) {
   return { row, height: count * row + 40 };
 }
 
-/** Layers by ticks. `heat`: {rows: [{name, values, bad: indices of ticks}], ticks, shades}; `place`: [row, index of a tick]. */
+/** Layers by ticks. `heat`: {rows: [{name, values, bad: indices of ticks, marks}], ticks, shades}; `place`: [row, index of a tick]. */
 function drawHeat(canvas, heat, place) {
   const count = heat.rows.length, n = heat.ticks.length, { row } = heatSize(count), bottom = count * row;
   const { pen, width, height, scale } = cleared(canvas), left = width > 420 ? 150 : 96;
@@ -238,6 +248,12 @@ function drawHeat(canvas, heat, place) {
   sheet.getContext("2d").putImageData(image, 0, 0);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(sheet, left, 0, wide, bottom);
+  heat.rows.forEach(({ marks }, r) => marks.forEach(({ at, style }) => {  // on a ground that stands out from all colours of the map
+    pen.fillStyle = colour("--card");
+    pen.fillRect(x(at) - 2, r * row, 4, row);
+    pen.fillStyle = colour(`--${style}`);
+    pen.fillRect(x(at) - 1, r * row, 2, row);
+  }));
   pen.fillStyle = colour("--soft");
   pen.textAlign = "right";
   const first = row < 14 ? Math.round(7 / row) : 0;  // the first row with room for its name

@@ -28,14 +28,15 @@ function layerButton(name) {
 }
 
 /** A card of layers, each with what was found; only the first ones are in view. */
-function findingCard(items, text) {
-  const shown = items.slice(0, 6).map(([layer, what]) => element("li", {}, layerButton(layer), ` ${what}`));
-  const rest = items.slice(6).map(([layer, what]) => element("li", {}, layerButton(layer), ` ${what}`));
+function findingCard(items, text, severity) {
+  const line = ([layer, what]) => element("li", {}, badge(severity), " ", layerButton(layer), ` ${what}`);
+  const shown = items.slice(0, 6).map(line), rest = items.slice(6).map(line);
   const more = rest.length ? element("details", {}, element("summary", {}, `and ${rest.length} more`), element("ul", {}, ...rest)) : null;
-  return element("div", { class: "card finding" }, element("ul", {}, ...shown), more, element("p", {}, text));
+  return element("div", { class: `card finding ${severity ?? ""}` }, element("ul", {}, ...shown), more, element("p", {}, text));
 }
 
-const advice = (one) => `${one.why} Try: ${one.remedy}.`;
+const badge = (severity) => severity ? element("span", { class: `badge ${severity}` }, severity) : null;
+const advice = (one) => `${one.why}${one.likely && ` Likely: ${one.likely}.`} Try: ${one.remedy}.`;
 
 function showFindings() {
   const strange = "Heat maps mark values that are not finite in pink, line charts with \u25b2.";
@@ -43,8 +44,12 @@ function showFindings() {
     const lost = [...run.flags].sort(([a, one], [b, other]) => one.first - other.first || a - b).map(([layer, { first, count }]) =>
       [layers[layer], `NaN or infinite values since ${axisName} ${first}, at ${count} ${axisName}${count > 1 ? "s" : ""}`]);
     const groups = new Map();  // those with the same reason are told together
-    for (const one of run.findings ?? []) groups.set(advice(one), [...(groups.get(advice(one)) ?? []), [one.layer, one.what]]);
-    const cards = [...(lost.length ? [[strange, lost]] : []), ...groups].map(([text, items]) => findingCard(items, text));
+    for (const one of run.findings ?? []) {
+      const key = `${one.severity} ${advice(one)}`, { items = [] } = groups.get(key) ?? {};
+      groups.set(key, { items: [...items, [one.layer, one.what]], text: advice(one), severity: one.severity });
+    }
+    const cards = [...(lost.length ? [{ items: lost, text: strange }] : []), ...groups.values()]
+      .map(({ items, text, severity }) => findingCard(items, text, severity));
     const fine = run.examined ? "fine" : "";
     if (!cards.length || !run.findings) cards.push(element("div", { class: `card ${fine}` }, run.verdict));
     return element("div", {}, caption(run, "h3"), ...cards, ...run.notes.map((note) => element("p", { class: "note" }, note)));
@@ -151,7 +156,8 @@ function rows() {
 function rowOf(layer, at) {
   const notes = [...(told.get(layers[layer]) ?? []).map((one) => one.what), ...(flags.has(layer) ? ["NaN or infinite values"] : [])].join("; ");
   const button = element("button", { type: "button", class: "link", title: layers[layer], onclick: () => openPanel(layer) }, layers[layer]);
-  const mark = notes ? element("span", { class: "bad", role: "img", title: notes, "aria-label": notes }, "\u25b2") : null;
+  const only = !flags.has(layer) && (told.get(layers[layer]) ?? []).every((one) => one.severity === "warning");
+  const mark = notes ? element("span", { class: only ? "warn" : "bad", role: "img", title: notes, "aria-label": notes }, "\u25b2") : null;
   const cells = layered.map((chart) => {
     const lines = runs.map((run, r) => ({ values: series(chart, run, layer, lineOf(chart)), colour: runs.length > 1 ? `--${RUN[r]}` : "--mean" }));
     const values = lines.map((line) => last(line.values));
@@ -187,7 +193,7 @@ function openPanel(layer) {
     button("previous", "\u2190", "Previous layer", () => turn(-1), next(-1)), button("next", "\u2192", "Next layer", () => turn(1), next(1)),
     button("close", "\u2715", "Close", () => panel.close()));
   const found = (told.get(layers[layer]) ?? []).map((one) =>
-    element("div", { class: "card finding" }, caption(one.run, "h3"), element("b", {}, one.what), element("p", {}, advice(one))));
+    element("div", { class: `card finding ${one.severity}` }, caption(one.run, "h3"), badge(one.severity), " ", element("b", {}, one.what), element("p", {}, advice(one))));
   panel.replaceChildren(top, ...found, ...layered.filter((chart) => chart.place.has(layer)).map((chart) => layerCard(chart, layer)));
   if (!panel.open) panel.showModal();
   panel.scrollTop = 0;

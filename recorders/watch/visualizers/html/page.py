@@ -123,7 +123,7 @@ def page(runs: Sequence[Run], columns: Sequence[Columns], title: str, live: bool
                 "last": one.ticks[-1] if one.ticks else None,
                 "count": len(one.ticks),
                 "every": every,
-                **_judged(run.findings, axis_of(run.timeline)),
+                **_judged(run.findings, axis_of(run.timeline), one.ticks),
                 "charts": list(packed(one, charts, every, exact)),
             }
             for run, one in zip(runs, columns, strict=True)
@@ -161,11 +161,11 @@ def _described(view: ChartView, place: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _judged(found: Sequence[Finding] | None, axis: str) -> dict[str, Any]:
+def _judged(found: Sequence[Finding] | None, axis: str, ticks: Sequence[int]) -> dict[str, Any]:
     """What was found, what the page says if that is nothing, and what was examined."""
     if found is None:
         return {"findings": None, "examined": False, "verdict": "No findings were computed for this page.", "notes": []}
-    told = [_told(finding, axis) for finding in found]
+    told = [_told(finding, axis, ticks) for finding in found]
     if not isinstance(found, Findings):
         return {"findings": told, "examined": True, "verdict": "No fault was found.", "notes": []}
     notes = [f"Notice: {notice.layer}: {notice.what}" for notice in found.notices]
@@ -175,9 +175,18 @@ def _judged(found: Sequence[Finding] | None, axis: str) -> dict[str, Any]:
     return {"findings": told, "examined": bool(found.examined), "verdict": f"{verdict[0].upper()}{verdict[1:]}.", "notes": notes}
 
 
-def _told(finding: Finding, axis: str) -> dict[str, str]:
-    what = finding.what if finding.since is None else f"{finding.what}, since {axis} {finding.since}"
-    return {"layer": finding.layer, "what": what, "why": finding.why, "remedy": finding.remedy}
+def _told(finding: Finding, axis: str, ticks: Sequence[int]) -> dict[str, Any]:
+    """A finding as the page has it; `since` is a tick that charts mark, None if there is none."""
+    since = finding.since if finding.since in ticks else None  # a recording tells a step, and its one tick is the whole of it
+    what = finding.what if finding.since is None else f"{finding.what}, since {'step' if since is None else axis} {finding.since}"
+    told = {
+        "severity": finding.severity,
+        "kind": finding.kind,
+        "likely": finding.likely,
+        "why": finding.why,
+        "remedy": finding.remedy,
+    }
+    return {"layer": finding.layer, "what": what, "since": since, **told}
 
 
 def _assembled(title: str, report: Mapping[str, Any]) -> str:

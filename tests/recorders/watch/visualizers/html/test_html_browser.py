@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from recorders import Inspector, lenses
 from recorders.watch.charts import Chart, ChartView
-from recorders.watch.diagnosis.finding import Finding, Findings
+from recorders.watch.diagnosis.finding import Finding, Findings, fault
 from recorders.watch.lenses import Across
 from recorders.watch.timeline import Timeline
 from recorders.watch.visualizers.html import HtmlVisualizer, Run, write_report
@@ -107,7 +108,7 @@ def test_a_page_shows_findings_first_then_charts_then_layers(page: Open) -> None
     driver = page(Run(filled(), "", [dead]), title="My run")
     assert driver.title == driver.find_element(By.ID, "title").text == "My run"
     assert texts(driver, "h2")[:3] == ["Findings", "The whole network", "Layers over time"]
-    assert texts(driver, ".finding")[0] == "net.b 3 of 4 units are dead\nNothing passes. Try: a smaller rate."
+    assert texts(driver, ".finding")[0] == "error net.b 3 of 4 units are dead\nNothing passes. Try: a smaller rate."
     assert texts(driver, "#overall h3, #heat h3") == ["Loss", "Norm"]
     assert driver.find_element(By.ID, "summary").text.startswith("4 layers · 5 ticks, 0 to 4 · written ")
     assert texts(driver, "#overall .legend")[0] == "train: 0.2"
@@ -115,6 +116,56 @@ def test_a_page_shows_findings_first_then_charts_then_layers(page: Open) -> None
     driver.find_element(By.CSS_SELECTOR, ".finding .link").click()
     assert texts(driver, "#panel h2") == ["net.b"]
     assert "3 of 4 units are dead" in driver.find_element(By.ID, "panel").text
+
+
+def test_a_finding_has_its_severity_and_its_likely_causes(page: Open) -> None:
+    found = [fault("dead-units", "net.b", "all are dead"), fault("odd-momentum", "optimizer", "its momentum is 1")]
+    found = [replace(found[0], severity="error"), replace(found[1], severity="warning")]
+    driver = page(Run(filled(), "", [*found, replace(found[0], layer="net.c", severity="warning")]))
+    cards = driver.find_elements(By.CSS_SELECTOR, "#findings .finding")
+    assert [card.get_attribute("class") for card in cards] == ["card finding error", *["card finding warning"] * 2]
+    assert [card.text.split("\n")[0] for card in cards] == [
+        "error net.b all are dead",
+        "warning optimizer its momentum is 1",
+        "warning net.c all are dead",
+    ]
+    for card, one in zip(cards, found, strict=False):
+        assert card.text.endswith(f"{one.why} Likely: {one.likely}. Try: {one.remedy}.")
+    marks = driver.execute_script("return [...document.querySelectorAll('.row .name [role=img]')].map((mark) => mark.className)")
+    assert marks == ["bad", "warn"]
+    driver.execute_script("openPanel(2)")
+    assert texts(driver, "#panel .finding")[0].startswith("warning")
+
+
+def test_the_moment_since_when_is_marked_on_the_charts_of_the_layer(page: Open) -> None:
+    dead = replace(fault("dead-units", "net.b", "all are dead", 2), severity="error")
+    rises = replace(fault("loss-rises", "train", "the loss rose", 3), severity="warning")
+    driver = page(Run(filled(), "", [dead, rises, fault("odd-momentum", "net.c", "since a step that is no tick", 77)]))
+    loss = driver.find_element(By.CSS_SELECTOR, "#overall canvas.lines")
+    assert (loss.get_attribute("aria-label") or "").endswith("warning: the loss rose, since tick 3")
+    assert texts(driver, "#overall .legend") == ["train: 0.2\n\u2506 loss-rises since tick 3"]
+    assert "since when something was found" in texts(driver, "#heat .note")[0]
+    place = "return marksOf(runs[0], layers.indexOf('{}')).map((mark) => [mark.tick, mark.at, mark.style])"
+    assert driver.execute_script(place.format("net.b")) == [[2, 2, "bad"]]
+    assert driver.execute_script(place.format("net.a")) == []
+    assert driver.execute_script(place.format("net.c")) == []
+    assert "since a step that is no tick, since step 77" in driver.find_element(By.ID, "findings").text
+    press(driver, "l")
+    driver.execute_script("openPanel(1)")
+    assert texts(driver, "#panel .legend")[0].endswith("\u2506 dead-units since tick 2")
+    (item,) = driver.find_elements(By.CSS_SELECTOR, "#panel .legend .bad")
+    assert item.get_attribute("title") == "error: all are dead, since tick 2"
+    chart = driver.find_element(By.CSS_SELECTOR, "#panel canvas.lines")
+    width = driver.execute_script("return arguments[0].clientWidth", chart)
+    bad = driver.execute_script("return colour('--bad').match(/\\d+/g).map(Number)")
+    middle = 58 + (width - 10 - 58) / 2  # of ticks 0 to 4
+    assert bad in [pixel(driver, "#panel canvas.lines", middle + by, 7) for by in (0, 1, 2, 3)]  # the flag
+    driver.execute_script("arguments[0].focus()", chart)
+    press(driver, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert driver.find_element(By.ID, "tip").text.split("\n")[0] == "tick 2"
+    assert driver.find_element(By.ID, "tip").text.endswith("error: all are dead, since tick 2")
+    press(driver, Keys.ARROW_LEFT)
+    assert "dead" not in driver.find_element(By.ID, "tip").text
 
 
 def test_search_and_order_apply_to_table_and_heat_maps(page: Open) -> None:
@@ -534,7 +585,7 @@ const light = (text) => {
   const [r, g, b] = text.match(/[\\d.]+/g).map((v) => linear(v / 255));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
-const inks = ["ink", "soft", "accent", "bad", "first", "second"].map((one) => [one, 4.5]);
+const inks = ["ink", "soft", "accent", "bad", "warn", "first", "second"].map((one) => [one, 4.5]);
 const lines = ["mean", "median", "min", "max", "std", "Q1", "Q3", "other", "focus"].map((one) => [one, 3]);
 const low = [];
 for (const name of ["light", "dark"]) {
