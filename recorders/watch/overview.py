@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.display import shown_name
@@ -50,7 +50,7 @@ class Layer:
             the largest. Infinite if it is not known.
         since: for each role that has a `FirstNonfinite`, the first observation with NaN or infinity; -1 if there was none.
         silent: the likely reason for each role of which nothing was recorded.
-        trained: whether any of its weights requires a gradient; None if unknown, as in a recording.
+        trained: whether any of its own weights requires a gradient, or of those inside if it has none; None if unknown, as in a recording.
         failed: for each role, why no observation could be reduced; only a recorder knows.
         whole: whether it contains other layers of the overview, as the net itself does.
         first: whether it is the first output of its module, or the only one.
@@ -183,8 +183,12 @@ def _trained(recorded: Recorder | Recording) -> dict[str, bool]:
     """Whether any weight requires a gradient, by name of the subrecorder; only of modules that are still there."""
     monitors = recorded if isinstance(recorded, Recorder) else {}
     modules = {name: monitor.module for name, monitor in monitors.items() if monitor.module is not None}
-    own = {name: [p for key, p in module.named_parameters() if _is_weight(key)] for name, module in modules.items()}
+    own = {name: _weights(module, recurse=False) or _weights(module, recurse=True) for name, module in modules.items()}
     return {name: any(weight.requires_grad for weight in weights) for name, weights in own.items() if weights}
+
+
+def _weights(module: nn.Module, recurse: bool) -> list[nn.Parameter]:
+    return [parameter for name, parameter in module.named_parameters(recurse=recurse) if _is_weight(name)]
 
 
 def _shared(recorded: Recorder | Recording) -> set[str]:

@@ -193,7 +193,11 @@ KINDS: dict[str, Kind] = {
         "error", "The layer hardly learns.", ("rate-too-low",), "a larger learning rate, for this layer at least"
     ),
     "no-gradient": Kind("error", "The layer learns nothing.", ("detached", "dead-units")),
-    "zero-weights": Kind("error", "What is zero everywhere stays zero, and gives gradients of zero to the layers before.", ("initialisation", "symmetry")),
+    "zero-weights": Kind(
+        "error",
+        "What is zero everywhere stays zero, and gives gradients of zero to the layers before.",
+        ("initialisation", "symmetry"),
+    ),
     "tiny-gradients": Kind("error", "Steps that follow the gradient are as tiny.", ("loss-scale", "rate-too-low")),
     "clipped": Kind("error", "All that the size of a gradient tells is lost, and steps are tiny.", ("clipping",)),
     "not-cleared": Kind("error", "Each step follows the sum of all gradients so far.", ("gradients-not-cleared",)),
@@ -222,6 +226,10 @@ KINDS: dict[str, Kind] = {
     "batches-of-one": Kind("error", "A batch norm takes the sample itself for the mean.", ("batch-of-one",)),
     "constant-inputs": Kind("error", "There is nothing to learn from.", ("inputs-constant",)),
     "large-inputs": Kind("warning", "The first layer learns badly, and its units die or saturate.", ("inputs-not-normalised",)),
+    "weak-inputs": Kind(
+        "warning", "What the layers after it see is mostly a constant.", ("inputs-not-normalised", "initialisation")
+    ),
+    "unreachable-target": Kind("error", "The loss cannot come near its minimum.", ("output-activation", "target-scale")),
     "repeated-batches": Kind("warning", "The net learns this batch by heart, and nothing else.", ("repeated-batches",)),
     "constant-target": Kind("error", "A constant is all that can be learned.", ("labels-constant",)),
     "sorted-target": Kind("warning", "The net unlearns with each batch what the one before taught.", ("data-order",)),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recorders.recorder.recorder import Recorder
 from recorders.recordings.recording import Recording, Subrecording
 from recorders.watch.diagnosis.batches import BATCH, LABELS
-from recorders.watch.diagnosis.steps import FACTS
+from recorders.watch.diagnosis.steps import FACTS, StepMonitor
 from recorders.watch.overview import Layer, overview, pushed
 from recorders.watch.spread import Spread
 
@@ -122,6 +122,7 @@ class Evidence:
         inference: the share of dropouts and the like that were in training mode while gradients were off; NaN if not known.
         gradients, updates, weights: by layer and name of the parameter, the norm of its gradient at each step, the norm of the
             change over that of the weights, and the norm of the weights.
+        elsewhere: the number of steps of any optimizers of the process; only a recorder knows it.
         net: the net, if a recorder knows it.
     """
 
@@ -136,7 +137,14 @@ class Evidence:
     gradients: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     updates: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
+    elsewhere: int = 0
     net: nn.Module | None = None
+
+    @property
+    def gradient_norms(self) -> dict[str, float]:
+        """The norm of the gradient of the outputs of each layer that tells of the depth of the net."""
+        inside = [layer for layer in self.layers if layer.gradient is not None and _is_inside(layer)]
+        return {layer.name: layer.gradient.norm for layer in inside if layer.gradient is not None}
 
     @property
     def ratio(self) -> float:
@@ -145,8 +153,8 @@ class Evidence:
 
     @property
     def early_ratio(self) -> float:
-        """The same, of the first steps."""
-        return _median(_finite([course.start(least=4, share=0.0) for course in self._weight_updates()]))
+        """The same, of the largest of the first steps."""
+        return _median(_finite([max(_finite(course.values[:4]), default=math.nan) for course in self._weight_updates()]))
 
     def _weight_updates(self) -> list[Course]:
         return [course for layer in self.updates.values() for path, course in layer.items() if "bias" not in path]
@@ -154,6 +162,13 @@ class Evidence:
     def fact(self, name: str) -> list[float]:
         """The values of a fact at the steps that were recorded, but for those that are not known."""
         return [] if self.steps is None else self.steps[name].finite
+
+
+def _is_inside(layer: Layer) -> bool:
+    """Whether its gradient tells of the depth of the net: not that of a loss, which is 1, nor of a module that contains layers."""
+    gradient = layer.gradient
+    alone = gradient is not None and gradient.count + gradient.nonfinite == gradient.observations > 0
+    return not (layer.whole or alone)
 
 
 def evidence(recorded: Recorder | Recording) -> Evidence:
@@ -177,6 +192,8 @@ def evidence(recorded: Recorder | Recording) -> Evidence:
             role, key = kept
             courses = {path: _course(result, key) for path, result in part.leaves().items()}
             found[role][layer or group] = {path: course for path, course in courses.items() if course is not None}
+    if isinstance(recorded, Recorder):
+        found["elsewhere"] = max((one.steps_anywhere for one in recorded.values() if isinstance(one, StepMonitor)), default=0)
     return Evidence(overview(recorded), pushed(recorded), net=_net(recorded), **found)
 
 

@@ -14,9 +14,18 @@ ORDER = (
     ("nonfinite-inputs", "constant-inputs", "batches-of-one", "constant-target", "sorted-target", "repeated-batches"),
     ("not-cleared", "optimizer-made-anew", "foreign-parameters", "rate-is-zero", "ascends", "clipped", "coarse-weights"),
     ("nonfinite",),
-    ("never-ran", "zero-weights", "equal-units", "no-gradient", "frozen", "probabilities-as-logits", "linear-net"),
+    (
+        "never-ran",
+        "zero-weights",
+        "equal-units",
+        "no-gradient",
+        "frozen",
+        "probabilities-as-logits",
+        "unreachable-target",
+        "linear-net",
+    ),
     ("evaluation-mode", "statistics-stand-still", "much-dropout", "large-epsilon", "odd-momentum", "written-between-steps"),
-    ("rate-ends-early", "shrinking-weights", "large-inputs", "large-target"),
+    ("rate-ends-early", "shrinking-weights", "large-inputs", "weak-inputs", "large-target"),
     ("dead-units", "saturated-units", "outliers", "growing-signal", "shrinking-signal", "high-initial-loss"),
     ("exploding-gradients", "vanishing-gradients", "tiny-gradients"),
     ("updates-too-large", "updates-too-small", "equal-outputs"),
@@ -37,9 +46,9 @@ OF_TRAINING = {"updates-too-large": "optimizer", "updates-too-small": "optimizer
 
 def explained(found: Sequence[Finding], known: Evidence) -> tuple[list[Finding], list[Finding]]:
     """The faults, causes before consequences, and the notices."""
-    notices = [one for one in found if one.severity == "notice"]
     layers = sum(layer.update is not None or "update" in layer.silent for layer in known.layers)
-    faults = _once([one for one in found if one.severity != "notice"], layers)
+    told = _once(found, layers)
+    faults, notices = ([one for one in told if (one.severity == "notice") == notice] for notice in (False, True))
     kinds = {one.kind for one in faults}
     if "no-gradient" in kinds or "zero-weights" in kinds:  # without a gradient no weight changes
         faults = [one for one in faults if one.kind != "frozen"]
@@ -54,7 +63,7 @@ def _rank(one: Finding) -> tuple[bool, float]:
     return one.severity != "error", 5.5 if of_all else _PLACE[one.kind]
 
 
-def _once(faults: list[Finding], layers: int) -> list[Finding]:
+def _once(faults: Sequence[Finding], layers: int) -> list[Finding]:
     """Tells a fault that most layers have as one of the training."""
     for kind, place in OF_TRAINING.items():
         alike = [one for one in faults if one.kind == kind]
@@ -63,5 +72,5 @@ def _once(faults: list[Finding], layers: int) -> list[Finding]:
             one = replace(first, layer=place, what=f"{first.what}, in {first.layer} and {len(alike) - 1} more layers")
             faults = [one, *(other for other in faults if other.kind != kind)]
         elif kind == "updates-too-large":  # of few layers, which the others may make up for
-            faults = [replace(one, severity="warning") if one in alike and one.layer != place else one for one in faults]
-    return faults
+            faults = [replace(one, severity="notice") if one in alike and one.layer != place else one for one in faults]
+    return [*faults]

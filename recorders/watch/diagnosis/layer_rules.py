@@ -23,6 +23,9 @@ from recorders.watch.diagnosis.limits import (
     SIGNAL,
     UNIT_SHARE,
     UPDATE_LIMITS,
+    WEAK,
+    WEIGHTED,
+    WIDE,
     WITHOUT_WEIGHTS,
     is_massive,
     relative_slope,
@@ -33,7 +36,7 @@ from recorders.watch.overview import Layer
 from recorders.watch.spread import Spread
 
 
-def gradients_by_depth(norms: Mapping[str, float], since: int | None = None) -> Iterator[Finding]:
+def gradients_by_depth(norms: Mapping[str, float], since: int | None = None, decay: float = GRADIENT_DECAY) -> Iterator[Finding]:
     """At most one finding: that gradients of the first layers are much smaller, or larger, than those of the last.
 
     The medians of the first and of the last quarter are compared, not single layers: within a block the gradients of keys of
@@ -42,6 +45,7 @@ def gradients_by_depth(norms: Mapping[str, float], since: int | None = None) -> 
     Args:
         norms: by layer, in network order.
         since: the tick since when.
+        decay: the smallest ratio that is accepted.
 
     >>> norms = {"0": 1e-9, "2": 1e-6, "4": 1e-3, "6": 1.0}
     >>> [(finding.layer, finding.what) for finding in gradients_by_depth(norms)]
@@ -53,11 +57,11 @@ def gradients_by_depth(norms: Mapping[str, float], since: int | None = None) -> 
     quarter, third = max(len(known) // 4, 1), max(len(known) // 3, 1)
     first, last = (median(norm for norm, _ in part) for part in (known[:quarter], known[-quarter:]))
     early, late = known[:third], known[-third:]  # in which the layer is named
-    if first < GRADIENT_DECAY * last:
+    if first < decay * last:
         (low, where), (high, other) = min(early), max(late)
         what = f"gradients vanish on their way back: their norm is {high:.1e} at {other} and {low:.1e} here"
         yield fault("vanishing-gradients", where, what, since)
-    elif last < GRADIENT_DECAY * first:
+    elif last < decay * first:
         (high, where), (low, other) = max(early), min(late)
         what = f"gradients explode on their way back: their norm is {low:.1e} at {other} and {high:.1e} here"
         yield fault("exploding-gradients", where, what, since)
@@ -106,9 +110,7 @@ def _why_nonfinite(known: Evidence) -> tuple[str, ...]:
     finite = known.loss.finite if known.loss is not None else []
     if len(finite) > 3 and max(finite[-3:]) > 2 * abs(finite[0]):
         return why_rising(known)
-    if len(finite) > 3:
-        return ("nonfinite", "rate-too-high", "weights-overwritten")
-    return ()
+    return ("nonfinite", "initialisation", "rate-too-high") if known.loss is not None else ()
 
 
 def why_rising(known: Evidence) -> tuple[str, ...]:
@@ -226,15 +228,7 @@ def largest_and_typical(layer: Layer) -> tuple[float, float] | None:
 
 def gradients(known: Evidence) -> Iterator[Finding]:
     """Gradients that vanish or explode with depth."""
-    norms = {layer.name: layer.gradient.norm for layer in known.layers if layer.gradient is not None and _is_inside(layer)}
-    yield from gradients_by_depth(norms)
-
-
-def _is_inside(layer: Layer) -> bool:
-    """Whether its gradient tells of the depth of the net: not that of a loss, which is 1, nor of a module that contains layers."""
-    gradient = layer.gradient
-    alone = gradient is not None and gradient.count + gradient.nonfinite == gradient.observations > 0
-    return not (layer.whole or alone)
+    yield from gradients_by_depth(known.gradient_norms)
 
 
 def updates(known: Evidence) -> Iterator[Finding]:
@@ -251,7 +245,9 @@ def updates(known: Evidence) -> Iterator[Finding]:
             yield fault("updates-too-large", layer.name, what)
         elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
             what = f"updates are too small: the largest step changes the weights by {shown_range(layer.ratio_at(1.0))}"
-            yield fault("updates-too-small", layer.name, what)
+            vanish = known.loss is not None and any(gradients_by_depth(known.gradient_norms, decay=LOSS.decay))
+            causes = ("vanishing-gradients", "initialisation", "rate-too-low") if vanish else ()
+            yield fault("updates-too-small", layer.name, what, causes=causes)
 
 
 def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
@@ -261,14 +257,14 @@ def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
     if not known.weights or known.loss is None:
         return ()
     if known.steps is None:
-        return ("no-steps", "stale-optimizer")
+        return ("stale-optimizer", "not-in-optimizer") if known.elsewhere else ("no-steps", "stale-optimizer")
     if any(known.fact("foreign")):
         return ("stale-optimizer", "not-in-optimizer")
-    if max(known.fact("without gradient"), default=0.0) > 0 and "update" in layer.silent:
-        return ("detached", "frozen")
     if not any(known.fact("rate")):
         return ("no-steps", "schedule")
-    return ("not-in-optimizer", "frozen") if "update" in layer.silent else ("dead-units", "initialisation")
+    if "update" in layer.silent:
+        return ("not-in-optimizer", "frozen")
+    return ("detached", "frozen") if "weight_gradient" in layer.silent else ("dead-units", "initialisation")
 
 
 def counts_nonfinite(spread: Spread | None) -> bool:
@@ -291,14 +287,20 @@ def no_gradient(known: Evidence) -> Iterator[Finding]:
     with_gradient = {layer.name for layer in trained if has_gradients(layer)}
     if not with_gradient:
         return
-    without = [layer for layer in trained if layer.name not in with_gradient and "weight_gradient" in layer.silent and "update" in layer.silent]
+    without = [
+        layer
+        for layer in trained
+        if layer.name not in with_gradient and "weight_gradient" in layer.silent and "update" not in layer.silent
+    ]
     if without and known.steps is not None:
         last = trained.index(without[-1])
         after = next((layer.name for layer in trained[last + 1 :] if layer.name in with_gradient), None)
         more = f" and {len(without) - 1} more layers" if len(without) > 1 else ""
         what = f"no gradient comes back to {without[-1].name}{more}, although their weights require one"
         yield fault("no-gradient", after or without[-1].name, what)
-    zero = [layer for layer in trained if layer.weight_gradient is not None and layer.weight_gradient.count and not has_gradients(layer)]
+    zero = [
+        layer for layer in trained if layer.weight_gradient is not None and layer.weight_gradient.count and not has_gradients(layer)
+    ]
     if zero:
         more = f", and of {len(zero) - 1} more layers" if len(zero) > 1 else ""
         causes = ("dead-units", "initialisation", "detached")
@@ -337,6 +339,43 @@ def equal_units(known: Evidence) -> Iterator[Finding]:
                 return
 
 
+def linear_net(known: Evidence) -> Iterator[Finding]:
+    """Linear layers that follow each other in an `nn.Sequential` without an activation function between them.
+
+    A narrow layer between wider ones is a factorisation, which people mean.
+    """
+    parents = {layer.name: layer.kind for layer in known.layers}
+    before: Layer | None = None
+    for layer in known.layers:
+        parent = layer.name.rpartition(".")[0] or "(net)"
+        if layer.whole or parents.get(parent) != "Sequential" or layer.units is None:
+            before = None
+        elif layer.kind == "Linear":
+            if before is not None and before.units is not None and _width(before) >= min(_width(layer), WIDE):
+                what = f"no activation function is between it and {before.name}"
+                yield fault("linear-net", layer.name, what)
+                return
+            before = layer
+        elif layer.kind not in RESHAPING:
+            before = None
+
+
+def _width(layer: Layer) -> int:
+    return 0 if layer.units is None else layer.units["mean"].numel()
+
+
+def weak_inputs(known: Evidence) -> Iterator[Finding]:
+    """A first layer whose outputs hardly depend on its inputs."""
+    first = next((layer for layer in known.layers if layer.kind in WEIGHTED and layer.units is not None and not layer.whole), None)
+    if first is None or first.units is None or not known.inputs or not all(batches.floating for batches in known.inputs.values()):
+        return
+    var, square = first.units["var"].double().nan_to_num(), first.units["mean"].double().square()
+    share = float(var.mean() / (var + square).mean())
+    if share < WEAK:
+        what = f"its outputs hardly depend on its inputs: {share:.1%} of their mean square is variance"
+        yield fault("weak-inputs", first.name, what)
+
+
 def signal(known: Evidence) -> Iterator[Finding]:
     """Outputs that grow or shrink on their way through the net."""
     sizes = [
@@ -355,5 +394,19 @@ def signal(known: Evidence) -> Iterator[Finding]:
         yield fault("shrinking-signal", where, f"the root mean square of outputs shrinks from {first:.1e} to {middle:.1e}")
 
 
-RULES = (nonfinite, never_ran, no_gradient, zero_weights, dead, saturated, equal_units, outliers, signal, gradients, updates)
+RULES = (
+    nonfinite,
+    never_ran,
+    no_gradient,
+    zero_weights,
+    dead,
+    saturated,
+    equal_units,
+    outliers,
+    weak_inputs,
+    linear_net,
+    signal,
+    gradients,
+    updates,
+)
 """Each looks at what is known of a training, and yields what it finds."""

@@ -32,6 +32,9 @@ _PACE = 0.5
 _EVERYWHERE = 0.5
 """The share of the layers from which on it is told once that they left their ranges."""
 
+_CONSEQUENCES = {"weights": 1, "outputs": 1, "gradients": 1, "updates": 1, "loss": 2}
+"""The order of roles; all others come first."""
+
 
 class Range(NamedTuple):
     """Where a statistic was in all good runs.
@@ -206,7 +209,10 @@ class _Left(NamedTuple):
 
 
 def left_ranges(known: Evidence, learned: Learned) -> tuple[list[Finding], int]:
-    """What left its range, worst first, one finding a layer and role at most; and how many statistics were compared.
+    """What left its range, one finding a layer and role at most; and how many statistics were compared.
+
+    First what was given to the net and its optimizer, then layers, then the loss, as causes go before consequences; of each the
+    worst first.
 
     A statistic is compared by the median of its values in a phase, with the range from the least to the largest tenth of them in
     the good runs. The range is made wider on both sides
@@ -239,7 +245,7 @@ def left_ranges(known: Evidence, learned: Learned) -> tuple[list[Finding], int]:
             since.setdefault(trait.key._replace(phase=""), []).extend(hit.since)
             if place not in hits or hit.score > hits[place].score:
                 hits[place] = hit
-    found = sorted(_once(list(hits.values()), compared), key=lambda hit: -hit.score)
+    found = sorted(_once(list(hits.values()), compared), key=lambda hit: (_CONSEQUENCES.get(hit.key.role, 0), -hit.score))
     first = [min(since[hit.key._replace(phase="")], default=None) for hit in found]
     return [fault("left-range", hit.key.where, hit.what, step) for hit, step in zip(found, first, strict=True)], count
 

@@ -10,6 +10,7 @@ __all__ = [
     "DEAD_SHARE",
     "EQUAL",
     "FIRST_STEPS",
+    "FLAT",
     "GRADIENT_DECAY",
     "LARGE_INPUT",
     "LARGE_TARGET",
@@ -23,10 +24,14 @@ __all__ = [
     "SATURATED_SLOPE",
     "SHRUNK",
     "SIGNAL",
+    "SORTED",
     "UNIT_SHARE",
     "UPDATE_LIMITS",
     "UPDATE_RANGE",
     "VARIES",
+    "WEAK",
+    "WEIGHTED",
+    "WIDE",
     "WITHOUT_WEIGHTS",
     "is_idle",
     "is_massive",
@@ -99,10 +104,12 @@ class LossLimits(NamedTuple):
         falls: by which share of the start it must fall.
         rises: by which share it must rise to be called rising.
         trivial: it must come below this share of the loss of a net that knows nothing of its inputs.
+        near: up to which multiple of that loss it is where such a net comes to.
         initial: how many times the entropy of equal probabilities the first cross entropy may be.
         slow, fast: updates relative to the weights below and above which the rate explains a loss that does not fall. The range of
             Karpathy, see `UPDATE_RANGE`, is 1e-4 to 1e-2.
         early: the same of the first steps.
+        decay: the ratio of gradients of early and late layers below which these explain a loss that does not fall.
     """
 
     least: int = 20
@@ -110,10 +117,12 @@ class LossLimits(NamedTuple):
     falls: float = 0.02
     rises: float = 0.1
     trivial: float = 0.95
+    near: float = 1.05
     initial: float = 3.0
     slow: float = 2e-3
-    fast: float = 0.1
+    fast: float = 0.3
     early: float = 0.2
+    decay: float = 1e-2
 
 
 LOSS = LossLimits()
@@ -148,11 +157,23 @@ SIGNAL = SignalLimits()
 RATE_ENDS = 1e-2
 """A schedule has ended when the rate is below this share of the highest."""
 
-FIRST_STEPS = 0.5
+WIDE = 8
+"""From so many units on a linear layer before another one is no factorisation of it. It is ours."""
+
+WEAK = 0.1
+"""The share of variance in the mean square of the outputs of a first layer below which these hardly depend on its inputs. It is ours."""
+
+FIRST_STEPS = 1.0
 """Updates of the first steps, relative to the weights, that leave little of the initial weights. It is ours."""
 
 LARGE_INPUT, LARGE_TARGET = 50.0, 50.0
 """Magnitudes of floating-point inputs and targets that were not normalised: pixels go to 255. They are ours."""
+
+FLAT = 1e-3
+"""Inputs whose deviation is below this, or below this share of their mean, are constant. It is ours."""
+
+SORTED = 10.0
+"""How many times as much as at random the means of batches vary if the data is sorted. It is ours."""
 
 VARIES = 1e-6
 """Outputs are the same for all inputs if their variance over a batch is below this share of their mean square. It is ours."""
@@ -169,6 +190,8 @@ def _kinds_in(*files: str) -> frozenset[str]:
 
 LINEAR = _kinds_in("linear", "conv", "sparse", "normalization", "batchnorm", "instancenorm") | {"Conv1D"}
 """Classes whose outputs are zero only if their weights are, which is how some are initialised: that is no death of units."""
+WEIGHTED = _kinds_in("linear", "conv") | {"Conv1D"}
+"""Classes of layers with weights that act on features."""
 RESHAPING = _kinds_in("flatten", "dropout") | {"Identity"}
 """Classes that hand on the units of the layer before."""
 NORMS = _kinds_in("normalization", "batchnorm", "instancenorm")

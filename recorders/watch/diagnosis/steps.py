@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from recorders.capture.calls import Call
 from recorders.capture.switching import remove
@@ -117,6 +118,10 @@ class StepMonitor(OptimizerMonitor):
 
     Unless an optimizer or the user advances the clock, the first optimizer that steps does from then on.
 
+    Attributes:
+        steps_anywhere: the number of steps of all optimizers of the process while the monitor was on, also of those that hold no
+            parameter of the net. It is not saved.
+
     >>> from recorders import Recorder
     >>> from reducers import Collect
     >>> net = torch.nn.Linear(2, 1)
@@ -136,9 +141,24 @@ class StepMonitor(OptimizerMonitor):
         super().__init__(reducer, module, **options)
         self._since: weakref.WeakKeyDictionary[Optimizer, _SinceStep] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
+        self._anywhere: Any = None
+        self.steps_anywhere = 0
         self._stepping: weakref.ref[Optimizer] | None = None
 
+    def register(self, module: nn.Module | None = None) -> Monitor:
+        """Puts the hooks on; see `Monitor.register`."""
+        super().register(module)
+        if self._anywhere is None:
+            self._anywhere = register_optimizer_step_post_hook(self._hook(self._stepped))
+        return self
+
+    def _stepped(self, *_: Any) -> None:
+        self.steps_anywhere += 1
+
     def deregister(self) -> Monitor:
+        if self._anywhere is not None:
+            self._anywhere.remove()
+            self._anywhere = None
         for since in self._since.values():
             since.end()
         return super().deregister()
@@ -191,9 +211,7 @@ class StepMonitor(OptimizerMonitor):
             "still": float(sum(norm.momentum == 0 for norm in norms)),
             "dropout": max((inner.p for inner in module.modules() if isinstance(inner, _DropoutNd)), default=0.0),
             "epsilon": max((_number(group.get("eps")) for group in groups), default=math.nan),
-            "momentum": max(
-                (_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=math.nan
-            ),
+            "momentum": max((_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=math.nan),
             "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=math.nan),
         }
 
@@ -215,9 +233,22 @@ def _versions(leaves: Sequence[tuple[str, nn.Parameter]]) -> int:
 
 
 def share_in_mode(module: nn.Module) -> float:
-    """The share of the modules that depend on the mode, such as dropout, that are in training mode; NaN if there are none."""
-    modes = [inner.training for inner in module.modules() if _depends_on_mode(inner)]
+    """The share of the modules that depend on the mode, such as dropout, that are in training mode; NaN if there are none.
+
+    Those of a base that is frozen do not count: people keep it in evaluation mode on purpose.
+    """
+    modes = [
+        inner.training
+        for outer in module.modules()
+        for inner in outer.children()
+        if _depends_on_mode(inner) and _trains(outer, inner)
+    ]
     return sum(modes) / len(modes) if modes else math.nan
+
+
+def _trains(outer: nn.Module, inner: nn.Module) -> bool:
+    own = [*inner.parameters()] or outer.parameters()
+    return any(parameter.requires_grad for parameter in own)
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

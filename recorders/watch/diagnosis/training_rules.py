@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from statistics import median
+from statistics import median, pvariance
 
-from recorders.watch.diagnosis.batches import LABELS
+from torch import nn
+
+from recorders.watch.diagnosis.batches import LABELS, SAMPLES
 from recorders.watch.diagnosis.evidence import Batches, Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
-from recorders.watch.diagnosis.layer_rules import why_rising
-from recorders.watch.diagnosis.limits import FIRST_STEPS, LARGE_INPUT, LARGE_TARGET, LOSS, RATE_ENDS, SHRUNK, VARIES, shown_range
+from recorders.watch.diagnosis.layer_rules import gradients_by_depth, why_rising
+from recorders.watch.diagnosis.limits import (
+    FIRST_STEPS,
+    FLAT,
+    LARGE_INPUT,
+    LARGE_TARGET,
+    LOSS,
+    RATE_ENDS,
+    SHRUNK,
+    SORTED,
+    VARIES,
+    shown_range,
+)
 from recorders.watch.overview import Layer
 
 LEAST = 10
@@ -90,10 +103,18 @@ def modes(known: Evidence) -> Iterator[Finding]:
     if known.inference > 0.5:
         yield fault("training-mode", "net", "dropout and batch norms are in training mode while gradients are off")
     if still := max(known.fact("still"), default=0.0):
-        yield fault("statistics-stand-still", "net", f"the momentum of {still:.0f} batch norms is 0")
+        where = _first(known, lambda module: isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum == 0)
+        yield fault("statistics-stand-still", where, f"the momentum of {still:.0f} batch norms is 0")
     dropout = max(known.fact("dropout"), default=0.0)
     if dropout >= 0.8:
-        yield fault("much-dropout", "net", f"a dropout leaves out {dropout:.0%} of its inputs")
+        where = _first(known, lambda module: getattr(module, "p", 0) == dropout)
+        yield fault("much-dropout", where, f"a dropout leaves out {dropout:.0%} of its inputs")
+
+
+def _first(known: Evidence, holds: Callable[[nn.Module], bool]) -> str:
+    """The first module of which it holds; "net" if the net is not known."""
+    modules = known.net.named_modules() if known.net is not None else ()
+    return next((name for name, module in modules if holds(module)), "net")
 
 
 def gradient_sizes(known: Evidence) -> Iterator[Finding]:
@@ -145,21 +166,53 @@ def loss(known: Evidence) -> Iterator[Finding]:
     if max(course.finite) == best:
         yield fault("loss-is-constant", "loss", f"the loss is {best:.4g} in all {len(course)} steps")
         return
-    if min(start, end) < 0 < max(start, end) or abs(start) < Course(course.finite[: len(course) // 3]).noise():
+    if best < 0 or start < Course(course.finite[: max(LEAST, len(course) // 20)]).noise():
         return  # of no fixed scale, as that of a policy gradient
     sure = 3 * noise / math.sqrt(max(3, 0.1 * len(course)))
     trivial = _trivial_loss(known)
-    if end > start + max(sure, LOSS.rises * abs(start)):
+    if end > start + max(sure, LOSS.rises * start):
         yield fault("loss-rises", "loss", f"the loss rose from {start:.4g} to {end:.4g}", causes=why_rising(known))
-    elif end > start - max(sure, LOSS.falls * abs(start)):
+    elif end > start - max(sure, LOSS.falls * start):
         what = f"the loss was {start:.4g} and is {end:.4g} after {len(course)} steps"
         yield fault("loss-does-not-fall", "loss", what, causes=_why_flat(known))
     elif math.isfinite(trivial) and end > LOSS.trivial * trivial - sure and len(course) >= LOSS.long:
         what = f"after {len(course)} steps the loss is {end:.4g}; without any inputs it could be {trivial:.4g}"
         yield fault("loss-does-not-fall", "loss", what, causes=_why_flat(known))
-    elif len(course) >= LOSS.long and _is_late(course) and known.ratio < LOSS.slow:
-        what = f"the loss fell from {start:.4g} to {end:.4g}, and most of that in the last half, while a typical step changes the weights by {shown_range(known.ratio)}"
+    elif len(course) >= LOSS.long and not _warms_up(known) and _is_slow(known, course, trivial):
+        what = f"the loss fell from {start:.4g} to {end:.4g}, and a typical step changes the weights by {shown_range(known.ratio)}"
         yield fault("loss-falls-slowly", "loss", what)
+
+
+def _is_slow(known: Evidence, course: Course, trivial: float) -> bool:
+    """Whether small updates explain that the loss of a net that was not trained before has not come far."""
+    start, end = course.start(), course.end()
+    from_scratch = math.isfinite(trivial) and start > 0.6 * trivial
+    return (known.ratio < LOSS.slow and _is_late(course)) or (known.ratio < LOSS.slow / 2 and from_scratch and end > 0.4 * start)
+
+
+def _warms_up(known: Evidence) -> bool:
+    """Whether the learning rate still rises."""
+    rate = known.fact("rate")
+    return len(rate) > 1 and rate[-1] > rate[len(rate) // 2]
+
+
+def jumps(known: Evidence) -> Iterator[Finding]:
+    """A loss that fell and is thrown back in one step."""
+    found = known.loss.finite if known.loss is not None else []
+    if len(found) < LOSS.long or min(found) < 0 or _is_adversarial(known):
+        return
+    noise = Course(found).noise()
+    for at in range(20, len(found) - 15):
+        before, after = median(found[at - 10 : at]), median(found[at : at + 15])
+        fallen = median(found[:3]) - before
+        if (
+            after - before > max(8 * noise, 0.5 * fallen)
+            and found[at] - found[at - 1] > 0.5 * (after - before)
+            and fallen > 8 * noise
+        ):
+            what = f"the loss jumped from {before:.3g} to {after:.3g} within a step"
+            yield fault("loss-jumps", "loss", what, at, causes=("weights-overwritten", "rate-too-high"))
+            return
 
 
 def _is_adversarial(known: Evidence) -> bool:
@@ -212,16 +265,30 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _why_flat(known: Evidence) -> tuple[str, ...]:
-    ratio = known.ratio
+    ratio, own = known.ratio, [layer.trained for layer in known.layers if layer.has_weights and layer.trained is not None]
+    if own and _share([not trained for trained in own]) > 0.5:
+        return ("frozen", "not-in-optimizer")
     if ratio > LOSS.fast or known.early_ratio > LOSS.early:
         return ("rate-too-high", "initialisation")
-    if ratio < LOSS.slow:
+    if any(gradients_by_depth(known.gradient_norms, decay=LOSS.decay)):
+        return ("vanishing-gradients", "initialisation", "rate-too-low")
+    trivial, course = _trivial_loss(known), known.loss
+    there = course is not None and math.isfinite(trivial) and course.end() < LOSS.near * trivial
+    if ratio < LOSS.slow and (not there or _still_falls(known)):
         return ("rate-too-low", "not-in-optimizer")
     target, output = _one(known.target), _one(known.outputs)
     if target is not None and output is not None and target.floating:
         if target.typical("count") == output.typical("count") and target.typical("axes") != output.typical("axes"):
             return ("broadcast", "labels-do-not-fit")
     return ("labels-do-not-fit", "noise", "rate-too-high")
+
+
+def _still_falls(known: Evidence) -> bool:
+    """Whether the loss still falls at the end, by more than its noise."""
+    if known.loss is None:
+        return False
+    late = Course(known.loss.finite[len(known.loss) // 2 :])
+    return late.start(share=0.2) - late.end(share=0.2) > 3 * late.noise() / math.sqrt(max(3, 0.2 * len(late)))
 
 
 # Inputs, target and outputs
@@ -234,8 +301,13 @@ def inputs(known: Evidence) -> Iterator[Finding]:
         wrong = sum(not finite for finite in batches.each["finite"])
         if wrong:
             yield fault("nonfinite-inputs", where, f"in {wrong} of {len(batches)} batches there is NaN or infinity")
+        spread = batches.typical("std")
         if len(batches) >= 2 and batches.low == batches.high:
             yield fault("constant-inputs", where, f"all values are {batches.low:.4g}")
+        elif batches.floating and spread < FLAT * max(1.0, abs(batches.typical("mean"))):
+            yield fault(
+                "constant-inputs", where, f"all values are near {batches.typical('mean'):.4g}, with a deviation of {spread:.1e}"
+            )
         elif batches.floating:
             largest = max(abs(batches.low), abs(batches.high))
             if largest > LARGE_INPUT or abs(batches.typical("mean")) > 10 * batches.typical("std"):
@@ -260,8 +332,25 @@ def target(known: Evidence) -> Iterator[Finding]:
             alike = _share([low == high for low, high in zip(batches.each["min"], batches.each["max"], strict=True)])
             if alike > 0.5:
                 yield fault("sorted-target", where, f"in {alike:.0%} of the batches all labels are equal")
+            else:
+                yield from _sorted(batches, where)
         elif batches.floating and max(abs(batches.low), abs(batches.high)) > LARGE_TARGET:
             yield fault("large-target", where, f"values from {batches.low:.4g} to {batches.high:.4g}")
+        elif batches.floating:
+            yield from _sorted(batches, where)
+
+
+def _sorted(batches: Batches, where: str) -> Iterator[Finding]:
+    """Batches whose means differ more than those of batches drawn at random, if there is one value for each sample."""
+    if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]):
+        return
+    means, count = [mean for mean in batches.each["mean"] if math.isfinite(mean)], min(SAMPLES, batches.typical("count"))
+    expected = batches.typical("std") ** 2 / count
+    if count > 1 and expected > 0 and pvariance(means) > SORTED * expected:
+        times = pvariance(means) / expected
+        yield fault(
+            "sorted-target", where, f"the means of batches vary {times:.0f} times as much as those of batches drawn at random"
+        )
 
 
 def outputs(known: Evidence) -> Iterator[Finding]:
@@ -272,7 +361,11 @@ def outputs(known: Evidence) -> Iterator[Finding]:
     last = [within for within in output.each["within"][-5:] if math.isfinite(within)]
     size = output.typical("mean") ** 2 + output.typical("std") ** 2
     if last and size > 0 and max(last) < VARIES * size:
-        yield fault("equal-outputs", "(net)", f"the variance of outputs over the samples of a batch is {max(last):.1e}, of a mean square of {size:.1e}")
+        yield fault(
+            "equal-outputs",
+            "(net)",
+            f"the variance of outputs over the samples of a batch is {max(last):.1e}, of a mean square of {size:.1e}",
+        )
 
 
 def probabilities(known: Evidence) -> Iterator[Finding]:
@@ -284,8 +377,11 @@ def probabilities(known: Evidence) -> Iterator[Finding]:
         return
     units = _classes(known)
     sure = output.high > 0.8 or len(course) >= LOSS.long
-    if units >= 2 and abs(output.typical("mean") * units - 1) < 1e-3:
-        floor = math.log(1 + (units - 1) / math.e)  # of the cross entropy of logits that are at most 1 for one class and 0 for others
+    if not labels.floating and units >= 2 and labels.high < units:
+        floor = math.log(
+            1 + (units - 1) / math.e
+        )  # of the cross entropy of logits that are at most 1 for one class and 0 for others
+        sure = sure and abs(output.typical("mean") * units - 1) < 1e-3
     elif labels.high <= 1 and output.low < 0.45 and output.high > 0.55:
         ones = labels.typical("mean")
         floor = math.log1p(math.exp(-1)) * ones + math.log(2) * (1 - ones)
@@ -295,6 +391,36 @@ def probabilities(known: Evidence) -> Iterator[Finding]:
     if sure and 0.97 * floor < least < 1.6 * floor + 1:
         what = f"the net returns probabilities; taken as logits they allow no loss below {floor:.3g}, and the least was {least:.3g}"
         yield fault("probabilities-as-logits", "(net)", what)
+
+
+def unreachable(known: Evidence) -> Iterator[Finding]:
+    """Outputs that keep to one side of zero, or within one, and a target that does not."""
+    output, labels = _one(known.outputs), _one(known.target)
+    if output is None or labels is None or not (output.floating and labels.floating) or len(output) < LEAST:
+        return
+    moves = output.typical("std") > 0.1 * labels.typical("std")  # not of a net that returns the mean
+    if moves and output.low >= 0 and labels.low < -0.1 * labels.typical("std"):
+        what = f"outputs are never below 0, and the target goes down to {labels.low:.3g}"
+        yield fault("unreachable-target", "(net)", what)
+    elif len(output) >= LOSS.least and -1 <= output.low and 0.95 < output.high <= 1 and labels.high > 1.5:
+        what = f"outputs are never above 1, and the target goes up to {labels.high:.3g}"
+        yield fault("unreachable-target", "(net)", what)
+
+
+def left_out(known: Evidence) -> Iterator[Finding]:
+    """Parameters that require a gradient and that no optimizer holds."""
+    if known.steps is None:
+        return
+    held: dict[float, float] = {}
+    for number, count in zip(known.steps["optimizer"].values, known.steps["held"].values, strict=True):
+        held[number] = max(held.get(number, 0.0), count)
+    trainable, all_held = max(known.fact("trainable"), default=0.0), sum(held.values())
+    if len(held) <= 4 and all_held < trainable and not any(known.fact("foreign")):
+        what = f"no optimizer holds {trainable - all_held:.0f} of the {trainable:.0f} parameters that require a gradient"
+        yield fault("frozen", "optimizer", what, causes=("not-in-optimizer", "frozen"))
+    elif any(known.fact("foreign")) and all_held < trainable:
+        what = f"it holds {max(known.fact('foreign')):.0f} parameters that the net does not have, and lacks {trainable - all_held:.0f} of the net"
+        yield fault("foreign-parameters", "optimizer", what)
 
 
 def _output(known: Evidence) -> Layer | None:
@@ -312,21 +438,28 @@ def initial_loss(known: Evidence) -> Iterator[Finding]:
         return
     first, expected = known.loss.finite[0], math.log(classes)
     if first > LOSS.initial * expected + 1:
-        yield fault("high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}")
+        yield fault(
+            "high-initial-loss", "loss", f"the first loss is {first:.3g}; {classes} equal probabilities have {expected:.3g}"
+        )
 
 
 RULES = (
     not_cleared,
+    left_out,
     rates,
     optimizer_state,
     between_steps,
     modes,
     gradient_sizes,
+    first_steps,
     weight_sizes,
-    loss,
-    probabilities,
-    initial_loss,
     inputs,
     target,
+    outputs,
+    probabilities,
+    unreachable,
+    initial_loss,
+    loss,
+    jumps,
 )
 """Each looks at what is known of a training, and yields what it finds."""

