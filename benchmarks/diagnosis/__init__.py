@@ -1,1 +1,1 @@
-"""How often a diagnosis of trainings is right: healthy trainings, the same with one planted fault each, and what is found in them."""
+"""How often a diagnosis of trainings is right: healthy trainings, the same with one planted fault each, and what is found."""

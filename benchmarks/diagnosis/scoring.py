@@ -1,22 +1,29 @@
-"""Scores: in how many faulty trainings a fault is found, in the right place, with the right cause; and false alarms in healthy ones."""
+"""Scores: in how many faulty trainings a fault is found, in the right place, with the right cause; and false alarms."""
 
 from __future__ import annotations
 
-import json
+import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from benchmarks.diagnosis.cases import Case, case
-from benchmarks.diagnosis.training import run
+from benchmarks.diagnosis.peers import AutoTrainerRules, DeepDiagnosisRules
+from benchmarks.diagnosis.training import Training, run
 from benchmarks.diagnosis.watch import Health
 
-__all__ = ["Row", "diagnose", "rows"]
+__all__ = ["WATCHES", "Row", "diagnose", "rows"]
 
+Told: TypeAlias = tuple[str, str, tuple[str, ...], str, str]
+"""Kind, place, causes, severity and text of a finding."""
 ASKED = (5, 10, 20, 30, 50, 100)
 """The steps after which findings are asked for."""
 WHOLE = frozenset({"loss", "optimizer", "inputs", "target", "net", "(net)"})
@@ -45,17 +52,17 @@ class Row:
     held_out: bool
     score: float
     seconds: float
-    told: dict[int, list[tuple[str, str, tuple[str, ...], str, str]]] = field(default_factory=dict)
+    told: dict[int, list[Told]] = field(default_factory=dict)
     error: str = ""
 
     @property
-    def found(self) -> list[tuple[str, str, tuple[str, ...], str, str]]:
+    def found(self) -> list[Told]:
         """What was found at the end, but for notices."""
         return self.told[max(self.told)] if self.told else []
 
     @property
     def located(self) -> bool:
-        """Whether one of the first three findings names a right place; of a fault of the whole training, no single layer or a right cause."""
+        """Whether one of the first three findings names a right place; of a fault of the whole training, no single layer."""
         if not self.places:
             return any(place.partition(":")[0] in WHOLE or self._right(causes) for _, place, causes, _, _ in self.found[:3])
         places = {place or "(net)" for place in self.places}
@@ -63,8 +70,13 @@ class Row:
 
     @property
     def right(self) -> bool:
-        """Whether the most likely cause that one of the first three findings names is right."""
+        """Whether the most likely cause of one of the first three findings is right."""
         return any(self._right(causes) for _, _, causes, _, _ in self.found[:3])
+
+    @property
+    def right_among_three(self) -> bool:
+        """Whether one of the first three findings names a right cause among its three most likely."""
+        return any(cause in self.causes for _, _, causes, _, _ in self.found[:3] for cause in causes[:3])
 
     def _right(self, causes: Sequence[str]) -> bool:
         return bool(causes) and causes[0] in self.causes
@@ -75,50 +87,64 @@ class Row:
         return next((steps for steps, found in sorted(self.told.items()) if found), 0)
 
 
-def diagnose(one: Case, compiled: str | None = None) -> Row:
+class _Rules:
+    """A watch that tells its findings at the end."""
+
+    def __init__(self, rules: Any) -> None:
+        self.rules, self.found, self.last = rules, dict[int, list[Told]](), 0
+
+    def begin(self, training: Training, optimizers: Sequence[Optimizer]) -> None:
+        self.rules.begin(training, optimizers)
+
+    def after(self, step: int, loss: Tensor, inputs: Any, target: Any) -> bool | None:
+        self.last = step + 1
+        ended: bool | None = self.rules.after(step, loss, inputs, target)
+        return ended
+
+    def end(self) -> None:
+        self.found[self.last] = [("", place, (cause,), "error", cause) for cause, place in self.rules.found()]
+
+
+WATCHES: dict[str, Callable[[], Any]] = {
+    "ours": lambda: Health(ASKED),
+    "AutoTrainer's rules": lambda: _Rules(AutoTrainerRules()),
+    "DeepDiagnosis' rules": lambda: _Rules(DeepDiagnosisRules()),
+}
+"""Who looks at a training, by name. The rules of others are rebuilt from what they published; see `peers.py`."""
+
+
+def diagnose(one: Case, compiled: str | None = None, watch: str = "ours") -> Row:
     """Runs one training and asks what is wrong with it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     training, places = one.training()
-    fault = one.fault
-    row = Row(
-        one.program.name,
-        fault.name if fault else "",
-        one.seed,
-        fault.category if fault else "",
-        fault.causes if fault else (),
-        tuple(places),
-        one.program.held_out,
-        0.0,
-        0.0,
-    )
-    watch, began = Health(ASKED), time.perf_counter()
+    name, causes, category = (one.fault.name, one.fault.causes, one.fault.category) if one.fault else ("", (), "")
+    row = Row(one.program.name, name, one.seed, category, causes, tuple(places), one.program.held_out, math.nan, 0.0)
+    watching, began = WATCHES[watch](), time.perf_counter()
     try:
-        row.score = run(training, watch, compiled=compiled)
+        row.score = run(training, watching, compiled=compiled)
     except Exception as error:  # some faults end the training
         row.error = f"{type(error).__name__}: {error}"
     row.seconds = time.perf_counter() - began
-    watch.end()
-    for steps, found in watch.found.items():
-        row.told[steps] = [(one.kind, one.layer, one.causes, one.severity, one.what) for one in found]
+    watching.end()
+    for steps, found in watching.found.items():
+        row.told[steps] = [
+            one if isinstance(one, tuple) else (one.kind, one.layer, one.causes, one.severity, one.what) for one in found
+        ]
     return row
 
 
-def rows(chosen: Sequence[Case], compiled: str | None = None, processes: int = 2) -> list[Row]:
+def rows(chosen: Sequence[Case], compiled: str | None = None, watch: str = "ours", processes: int = 2) -> list[Row]:
     """Diagnoses several cases, each in one thread."""
-    with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(_by_name, [*map(_names, chosen)], [compiled] * len(chosen), chunksize=1))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        several = [[*map(_names, chosen)], [compiled] * len(chosen), [watch] * len(chosen)]
+        return list(pool.map(_by_name, *several, chunksize=1))
 
 
 def _names(one: Case) -> tuple[str, str | None, int]:
     return one.program.name, one.fault.name if one.fault else None, one.seed
 
 
-def _by_name(names: tuple[str, str | None, int], compiled: str | None) -> Row:
-    return diagnose(case(*names), compiled)  # a fault holds functions, which do not pickle
-
-
-def as_json(found: Sequence[Row]) -> str:
-    """All rows, to look at them later."""
-    return json.dumps([asdict(row) for row in found], indent=1)
+def _by_name(names: tuple[str, str | None, int], compiled: str | None, watch: str) -> Row:
+    return diagnose(case(*names), compiled, watch)  # a fault holds functions, which do not pickle

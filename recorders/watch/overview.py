@@ -50,7 +50,7 @@ class Layer:
             the largest. Infinite if it is not known.
         since: for each role that has a `FirstNonfinite`, the first observation with NaN or infinity; -1 if there was none.
         silent: the likely reason for each role of which nothing was recorded.
-        trained: whether any of its own weights requires a gradient, or of those inside if it has none; None if unknown, as in a recording.
+        trained: whether any of its own weights requires a gradient, or of those inside if it has none; None if unknown.
         failed: for each role, why no observation could be reduced; only a recorder knows.
         whole: whether it contains other layers of the overview, as the net itself does.
         first: whether it is the first output of its module, or the only one.

@@ -1,4 +1,4 @@
-"""Batches: what each batch of the inputs, the target or the outputs of a net is like, as one row of numbers."""
+"""BatchCourse: what each batch of the inputs, the target or the outputs of a net is like, as one row of numbers."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["CAUSES", "KINDS", "Cause", "Kind"]
+__all__ = ["CAUSES", "KINDS", "Cause", "FindingKind"]
 
 
 class Cause(NamedTuple):
@@ -19,7 +19,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-class Kind(NamedTuple):
+class FindingKind(NamedTuple):
     """A kind of finding.
 
     Attributes:
@@ -148,114 +148,127 @@ CAUSES: dict[str, Cause] = {
 }
 """By name, the causes that findings name."""
 
-KINDS: dict[str, Kind] = {
-    "nonfinite": Kind(
+KINDS: dict[str, FindingKind] = {
+    "nonfinite": FindingKind(
         "error",
         "One NaN or infinity makes all weights NaN at the next step.",
         ("rate-too-high", "nonfinite"),
         "a smaller learning rate, gradient clipping, no log or division of values that can be zero; also check the inputs",
     ),
-    "never-ran": Kind("error", "A layer that is not called does not contribute to the result and learns nothing.", ("never-ran",)),
-    "dead-units": Kind(
+    "never-ran": FindingKind(
+        "error", "A layer that is not called does not contribute to the result and learns nothing.", ("never-ran",)
+    ),
+    "dead-units": FindingKind(
         "error", "Nothing passes through them and no gradient comes back, so they seldom recover.", ("dead-units", "initialisation")
     ),
-    "saturated-units": Kind("error", "There the curve is flat, so hardly any gradient passes.", ("saturation", "initialisation")),
-    "vanishing-gradients": Kind(
+    "saturated-units": FindingKind(
+        "error", "There the curve is flat, so hardly any gradient passes.", ("saturation", "initialisation")
+    ),
+    "vanishing-gradients": FindingKind(
         "error",
         "Layers near the input learn little or nothing.",
         ("vanishing-gradients", "saturation", "initialisation"),
         "normalisation layers, residual connections, ReLU in place of saturating activations, initialisation by fan-in",
     ),
-    "exploding-gradients": Kind(
+    "exploding-gradients": FindingKind(
         "error",
         "No learning rate suits both ends of the net: what suits one end is far too much for the other.",
         ("exploding-gradients", "initialisation"),
         "normalisation layers, smaller initial weights, gradient clipping",
     ),
-    "outliers": Kind(
+    "outliers": FindingKind(
         "error",
         "They make numbers of few bits coarse, and one feature decides what the next layer sees.",
         ("outliers", "initialisation"),
     ),
-    "frozen": Kind(
+    "frozen": FindingKind(
         "error",
         "The layer learns nothing.",
         ("not-in-optimizer", "frozen", "detached"),
         "give its parameters to the optimizer; if it is frozen on purpose, set requires_grad=False",
     ),
-    "updates-too-large": Kind(
+    "updates-too-large": FindingKind(
         "error",
         "The weights change at random rather than improve.",
         ("rate-too-high",),
         "a learning rate smaller by as much, or a warm-up",
     ),
-    "updates-too-small": Kind(
+    "updates-too-small": FindingKind(
         "error", "The layer hardly learns.", ("rate-too-low",), "a larger learning rate, for this layer at least"
     ),
-    "no-gradient": Kind("error", "The layer learns nothing.", ("detached", "dead-units")),
-    "zero-weights": Kind(
+    "no-gradient": FindingKind("error", "The layer learns nothing.", ("detached", "dead-units")),
+    "zero-weights": FindingKind(
         "error",
         "What is zero everywhere stays zero, and gives gradients of zero to the layers before.",
         ("initialisation", "symmetry"),
     ),
-    "tiny-gradients": Kind("error", "Steps that follow the gradient are as tiny.", ("loss-scale", "rate-too-low")),
-    "clipped": Kind("error", "All that the size of a gradient tells is lost, and steps are tiny.", ("clipping",)),
-    "not-cleared": Kind("error", "Each step follows the sum of all gradients so far.", ("gradients-not-cleared",)),
-    "rate-is-zero": Kind("error", "Nothing is learned at a learning rate of 0.", ("no-steps", "schedule")),
-    "rate-ends-early": Kind("error", "What is left of the training learns nothing.", ("schedule",)),
-    "ascends": Kind("error", "The training makes the net worse.", ("ascent",)),
-    "written-between-steps": Kind(
+    "tiny-gradients": FindingKind("error", "Steps that follow the gradient are as tiny.", ("loss-scale", "rate-too-low")),
+    "clipped": FindingKind("error", "All that the size of a gradient tells is lost, and steps are tiny.", ("clipping",)),
+    "not-cleared": FindingKind("error", "Each step follows the sum of all gradients so far.", ("gradients-not-cleared",)),
+    "rate-is-zero": FindingKind("error", "Nothing is learned at a learning rate of 0.", ("no-steps", "schedule")),
+    "rate-ends-early": FindingKind("error", "What is left of the training learns nothing.", ("schedule",)),
+    "ascends": FindingKind("error", "The training makes the net worse.", ("ascent",)),
+    "written-between-steps": FindingKind(
         "warning", "What the optimizer learned is lost, and its own state fits no more.", ("weights-overwritten",)
     ),
-    "optimizer-made-anew": Kind("error", "Momentum and the scale of gradients begin at zero each time.", ("optimizer-reset",)),
-    "foreign-parameters": Kind("error", "What is stepped is not what is trained.", ("stale-optimizer", "not-in-optimizer")),
-    "evaluation-mode": Kind(
+    "optimizer-made-anew": FindingKind(
+        "error", "Momentum and the scale of gradients begin at zero each time.", ("optimizer-reset",)
+    ),
+    "foreign-parameters": FindingKind("error", "What is stepped is not what is trained.", ("stale-optimizer", "not-in-optimizer")),
+    "evaluation-mode": FindingKind(
         "warning",
         "Dropout does nothing, and batch norms neither normalise by the batch nor learn their statistics.",
         ("eval-mode",),
     ),
-    "training-mode": Kind(
+    "training-mode": FindingKind(
         "warning", "Dropout acts and batch norms depend on the batch, so scores are worse than the net is.", ("train-mode",)
     ),
-    "coarse-weights": Kind("error", "A number of 16 bits does not change if less than its last bit is added.", ("lost-updates",)),
-    "statistics-stand-still": Kind("warning", "In evaluation, batch norms use statistics of the start.", ("statistics-frozen",)),
-    "large-epsilon": Kind("warning", "Adam then follows the plain gradient, at a much smaller step.", ("epsilon",)),
-    "odd-momentum": Kind("warning", "Steps follow gradients of long ago, so that the weights oscillate.", ("momentum",)),
-    "much-dropout": Kind("warning", "Little passes through.", ("dropout",)),
-    "nonfinite-inputs": Kind("error", "They make the loss and all weights NaN.", ("nonfinite-inputs",)),
-    "batches-of-one": Kind("error", "A batch norm takes the sample itself for the mean.", ("batch-of-one",)),
-    "constant-inputs": Kind("error", "There is nothing to learn from.", ("inputs-constant",)),
-    "large-inputs": Kind("warning", "The first layer learns badly, and its units die or saturate.", ("inputs-not-normalised",)),
-    "weak-inputs": Kind(
+    "coarse-weights": FindingKind(
+        "error", "A number of 16 bits does not change if less than its last bit is added.", ("lost-updates",)
+    ),
+    "statistics-stand-still": FindingKind(
+        "warning", "In evaluation, batch norms use statistics of the start.", ("statistics-frozen",)
+    ),
+    "large-epsilon": FindingKind("warning", "Adam then follows the plain gradient, at a much smaller step.", ("epsilon",)),
+    "odd-momentum": FindingKind("warning", "Steps follow gradients of long ago, so that the weights oscillate.", ("momentum",)),
+    "much-dropout": FindingKind("warning", "Little passes through.", ("dropout",)),
+    "nonfinite-inputs": FindingKind("error", "They make the loss and all weights NaN.", ("nonfinite-inputs",)),
+    "batches-of-one": FindingKind("error", "A batch norm takes the sample itself for the mean.", ("batch-of-one",)),
+    "constant-inputs": FindingKind("error", "There is nothing to learn from.", ("inputs-constant",)),
+    "large-inputs": FindingKind(
+        "warning", "The first layer learns badly, and its units die or saturate.", ("inputs-not-normalised",)
+    ),
+    "weak-inputs": FindingKind(
         "warning", "What the layers after it see is mostly a constant.", ("inputs-not-normalised", "initialisation")
     ),
-    "unreachable-target": Kind("error", "The loss cannot come near its minimum.", ("output-activation", "target-scale")),
-    "repeated-batches": Kind("warning", "The net learns this batch by heart, and nothing else.", ("repeated-batches",)),
-    "constant-target": Kind("error", "A constant is all that can be learned.", ("labels-constant",)),
-    "sorted-target": Kind("warning", "The net unlearns with each batch what the one before taught.", ("data-order",)),
-    "large-target": Kind("warning", "Outputs must grow far before the loss falls.", ("target-scale",)),
-    "loss-does-not-fall": Kind(
+    "unreachable-target": FindingKind("error", "The loss cannot come near its minimum.", ("output-activation", "target-scale")),
+    "repeated-batches": FindingKind("warning", "The net learns this batch by heart, and nothing else.", ("repeated-batches",)),
+    "constant-target": FindingKind("error", "A constant is all that can be learned.", ("labels-constant",)),
+    "sorted-target": FindingKind("warning", "The net unlearns with each batch what the one before taught.", ("data-order",)),
+    "large-target": FindingKind("warning", "Outputs must grow far before the loss falls.", ("target-scale",)),
+    "loss-does-not-fall": FindingKind(
         "error", "Nothing is learned.", ("labels-do-not-fit", "rate-too-high", "rate-too-low", "noise", "initialisation")
     ),
-    "loss-rises": Kind("error", "The training makes the net worse.", ("rate-too-high", "ascent")),
-    "loss-is-constant": Kind("error", "Nothing is learned.", ("no-steps", "detached", "not-in-optimizer")),
-    "loss-falls-slowly": Kind("warning", "Most of what could be learned is not.", ("rate-too-low", "initialisation")),
-    "loss-jumps": Kind("warning", "The training is thrown back again and again.", ("rate-too-high", "data-order")),
-    "high-initial-loss": Kind(
+    "loss-rises": FindingKind("error", "The training makes the net worse.", ("rate-too-high", "ascent")),
+    "loss-is-constant": FindingKind("error", "Nothing is learned.", ("no-steps", "detached", "not-in-optimizer")),
+    "loss-falls-slowly": FindingKind("warning", "Most of what could be learned is not.", ("rate-too-low", "initialisation")),
+    "loss-jumps": FindingKind("warning", "The training is thrown back again and again.", ("rate-too-high", "data-order")),
+    "high-initial-loss": FindingKind(
         "warning", "The first steps only undo what the initial weights claim.", ("initialisation", "inputs-not-normalised")
     ),
-    "probabilities-as-logits": Kind(
+    "probabilities-as-logits": FindingKind(
         "error", "The loss cannot come near its minimum, and gradients vanish.", ("output-activation",)
     ),
-    "equal-units": Kind("error", "All units learn the same, so one would do.", ("symmetry", "initialisation")),
-    "equal-outputs": Kind(
+    "equal-units": FindingKind("error", "All units learn the same, so one would do.", ("symmetry", "initialisation")),
+    "equal-outputs": FindingKind(
         "error", "What the net says does not depend on its inputs.", ("dead-units", "initialisation", "inputs-constant")
     ),
-    "shrinking-weights": Kind("error", "What is learned is forgotten at once.", ("weight-decay",)),
-    "shrinking-signal": Kind("warning", "Layers far from the input see next to nothing.", ("initialisation", "normalisation")),
-    "growing-signal": Kind("warning", "Layers far from the input see enormous values.", ("initialisation", "normalisation")),
-    "linear-net": Kind("warning", "Layers without an activation function between them are one linear layer.", ("no-nonlinearity",)),
-    "left-range": Kind(
+    "shrinking-weights": FindingKind("error", "What is learned is forgotten at once.", ("weight-decay",)),
+    "growing-signal": FindingKind("warning", "Layers far from the input see enormous values.", ("initialisation", "normalisation")),
+    "linear-net": FindingKind(
+        "warning", "Layers without an activation function between them are one linear layer.", ("no-nonlinearity",)
+    ),
+    "left-range": FindingKind(
         "warning",
         "Good runs of this training never were there.",
         (),

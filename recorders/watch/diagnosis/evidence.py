@@ -17,7 +17,7 @@ from recorders.watch.diagnosis.steps import FACTS, StepMonitor
 from recorders.watch.overview import Layer, overview, pushed
 from recorders.watch.spread import Spread
 
-__all__ = ["Batches", "Course", "Evidence", "evidence"]
+__all__ = ["BatchCourse", "Course", "Evidence", "evidence"]
 
 TARGETS = ("target", "targets", "label", "labels", "y")
 """The names under which targets are pushed."""
@@ -65,7 +65,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchCourse:
     """What the batches of the inputs, the target or the outputs were like.
 
     Attributes:
@@ -129,9 +129,9 @@ class Evidence:
     layers: Sequence[Layer]
     calls: Mapping[str, Spread] = field(default_factory=dict)
     loss: Course | None = None
-    inputs: Mapping[str, Batches] = field(default_factory=dict)
-    outputs: Mapping[str, Batches] = field(default_factory=dict)
-    target: Mapping[str, Batches] = field(default_factory=dict)
+    inputs: Mapping[str, BatchCourse] = field(default_factory=dict)
+    outputs: Mapping[str, BatchCourse] = field(default_factory=dict)
+    target: Mapping[str, BatchCourse] = field(default_factory=dict)
     steps: Mapping[str, Course] | None = None
     inference: float = math.nan
     gradients: Mapping[str, Mapping[str, Course]] = field(default_factory=dict)
@@ -153,8 +153,9 @@ class Evidence:
 
     @property
     def early_ratio(self) -> float:
-        """The same, of the largest of the first steps."""
-        return _median(_finite([max(_finite(course.values[:4]), default=math.nan) for course in self._weight_updates()]))
+        """The typical size of the largest of the first updates, relative to the weights; NaN if not known."""
+        begun = [course.values[:4] for course in self._weight_updates() if _finite(course.values[:1])]  # others begin at zero
+        return _median([max(_finite(values)) for values in begun])
 
     def _weight_updates(self) -> list[Course]:
         return [course for layer in self.updates.values() for path, course in layer.items() if "bias" not in path]
@@ -215,13 +216,13 @@ def _loss(part: Subrecording) -> Course | None:
     return next((course for course in courses if course is not None and len(course)), None)
 
 
-def _batches(part: Subrecording) -> dict[str, Batches]:
+def _batches(part: Subrecording) -> dict[str, BatchCourse]:
     found = {}
     for path, rows in part.leaves().items():
         if isinstance(rows, Tensor) and rows.ndim == 2 and rows.shape[1] == len(BATCH) + LABELS:
             columns = rows.double().T.tolist()
             labels = [sum(column) for column in columns[len(BATCH) :]]
-            found[path] = Batches(dict(zip(BATCH, columns, strict=False)), labels)
+            found[path] = BatchCourse(dict(zip(BATCH, columns, strict=False)), labels)
     return found
 
 

@@ -26,7 +26,7 @@ ORDER = (
     ),
     ("evaluation-mode", "statistics-stand-still", "much-dropout", "large-epsilon", "odd-momentum", "written-between-steps"),
     ("rate-ends-early", "shrinking-weights", "large-inputs", "weak-inputs", "large-target"),
-    ("dead-units", "saturated-units", "outliers", "growing-signal", "shrinking-signal", "high-initial-loss"),
+    ("dead-units", "saturated-units", "outliers", "growing-signal", "high-initial-loss"),
     ("exploding-gradients", "vanishing-gradients", "tiny-gradients"),
     ("updates-too-large", "updates-too-small", "equal-outputs"),
     ("loss-is-constant", "loss-rises", "loss-does-not-fall", "loss-jumps", "loss-falls-slowly"),
@@ -69,8 +69,7 @@ def _once(faults: Sequence[Finding], layers: int) -> list[Finding]:
         alike = [one for one in faults if one.kind == kind]
         if len(alike) > max(1, EVERYWHERE * layers):
             first = alike[0]
-            one = replace(first, layer=place, what=f"{first.what}, in {first.layer} and {len(alike) - 1} more layers")
+            what = f"{first.what}, in {first.layer} and {len(alike) - 1} more layers"
+            one = replace(first, severity="error", layer=place, what=what)
             faults = [one, *(other for other in faults if other.kind != kind)]
-        elif kind == "updates-too-large":  # of few layers, which the others may make up for
-            faults = [replace(one, severity="notice") if one in alike and one.layer != place else one for one in faults]
     return [*faults]

@@ -114,7 +114,7 @@ def _why_nonfinite(known: Evidence) -> tuple[str, ...]:
 
 
 def why_rising(known: Evidence) -> tuple[str, ...]:
-    """The likely causes of a loss that rises: too high a rate changes the weights much from the first step; an ascent begins gently."""
+    """The likely causes of a loss that rises: too high a rate changes the weights much at once, an ascent begins gently."""
     return ("rate-too-high", "ascent") if known.early_ratio > LOSS.early else ("ascent", "rate-too-high")
 
 
@@ -237,17 +237,28 @@ def updates(known: Evidence) -> Iterator[Finding]:
     layers = [layer for layer in known.layers if "output" not in layer.silent]
     for layer in layers:
         if is_still(layer):
-            if layer.trained or (layer.trained is None and has_gradients(layer)):
+            # A part that no gradient comes to, such as the teacher of a distillation, is not meant to be trained.
+            aside = "gradient" in layer.silent and "weight_gradient" in layer.silent and any(map(has_gradients, layers))
+            if (layer.trained and not aside) or (layer.trained is None and has_gradients(layer)):
                 what = "the weights never changed" + _because(layer.silent.get("update", ""))
                 yield fault("frozen", layer.name, what, causes=_why_frozen(known, layer))
+        elif layer.update is None and layer.trained and layer.name in known.updates:
+            what = "no optimizer holds its weights, only its bias"
+            yield fault("frozen", layer.name, what, causes=("not-in-optimizer", "frozen"))
         elif layer.ratio > high and layer.growth > 1:
             what = f"updates are too large: a typical step changes the weights by {shown_range(layer.ratio)}"
-            yield fault("updates-too-large", layer.name, what)
+            yield fault("updates-too-large", layer.name, what, severity="warning" if _is_sure(known, layer) else "notice")
         elif layer.ratio_at(1.0) < low:  # the largest step, because steps may get small as a training converges
             what = f"updates are too small: the largest step changes the weights by {shown_range(layer.ratio_at(1.0))}"
             vanish = known.loss is not None and any(gradients_by_depth(known.gradient_norms, decay=LOSS.decay))
-            causes = ("vanishing-gradients", "initialisation", "rate-too-low") if vanish else ()
-            yield fault("updates-too-small", layer.name, what, causes=causes)
+            likely = ("vanishing-gradients", "initialisation", "rate-too-low") if vanish else ()
+            yield fault("updates-too-small", layer.name, what, causes=likely)
+
+
+def _is_sure(known: Evidence, layer: Layer) -> bool:
+    """Whether updates of a single layer are too large by enough, and for long enough."""
+    steps = max(map(len, known.updates.get(layer.name, {}).values()), default=LOSS.least)
+    return layer.ratio > LOSS.early and steps >= LOSS.least
 
 
 def _why_frozen(known: Evidence, layer: Layer) -> tuple[str, ...]:
@@ -377,21 +388,15 @@ def weak_inputs(known: Evidence) -> Iterator[Finding]:
 
 
 def signal(known: Evidence) -> Iterator[Finding]:
-    """Outputs that grow or shrink on their way through the net."""
-    sizes = [
-        (layer, layer.output.rms) for layer in known.layers if layer.output is not None and not layer.whole and layer.output.count
-    ]
-    sizes = [(layer, size) for layer, size in sizes if math.isfinite(size)]
+    """Outputs that grow on their way through the net."""
+    rows = [layer for layer in known.layers if layer.output is not None and not layer.whole and layer.output.count]
+    sizes = [(layer.name, layer.output.rms) for layer in rows if layer.output is not None and math.isfinite(layer.output.rms)]
     if len(sizes) < SIGNAL.layers:
         return
-    first, late = sizes[0][1], [size for _, size in sizes[len(sizes) // 2 :]]
-    middle = sorted(late)[len(late) // 2]
-    if middle > SIGNAL.grown * max(first, 1.0):
-        where = next(layer.name for layer, size in sizes if size > SIGNAL.grown * max(first, 1.0))
-        yield fault("growing-signal", where, f"the root mean square of outputs grows from {first:.1e} to {max(late):.1e}")
-    elif 0 < middle < SIGNAL.shrunk * first:
-        where = next(layer.name for layer, size in sizes if size < SIGNAL.shrunk * first)
-        yield fault("shrinking-signal", where, f"the root mean square of outputs shrinks from {first:.1e} to {middle:.1e}")
+    least, late = SIGNAL.grown * max(sizes[0][1], 1.0), [size for _, size in sizes[len(sizes) // 2 :]]
+    if median(late) > least:
+        where = next(name for name, size in sizes if size > least)
+        yield fault("growing-signal", where, f"the root mean square of outputs grows from {sizes[0][1]:.1e} to {max(late):.1e}")
 
 
 RULES = (

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 __all__ = [
+    "COARSE",
     "DEAD_SHARE",
     "EQUAL",
     "FIRST_STEPS",
@@ -142,14 +143,13 @@ EQUAL = EqualLimits()
 
 
 class SignalLimits(NamedTuple):
-    """When outputs grow or shrink with depth: from how many layers on, and by which factors. They are ours.
+    """When outputs grow with depth: from how many layers on, and by which factor. They are ours.
 
     The residual stream of a healthy transformer grows by the square root of its depth; nets with normalisation keep their scale.
     """
 
     layers: int = 4
     grown: float = 1e3
-    shrunk: float = 1e-3
 
 
 SIGNAL = SignalLimits()
@@ -161,13 +161,16 @@ WIDE = 8
 """From so many units on a linear layer before another one is no factorisation of it. It is ours."""
 
 WEAK = 0.1
-"""The share of variance in the mean square of the outputs of a first layer below which these hardly depend on its inputs. It is ours."""
+"""The share of variance in the mean square of outputs of a first layer below which they hardly depend on its inputs. It is ours."""
 
 FIRST_STEPS = 1.0
 """Updates of the first steps, relative to the weights, that leave little of the initial weights. It is ours."""
 
 LARGE_INPUT, LARGE_TARGET = 50.0, 50.0
 """Magnitudes of floating-point inputs and targets that were not normalised: pixels go to 255. They are ours."""
+
+COARSE = 2.0**-9
+"""Updates relative to the weights below which weights in bfloat16 lose most of them: half the distance of neighbours, 2**-8."""
 
 FLAT = 1e-3
 """Inputs whose deviation is below this, or below this share of their mean, are constant. It is ours."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -27,7 +25,7 @@ from reducers import Reducer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["FACTS", "Early", "StepMonitor", "share_in_mode"]
+__all__ = ["BATCH_NORMS", "FACTS", "Early", "StepMonitor", "share_in_mode"]
 
 FACTS = (
     "step",  # of the clock
@@ -51,6 +49,9 @@ FACTS = (
     "second momentum",  # the second beta
 )
 """The columns of what `StepMonitor` records; NaN if a thing is not known."""
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,14 @@ class _SinceStep:
         self.kept = self.kept if known else math.nan
 
     def accumulated(self, parameter: nn.Parameter) -> None:
-        """Called when the first gradient after the step was added: one that was cleared in place has two versions more, not one."""
+        """Called when a gradient was added: one that was cleared in place since has two versions more, not one.
+
+        The backward of another loss may add to gradients before they are cleared, as to those of a discriminator. So each is seen.
+        """
         gradient = parameter.grad
-        if math.isnan(self.kept) and self._gradient is not None and gradient is not None:
+        if self.kept != 0 and self._gradient is not None and gradient is not None:
             self.kept = float(gradient is self._gradient() and gradient._version == self._version + 1)
+            self._version = gradient._version
 
     def end(self) -> None:
         """Takes the hook off."""
@@ -192,7 +197,7 @@ class StepMonitor(OptimizerMonitor):
         held = [parameter for _, parameter in leaves]
         elements = sum(parameter.numel() for parameter in held)
         coarse = sum(parameter.numel() for parameter in held if parameter.is_floating_point() and parameter.element_size() < 4)
-        norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
+        norms = [norm for norm in module.modules() if isinstance(norm, BATCH_NORMS) and norm.track_running_stats]
         return {
             "step": float(self.clock.step),
             "optimizer": float(since.number),
@@ -209,7 +214,7 @@ class StepMonitor(OptimizerMonitor):
             "coarse": coarse / elements if elements else 0.0,
             "norms": float(len(norms)),
             "still": float(sum(norm.momentum == 0 for norm in norms)),
-            "dropout": max((inner.p for inner in module.modules() if isinstance(inner, _DropoutNd)), default=0.0),
+            "dropout": max((inner.p for inner in module.modules() if isinstance(inner, DROPOUTS)), default=0.0),
             "epsilon": max((_number(group.get("eps")) for group in groups), default=math.nan),
             "momentum": max((_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=math.nan),
             "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=math.nan),
@@ -252,8 +257,8 @@ def _trains(outer: nn.Module, inner: nn.Module) -> bool:
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    if isinstance(module, _DropoutNd):
+    if isinstance(module, DROPOUTS):
         return module.p > 0
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BATCH_NORMS):
         return module.track_running_stats
     return getattr(module, "dropout", 0) != 0 and isinstance(module, (nn.RNNBase, nn.MultiheadAttention))

@@ -10,10 +10,11 @@ from statistics import median, pvariance
 from torch import nn
 
 from recorders.watch.diagnosis.batches import LABELS, SAMPLES
-from recorders.watch.diagnosis.evidence import Batches, Course, Evidence
+from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
 from recorders.watch.diagnosis.finding import Finding, fault
 from recorders.watch.diagnosis.layer_rules import gradients_by_depth, why_rising
 from recorders.watch.diagnosis.limits import (
+    COARSE,
     FIRST_STEPS,
     FLAT,
     LARGE_INPUT,
@@ -25,6 +26,7 @@ from recorders.watch.diagnosis.limits import (
     VARIES,
     shown_range,
 )
+from recorders.watch.diagnosis.steps import BATCH_NORMS
 from recorders.watch.overview import Layer
 
 LEAST = 10
@@ -59,7 +61,7 @@ def rates(known: Evidence) -> Iterator[Finding]:
         step = known.fact("step")
         over = next(at for at in range(len(rate) - 1, -1, -1) if rate[at] >= RATE_ENDS * highest) + 1
         if step[over] < 0.5 * step[-1]:
-            what = f"from step {step[over]:.0f} on the learning rate is {rate[-1]:.1e}, after {highest:.1e}, and the training has {step[-1]:.0f}"
+            what = f"from step {step[over]:.0f} of {step[-1]:.0f} on the learning rate is {rate[-1]:.1e}, after {highest:.1e}"
             yield fault("rate-ends-early", "optimizer", what, int(step[over]))
 
 
@@ -78,9 +80,9 @@ def optimizer_state(known: Evidence) -> Iterator[Finding]:
         yield fault("odd-momentum", "optimizer", f"its momentum is {momentum:g}; 0.9 is usual")
     elif second < 0.5:
         yield fault("odd-momentum", "optimizer", f"its second beta is {second:g}; 0.999 is usual")
-    coarse, ratios = max(known.fact("coarse"), default=0.0), [course.start(share=1.0) for course in _all(known.updates)]
-    if coarse > 0.5 and ratios and sorted(ratios)[len(ratios) // 2] < 2.0**-9:
-        what = f"{coarse:.0%} of the weights have 16 bits, and a typical step changes them by {sorted(ratios)[len(ratios) // 2]:.1e} of their norm"
+    coarse, ratio = max(known.fact("coarse"), default=0.0), known.ratio
+    if coarse > 0.5 and ratio < COARSE:
+        what = f"{coarse:.0%} of the weights have 16 bits, and a typical step changes them by {ratio:.1e} of their norm"
         yield fault("coarse-weights", "optimizer", what)
 
 
@@ -103,7 +105,7 @@ def modes(known: Evidence) -> Iterator[Finding]:
     if known.inference > 0.5:
         yield fault("training-mode", "net", "dropout and batch norms are in training mode while gradients are off")
     if still := max(known.fact("still"), default=0.0):
-        where = _first(known, lambda module: isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum == 0)
+        where = _first(known, lambda module: isinstance(module, BATCH_NORMS) and module.momentum == 0)
         yield fault("statistics-stand-still", where, f"the momentum of {still:.0f} batch norms is 0")
     dropout = max(known.fact("dropout"), default=0.0)
     if dropout >= 0.8:
@@ -134,7 +136,7 @@ def gradient_sizes(known: Evidence) -> Iterator[Finding]:
 
 def first_steps(known: Evidence) -> Iterator[Finding]:
     """The first steps change the weights by about their own size."""
-    if known.early_ratio > FIRST_STEPS:
+    if known.early_ratio > FIRST_STEPS and known.ratio > 0.1 * FIRST_STEPS:  # a small head soon grows
         what = f"each of the first steps changes the weights by {shown_range(known.early_ratio)}"
         yield fault("updates-too-large", "optimizer", what, 0, causes=("rate-too-high", "loss-scale"))
 
@@ -242,7 +244,7 @@ def _trivial_loss(known: Evidence) -> float:
     return within if within > 0 and 0.5 < first / square < 2 else math.nan
 
 
-def _one(batches: Mapping[str, Batches]) -> Batches | None:
+def _one(batches: Mapping[str, BatchCourse]) -> BatchCourse | None:
     return next(iter(batches.values())) if len(batches) == 1 else None
 
 
@@ -277,10 +279,14 @@ def _why_flat(known: Evidence) -> tuple[str, ...]:
     if ratio < LOSS.slow and (not there or _still_falls(known)):
         return ("rate-too-low", "not-in-optimizer")
     target, output = _one(known.target), _one(known.outputs)
-    if target is not None and output is not None and target.floating:
-        if target.typical("count") == output.typical("count") and target.typical("axes") != output.typical("axes"):
-            return ("broadcast", "labels-do-not-fit")
+    if target is not None and output is not None and target.floating and _may_broadcast(target, output):
+        return ("broadcast", "labels-do-not-fit")
     return ("labels-do-not-fit", "noise", "rate-too-high")
+
+
+def _may_broadcast(target: BatchCourse, output: BatchCourse) -> bool:
+    """Whether both have as many elements, along another number of axes."""
+    return target.typical("count") == output.typical("count") and target.typical("axes") != output.typical("axes")
 
 
 def _still_falls(known: Evidence) -> bool:
@@ -340,8 +346,8 @@ def target(known: Evidence) -> Iterator[Finding]:
             yield from _sorted(batches, where)
 
 
-def _sorted(batches: Batches, where: str) -> Iterator[Finding]:
-    """Batches whose means differ more than those of batches drawn at random, if there is one value for each sample."""
+def _sorted(batches: BatchCourse, where: str) -> Iterator[Finding]:
+    """BatchCourse whose means differ more than those of batches drawn at random, if there is one value for each sample."""
     if len(batches) < LEAST or max(batches.each["count"]) > max(batches.each["samples"]):
         return
     means, count = [mean for mean in batches.each["mean"] if math.isfinite(mean)], min(SAMPLES, batches.typical("count"))
@@ -402,24 +408,16 @@ def unreachable(known: Evidence) -> Iterator[Finding]:
     if moves and output.low >= 0 and labels.low < -0.1 * labels.typical("std"):
         what = f"outputs are never below 0, and the target goes down to {labels.low:.3g}"
         yield fault("unreachable-target", "(net)", what)
-    elif len(output) >= LOSS.least and -1 <= output.low and 0.95 < output.high <= 1 and labels.high > 1.5:
+    elif len(output) >= LOSS.least and output.low >= -1 and 0.95 < output.high <= 1 and labels.high > 1.5:
         what = f"outputs are never above 1, and the target goes up to {labels.high:.3g}"
         yield fault("unreachable-target", "(net)", what)
 
 
-def left_out(known: Evidence) -> Iterator[Finding]:
-    """Parameters that require a gradient and that no optimizer holds."""
-    if known.steps is None:
-        return
-    held: dict[float, float] = {}
-    for number, count in zip(known.steps["optimizer"].values, known.steps["held"].values, strict=True):
-        held[number] = max(held.get(number, 0.0), count)
-    trainable, all_held = max(known.fact("trainable"), default=0.0), sum(held.values())
-    if len(held) <= 4 and all_held < trainable and not any(known.fact("foreign")):
-        what = f"no optimizer holds {trainable - all_held:.0f} of the {trainable:.0f} parameters that require a gradient"
-        yield fault("frozen", "optimizer", what, causes=("not-in-optimizer", "frozen"))
-    elif any(known.fact("foreign")) and all_held < trainable:
-        what = f"it holds {max(known.fact('foreign')):.0f} parameters that the net does not have, and lacks {trainable - all_held:.0f} of the net"
+def foreign(known: Evidence) -> Iterator[Finding]:
+    """An optimizer that holds parameters the net does not have, and lacks some of the net."""
+    held, trainable, strange = (max(known.fact(name), default=0.0) for name in ("held", "trainable", "foreign"))
+    if strange and held < trainable:
+        what = f"it holds {strange:.0f} parameters that the net does not have, and {held:.0f} of the {trainable:.0f} of the net"
         yield fault("foreign-parameters", "optimizer", what)
 
 
@@ -445,7 +443,7 @@ def initial_loss(known: Evidence) -> Iterator[Finding]:
 
 RULES = (
     not_cleared,
-    left_out,
+    foreign,
     rates,
     optimizer_state,
     between_steps,

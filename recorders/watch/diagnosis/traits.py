@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from recorders.watch.diagnosis.evidence import Batches, Course, Evidence
+from recorders.watch.diagnosis.evidence import BatchCourse, Course, Evidence
 from recorders.watch.overview import Layer
 
 __all__ = ["Key", "Trait", "length", "traits"]
@@ -211,7 +211,7 @@ def _of_loss(course: Course | None) -> Iterator[Trait]:
             yield Trait(key, [value for value, _ in found], [step for _, step in found], margin + pace * bool(number))
 
 
-def _of_batches(role: str, where: str, batches: Batches, clock: Sequence[int]) -> Iterator[Trait]:
+def _of_batches(role: str, where: str, batches: BatchCourse, clock: Sequence[int]) -> Iterator[Trait]:
     """What a typical batch of inputs, target or outputs is like."""
     width, deviation = batches.high - batches.low, batches.typical("std")
     if not math.isfinite(width) or not math.isfinite(deviation):

@@ -32,8 +32,8 @@ def UpdateRatio(
 ) -> Lens:
     """A lens on the size of updates: the L2 norm of what each optimizer step changes, over the norm of the weights before it.
 
-    The unit of the chart names the usual range, `recorders.watch.diagnosis.limits.UPDATE_RANGE`, which gives its source. The ratio has no
-    unit. That of weights which are all zero is infinite, and left out, or 0 if they stay zero. Biases begin at zero, so
+    The unit of the chart names the usual range, `recorders.watch.diagnosis.limits.UPDATE_RANGE`, which gives its source. The ratio
+    has no unit. That of weights which are all zero is infinite, and left out, or 0 if they stay zero. Biases begin at zero, so
     they are not watched unless asked for. Parameters that are spread over processes are taken shard by shard. Each step copies the
     watched parameters and reads them three times.
 

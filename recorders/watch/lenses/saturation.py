@@ -20,8 +20,8 @@ def Saturation(
 ) -> Lens:
     """A lens on the share of units of `nn.Tanh` and `nn.Sigmoid` that are saturated in an epoch: hardly any gradient passes them.
 
-    A unit is saturated if its mean slope is below `recorders.watch.diagnosis.limits.SATURATED_SLOPE` of the steepest, which gives its source.
-    NaN and infinity are left out. Beside the share, the timeline gets the numbers `saturated` and `units`.
+    A unit is saturated if its mean slope is below `recorders.watch.diagnosis.limits.SATURATED_SLOPE` of the steepest,
+    which gives its source. NaN and infinity are left out. Beside the share, the timeline gets the numbers `saturated` and `units`.
 
     Args:
         record_eval: record evaluation too, not only training.

@@ -29,7 +29,7 @@ class Watched:
     """A net with the recorder of `presets.health` and an inspector on it."""
 
     def __init__(self, net: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
-        self.recorder = presets.health().modules(net)
+        self.recorder = presets.health(first=100).modules(net)  # every step, as many tests count them
         chosen = [lenses.NonFinite(), lenses.Outliers(), lenses.UpdateRatio(), lenses.OutputGradientGeometry(skip_activation=False)]
         chosen += [lenses.ParameterGradientGeometry()]
         chosen += [lenses.DeadUnits()] if any(isinstance(module, nn.ReLU) for module in net.modules()) else []

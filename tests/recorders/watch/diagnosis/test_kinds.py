@@ -78,10 +78,6 @@ def case(kind: str) -> Callable[[Callable[[Setup], Any]], Callable[[Setup], Any]
     return register
 
 
-def replaced(setup: Setup, name: str, value: Any) -> None:
-    setattr(setup, name, value)
-
-
 @case("nonfinite")
 def _(setup: Setup) -> None:
     setup.net[3].register_forward_hook(lambda module, args, output: output / 0 if setup.now == 30 else output)
@@ -137,10 +133,13 @@ def _(setup: Setup) -> None:
 
 
 def deep(scale: float) -> nn.Sequential:
-    net = nn.Sequential(*(module for _ in range(8) for module in (nn.Linear(FEATURES, FEATURES), nn.Tanh())), nn.Linear(FEATURES, CLASSES))
+    net = nn.Sequential(
+        *(module for _ in range(8) for module in (nn.Linear(FEATURES, FEATURES), nn.Tanh())), nn.Linear(FEATURES, CLASSES)
+    )
     for module in net:
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=scale / math.sqrt(FEATURES))
+            nn.init.zeros_(module.bias)
     return net
 
 
@@ -159,15 +158,11 @@ def _(setup: Setup) -> None:
 
 @case("growing-signal")
 def _(setup: Setup) -> None:
-    setup.net = nn.Sequential(*(module for _ in range(6) for module in (nn.Linear(FEATURES, FEATURES), nn.ReLU())), nn.Linear(FEATURES, CLASSES))
+    setup.net = nn.Sequential(
+        *(module for _ in range(6) for module in (nn.Linear(FEATURES, FEATURES), nn.ReLU())), nn.Linear(FEATURES, CLASSES)
+    )
     for module in setup.net[::2]:
         nn.init.normal_(module.weight, std=30 / math.sqrt(FEATURES))
-
-
-@case("shrinking-signal")
-def _(setup: Setup) -> None:
-    setup.net = deep(0.05)
-    setup.rate = 1e-6
 
 
 @case("frozen")
@@ -192,16 +187,12 @@ def _(setup: Setup) -> None:
 
 @case("clipped")
 def _(setup: Setup) -> None:
-    step = torch.optim.SGD.step
-
-    class Clipped(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            return step(self, closure)
+    def clip(parameter: nn.Parameter) -> None:
+        nn.utils.clip_grad_norm_(parameter, 1e-6)
 
     setup.optimizer = torch.optim.SGD
-    setup.parameters = lambda: setup.net.parameters()
     for parameter in setup.net.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(1e-6 / parameter.grad.norm()))
+        parameter.register_post_accumulate_grad_hook(clip)
 
 
 @case("not-cleared")
@@ -287,7 +278,9 @@ def _(setup: Setup) -> None:
 @case("nonfinite-inputs")
 def _(setup: Setup) -> None:
     batch = setup.batch
-    setup.batch = lambda step: (batch(step)[0].index_fill(0, torch.tensor([3]), math.nan), batch(step)[1]) if step == 20 else batch(step)
+    setup.batch = lambda step: (
+        (batch(step)[0].index_fill(0, torch.tensor([3]), math.nan), batch(step)[1]) if step == 20 else batch(step)
+    )
 
 
 @case("batches-of-one")
@@ -359,12 +352,12 @@ def _(setup: Setup) -> None:
 
 @case("loss-is-constant")
 def _(setup: Setup) -> None:
-    setup.loss = lambda out, y: (out * 0).sum() + 1.0
+    setup.loss, setup.options = lambda out, y: (out * 0).sum() + 1.0, {"weight_decay": 0.1}
 
 
 @case("loss-falls-slowly")
 def _(setup: Setup) -> None:
-    setup.rate, setup.steps = 1e-4, 120
+    setup.rate, setup.steps = 1e-4, 200
 
 
 @case("high-initial-loss")
@@ -377,6 +370,41 @@ def _(setup: Setup) -> None:
 def _(setup: Setup) -> None:
     setup.net.append(nn.Softmax(1))
     setup.steps = 120
+
+
+@case("unreachable-target")
+def _(setup: Setup) -> None:
+    regression(setup)
+    setup.net.append(nn.ReLU())
+
+
+@case("loss-jumps")
+def _(setup: Setup) -> None:
+    def overwrite(step: int, optimizer: Any) -> None:
+        if step == 100:
+            with torch.no_grad():
+                setup.net[3].weight.normal_(std=3.0)
+
+    setup.steps, setup.before = 130, overwrite
+
+
+@case("zero-weights")
+def _(setup: Setup) -> None:
+    nn.init.zeros_(setup.net[0].weight)
+    setup.net[0].weight.requires_grad_(False)
+    setup.net[3].weight.requires_grad_(False)
+    nn.init.zeros_(setup.net[3].weight)
+
+
+@case("linear-net")
+def _(setup: Setup) -> None:
+    setup.net[1] = nn.Identity()
+
+
+@case("weak-inputs")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (batch(step)[0] / 100, batch(step)[1])
 
 
 @case("equal-outputs")

@@ -1,0 +1,97 @@
+"""Scores what `findings` says of trainings with and without planted faults. Run from the root: python -m benchmarks.diagnosis
+
+Options:
+    --compiled      the nets are compiled, by `torch.compile(backend="aot_eager")`.
+    --chosen        only the programs by which thresholds were chosen.
+    --held-out      only the programs that were held out of that.
+    --peers         rules rebuilt from AutoTrainer and DeepDiagnosis instead of ours.
+
+Writes `results/diagnosis.json`, or `diagnosis_compiled.json` and `diagnosis_peers.json`, and prints a table. A fault counts if it
+changes the outcome: the score of the net on data that it was not trained on is NaN, or loses a tenth of what was learned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from benchmarks.diagnosis.cases import cases, matters
+from benchmarks.diagnosis.scoring import WATCHES, Row, rows
+from benchmarks.diagnosis.training import PROGRAMS
+from benchmarks.measure import write
+
+PARTS = {"chosen": False, "held out": True}
+CATEGORIES = ("optimisation", "architecture", "data", "state")
+
+
+def that_count(found: Sequence[Row]) -> list[Row]:
+    """The faulty trainings whose outcome differs from that of the healthy one with the same seed."""
+    healthy = {(row.program, row.seed): row.score for row in found if not row.fault}
+    return [
+        row
+        for row in found
+        if row.fault and (row.error or matters(healthy[row.program, row.seed], row.score, PROGRAMS[row.program]))
+    ]
+
+
+def summary(found: Sequence[Row]) -> dict[str, Any]:
+    """The shares of faults that were found, in the right place, with the right cause; and false alarms."""
+    faulty, healthy = that_count(found), [row for row in found if not row.fault]
+
+    def share(several: Sequence[Row], holds: Callable[[Row], object]) -> float:
+        return round(sum(map(bool, map(holds, several))) / len(several), 3) if several else float("nan")
+
+    def shares(several: Sequence[Row]) -> dict[str, Any]:
+        return {
+            "trainings": len(several),
+            "found": share(several, lambda row: row.found),
+            "located": share(several, lambda row: row.located),
+            "right cause": share(several, lambda row: row.right),
+            "right cause among three": share(several, lambda row: row.right_among_three),
+        }
+
+    steps = [row.steps for row in faulty if row.found]
+    return {
+        "all": shares(faulty),
+        **{category: shares([row for row in faulty if row.category == category]) for category in CATEGORIES},
+        "healthy": len(healthy),
+        "false alarms": sum(bool(row.found) for row in healthy),
+        "false alarms at any step": sum(any(row.told.values()) for row in healthy),
+        "steps until found, median": median(steps) if steps else None,
+        "programs": len({row.program for row in found}),
+    }
+
+
+def lines(name: str, scores: dict[str, Any]) -> Iterator[str]:
+    """The lines of a table."""
+    alarms = f"false alarms in {scores['false alarms']} of {scores['healthy']} healthy trainings"
+    yield f"{name}: {scores['programs']} programs; {alarms}"
+    yield f"  {'category':14}{'faults':>8}{'found':>8}{'place':>8}{'cause':>8}{'of 3':>8}"
+    for category in ("all", *CATEGORIES):
+        one = scores[category]
+        yield f"  {category:14}{one['trainings']:8}" + "".join(
+            f"{one[key]:8.2f}" for key in ("found", "located", "right cause", "right cause among three")
+        )
+    yield f"  found after {scores['steps until found, median']} steps, by the median"
+
+
+def main(*options: str) -> None:
+    parts = {"chosen": False} if "--chosen" in options else {"held out": True} if "--held-out" in options else PARTS
+    watches = [name for name in WATCHES if name != "ours"] if "--peers" in options else ["ours"]
+    scores: dict[str, Any] = {}
+    told: dict[str, Any] = {}
+    for part, held_out in parts.items():
+        for watch in watches:
+            found = rows(cases(held_out), "aot_eager" if "--compiled" in options else None, watch)
+            name = part if watch == "ours" else f"{part}, {watch}"
+            scores[name], told[name] = summary(found), [*map(asdict, found)]
+            print("\n".join(lines(name, scores[name])), flush=True)
+    suffix = "_compiled" * ("--compiled" in options) + "_peers" * ("--peers" in options)
+    write(f"diagnosis{suffix}", scores=scores, told=told)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
