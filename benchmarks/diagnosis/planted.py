@@ -1,0 +1,428 @@
+"""One small planted case for each kind of finding: `CASES`, by kind. Each changes one thing of a healthy training, `Setup`.
+
+The tests of the kinds, the pictures in `docs/findings` and the code on those pages run them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recorders import Recorder, findings, presets
+from recorders.watch.diagnosis.finding import Findings
+
+__all__ = ["CASES", "Setup", "planted"]
+
+CLASSES, FEATURES, BATCH = 4, 12, 32
+
+
+class Setup:
+    """A training of a small net on clusters, of which a case changes one thing."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.net: nn.Module = nn.Sequential(
+            nn.Linear(FEATURES, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, CLASSES)
+        )
+        self.centres = torch.randn(CLASSES, FEATURES)
+        self.rate, self.steps, self.clears, self.trains, self.sign = 3e-3, 60, True, True, 1.0
+        self.optimizer: Callable[..., Any] = torch.optim.Adam
+        self.options: dict[str, Any] = {}
+        self.loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+        self.before: Callable[[int, Any], Any] = lambda step, optimizer: None
+        self.parameters: Callable[[], Any] = lambda: self.net.parameters()
+        self.evaluates: bool | None = None  # the mode of evaluations, if there are any
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        labels = torch.randint(CLASSES, (BATCH,), generator=generator)
+        return self.centres[labels] + torch.randn(BATCH, FEATURES, generator=generator), labels
+
+    def run(self) -> Findings:
+        return findings(self.train())
+
+    def train(self) -> Recorder:
+        """Train, and return what was recorded of it. The optimizer of the last step is `stepped` afterwards."""
+        recorder = presets.health().modules(self.net)
+        optimizer = self.optimizer(self.parameters(), lr=self.rate, **self.options)
+        with recorder:
+            for step in range(self.steps):
+                optimizer = self.before(step, optimizer) or optimizer
+                self.net.train(self.trains)
+                x, y = self.batch(step)
+                if self.clears:
+                    optimizer.zero_grad()
+                loss = self.loss(self.net(x), y)
+                if loss.requires_grad:
+                    (self.sign * loss).backward()
+                optimizer.step()
+                recorder.push("loss", loss)
+                recorder.push("target", y)
+                if self.evaluates is not None and step % 10 == 9:
+                    self.net.train(self.evaluates)
+                    with torch.no_grad():
+                        self.net(x)
+        self.stepped = optimizer
+        return recorder
+
+
+CASES: dict[str, Callable[[Setup], Any]] = {}
+
+
+def case(kind: str) -> Callable[[Callable[[Setup], Any]], Callable[[Setup], Any]]:
+    def register(plant: Callable[[Setup], Any]) -> Callable[[Setup], Any]:
+        CASES[kind] = plant
+        return plant
+
+    return register
+
+
+@case("nonfinite")
+def _(setup: Setup) -> None:
+    setup.net[3].register_forward_hook(lambda module, args, output: output / 0 if setup.now == 30 else output)
+
+    def count(step: int, optimizer: Any) -> None:
+        setup.now = step
+
+    setup.before = count
+
+
+@case("never-ran")
+def _(setup: Setup) -> None:
+    class Forgetful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = setup.net, nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    setup.net = Forgetful()
+
+
+@case("no-gradient")
+def _(setup: Setup) -> None:
+    setup.net[1].register_forward_hook(lambda module, args, output: output.detach())
+
+
+@case("dead-units")
+def _(setup: Setup) -> None:
+    nn.init.constant_(setup.net[3].bias, -100.0)
+
+
+@case("saturated-units")
+def _(setup: Setup) -> None:
+    setup.net[1] = nn.Tanh()
+    with torch.no_grad():
+        setup.net[0].weight.mul_(100)
+
+
+@case("equal-units")
+def _(setup: Setup) -> None:
+    setup.net[2] = nn.Identity()
+    for layer in (setup.net[0], setup.net[3], setup.net[5]):
+        nn.init.constant_(layer.weight, 0.05)
+        nn.init.zeros_(layer.bias)
+
+
+@case("outliers")
+def _(setup: Setup) -> None:
+    with torch.no_grad():
+        setup.net[0].weight[3] *= 1e6
+
+
+def deep(scale: float) -> nn.Sequential:
+    net = nn.Sequential(
+        *(module for _ in range(8) for module in (nn.Linear(FEATURES, FEATURES), nn.Tanh())), nn.Linear(FEATURES, CLASSES)
+    )
+    for module in net:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=scale / math.sqrt(FEATURES))
+            nn.init.zeros_(module.bias)
+    return net
+
+
+@case("vanishing-gradients")
+def _(setup: Setup) -> None:
+    setup.net = deep(0.1)
+
+
+@case("exploding-gradients")
+def _(setup: Setup) -> None:
+    setup.net = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(10)), nn.Linear(FEATURES, CLASSES))
+    for module in setup.net:
+        nn.init.normal_(module.weight, std=3 / math.sqrt(FEATURES))
+    setup.loss = lambda out, y: nn.functional.cross_entropy(out / 1e6, y)
+
+
+@case("growing-signal")
+def _(setup: Setup) -> None:
+    setup.net = nn.Sequential(
+        *(module for _ in range(6) for module in (nn.Linear(FEATURES, FEATURES), nn.ReLU())), nn.Linear(FEATURES, CLASSES)
+    )
+    for module in setup.net[::2]:
+        nn.init.normal_(module.weight, std=30 / math.sqrt(FEATURES))
+
+
+@case("frozen")
+def _(setup: Setup) -> None:
+    setup.parameters = lambda: [*setup.net[0].parameters(), *setup.net[5].parameters()]
+
+
+@case("updates-too-large")
+def _(setup: Setup) -> None:
+    setup.rate, setup.optimizer = 3.0, torch.optim.Adam
+
+
+@case("updates-too-small")
+def _(setup: Setup) -> None:
+    setup.rate = 1e-8
+
+
+@case("tiny-gradients")
+def _(setup: Setup) -> None:
+    setup.sign = 1e-9
+
+
+@case("clipped")
+def _(setup: Setup) -> None:
+    def clip(parameter: nn.Parameter) -> None:
+        nn.utils.clip_grad_norm_(parameter, 1e-6)
+
+    setup.optimizer = torch.optim.SGD
+    for parameter in setup.net.parameters():
+        parameter.register_post_accumulate_grad_hook(clip)
+
+
+@case("not-cleared")
+def _(setup: Setup) -> None:
+    setup.clears = False
+
+
+@case("rate-is-zero")
+def _(setup: Setup) -> None:
+    setup.rate = 0.0
+
+
+@case("rate-ends-early")
+def _(setup: Setup) -> None:
+    def end(step: int, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 3e-3 if step < 6 else 1e-9
+
+    setup.before = end
+
+
+@case("ascends")
+def _(setup: Setup) -> None:
+    setup.options = {"maximize": True}
+
+
+@case("written-between-steps")
+def _(setup: Setup) -> None:
+    def write(step: int, optimizer: Any) -> None:
+        with torch.no_grad():
+            setup.net[0].weight.mul_(1.01)
+
+    setup.before = write
+
+
+@case("optimizer-made-anew")
+def _(setup: Setup) -> None:
+    setup.before = lambda step, optimizer: torch.optim.Adam(setup.net.parameters(), lr=3e-3)
+
+
+@case("foreign-parameters")
+def _(setup: Setup) -> None:
+    other = nn.Linear(FEATURES, 24)
+    setup.parameters = lambda: [*other.parameters(), *list(setup.net.parameters())[2:]]
+
+
+@case("evaluation-mode")
+def _(setup: Setup) -> None:
+    setup.trains = False
+
+
+@case("training-mode")
+def _(setup: Setup) -> None:
+    setup.evaluates = True
+
+
+@case("coarse-weights")
+def _(setup: Setup) -> None:
+    setup.net.bfloat16()
+    batch, setup.rate = setup.batch, 1e-5
+    setup.batch = lambda step: (batch(step)[0].bfloat16(), batch(step)[1])
+
+
+@case("statistics-stand-still")
+def _(setup: Setup) -> None:
+    setup.net[2] = nn.BatchNorm1d(24, momentum=0.0)
+
+
+@case("large-epsilon")
+def _(setup: Setup) -> None:
+    setup.options = {"eps": 1.0}
+
+
+@case("odd-momentum")
+def _(setup: Setup) -> None:
+    setup.optimizer, setup.options = torch.optim.SGD, {"momentum": 0.999}
+
+
+@case("much-dropout")
+def _(setup: Setup) -> None:
+    setup.net[2] = nn.Dropout(0.95)
+
+
+@case("nonfinite-inputs")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (
+        (batch(step)[0].index_fill(0, torch.tensor([3]), math.nan), batch(step)[1]) if step == 20 else batch(step)
+    )
+
+
+@case("batches-of-one")
+def _(setup: Setup) -> None:
+    setup.net = nn.Sequential(nn.Unflatten(1, (3, 4)), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(FEATURES, CLASSES))
+    batch = setup.batch
+    setup.batch = lambda step: (batch(step)[0][:1], batch(step)[1][:1])
+
+
+@case("constant-inputs")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (torch.zeros(BATCH, FEATURES), batch(step)[1])
+
+
+@case("large-inputs")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (batch(step)[0] * 100, batch(step)[1])
+
+
+@case("repeated-batches")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: batch(0)
+
+
+@case("constant-target")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (batch(step)[0], torch.ones(BATCH, dtype=torch.int64))
+
+
+@case("sorted-target")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+
+    def ordered(step: int) -> tuple[Tensor, Tensor]:
+        label = step * CLASSES // setup.steps
+        noise = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(step))
+        return setup.centres[label] + noise, torch.full((BATCH,), label)
+
+    assert batch
+    setup.batch = ordered
+
+
+def regression(setup: Setup, scale: float = 1.0) -> None:
+    batch = setup.batch
+    setup.net[5] = nn.Linear(24, 1)
+    setup.batch = lambda step: (batch(step)[0], batch(step)[0].sum(1, keepdim=True) * scale)
+    setup.loss = nn.functional.mse_loss
+
+
+@case("large-target")
+def _(setup: Setup) -> None:
+    regression(setup, 1e3)
+
+
+@case("loss-does-not-fall")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (batch(step)[0], batch(step)[1][torch.randperm(BATCH)])
+
+
+@case("loss-rises")
+def _(setup: Setup) -> None:
+    setup.sign = -1.0
+
+
+@case("loss-is-constant")
+def _(setup: Setup) -> None:
+    setup.loss, setup.options = lambda out, y: (out * 0).sum() + 1.0, {"weight_decay": 0.1}
+
+
+@case("loss-falls-slowly")
+def _(setup: Setup) -> None:
+    setup.rate, setup.steps = 1e-4, 200
+
+
+@case("high-initial-loss")
+def _(setup: Setup) -> None:
+    with torch.no_grad():
+        setup.net[5].weight.mul_(60)
+
+
+@case("probabilities-as-logits")
+def _(setup: Setup) -> None:
+    setup.net.append(nn.Softmax(1))
+    setup.steps = 120
+
+
+@case("unreachable-target")
+def _(setup: Setup) -> None:
+    regression(setup)
+    setup.net.append(nn.ReLU())
+
+
+@case("loss-jumps")
+def _(setup: Setup) -> None:
+    def overwrite(step: int, optimizer: Any) -> None:
+        if step == 100:
+            with torch.no_grad():
+                setup.net[3].weight.normal_(std=3.0)
+
+    setup.steps, setup.before = 130, overwrite
+
+
+@case("zero-weights")
+def _(setup: Setup) -> None:
+    nn.init.zeros_(setup.net[0].weight)
+    setup.net[0].weight.requires_grad_(False)
+    setup.net[3].weight.requires_grad_(False)
+    nn.init.zeros_(setup.net[3].weight)
+
+
+@case("linear-net")
+def _(setup: Setup) -> None:
+    setup.net[1] = nn.Identity()
+
+
+@case("weak-inputs")
+def _(setup: Setup) -> None:
+    batch = setup.batch
+    setup.batch = lambda step: (batch(step)[0] / 100, batch(step)[1])
+
+
+@case("equal-outputs")
+def _(setup: Setup) -> None:
+    nn.init.constant_(setup.net[3].bias, -100.0)
+
+
+@case("shrinking-weights")
+def _(setup: Setup) -> None:
+    setup.optimizer, setup.options = torch.optim.AdamW, {"weight_decay": 30.0}
+
+
+def planted(kind: str) -> Setup:
+    """A training in which a fault of this kind was planted, before it ran; "" for the healthy one."""
+    setup = Setup()
+    if kind:
+        CASES[kind](setup)
+    return setup
