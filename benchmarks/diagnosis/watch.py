@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from benchmarks.diagnosis.training import Training
 from recorders import findings, presets
@@ -31,13 +32,17 @@ class Health:
         self.recorder = presets.health().modules(training.net)
 
     def after(self, step: int, loss: Tensor, inputs: Any, target: Any) -> bool | None:
-        self.recorder.push("loss", loss)
-        if isinstance(target, Tensor):
-            self.recorder.push("target", target)
+        self.push(loss, target)
         self.last = step + 1
         if self.last in self.asked:
             self.found[self.last] = findings(self.recorder)
         return None
+
+    def push(self, loss: Tensor, target: Any) -> None:
+        """Pushes what a step had."""
+        self.recorder.push("loss", loss)
+        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(target)):
+            self.recorder.push("target", target)
 
     def end(self) -> Any:
         """The findings at the end."""

@@ -23,6 +23,7 @@ BATCH = (
     "max",
     "norm",
     "within",  # the mean over features of the variance over samples; NaN of fewer than two samples
+    "sigmoid",  # the mean of the sigmoid of each element, which is the mean probability if these are logits of two classes
 )
 """The first columns of a row. All from `mean` on are of at most `SAMPLES` samples, and of some of their features."""
 LABELS = 64
@@ -52,6 +53,7 @@ def _row(x: Tensor) -> Tensor:
         torch.isfinite(x.detach().float().sum() if x.numel() else small.new_zeros(())).float(),
         *([small.mean(), small.std(correction=0), small.amin(), small.amax(), small.norm()] if small.numel() else [nothing] * 5),
         small.var(0).mean() if len(small) > 1 and small.numel() else nothing,
+        small.sigmoid().mean() if small.numel() else nothing,
     ]
     row = torch.cat([small.new_tensor(numbers), torch.stack(measured), _counts(exact)])
     return row.double().unsqueeze(0) if row.device.type == "cpu" else row.unsqueeze(0)

@@ -32,6 +32,7 @@ FACTS = (
     "optimizer",  # its number, in the order in which optimizers were seen
     "rate",  # the largest learning rate of its parameter groups
     "decay",  # the largest weight decay
+    "coupled",  # whether the decay is added to gradients that are then divided by their scale, as by Adam, and not by AdamW
     "ascends",  # whether it maximizes
     "held",  # parameters of the net that it holds
     "trainable",  # parameters of the net that require a gradient
@@ -39,6 +40,7 @@ FACTS = (
     "without gradient",  # of those held
     "kept",  # whether the gradients of the step before were still there when new ones were added
     "written",  # whether weights were written to since the step before
+    "discarded",  # how many times gradients were cleared since the step before, and not followed by a step
     "evaluating",  # the share of dropouts, batch norms and the like that are in evaluation mode
     "coarse",  # the share of the elements held that have 16 bits or fewer
     "norms",  # batch norms with running statistics
@@ -51,6 +53,7 @@ FACTS = (
 """The columns of what `StepMonitor` records; NaN if a thing is not known."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+COUPLED = ("Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop")
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -78,22 +81,25 @@ class _SinceStep:
         number: of the optimizer, in the order in which they were seen.
         kept: 1 if the gradients of the step were still there when new ones were added, else 0; NaN if not known.
         written: 1 if weights were written to since the step, else 0; NaN if not known.
+        discarded: how many times gradients were cleared since the first backward after the step; NaN if not known.
+        probe: the handle of the hook on the gradient of one parameter; None if there is none.
     """
 
     def __init__(self, number: int) -> None:
-        self.number, self.kept, self.written = number, math.nan, math.nan
+        self.number, self.kept, self.written, self.discarded = number, math.nan, math.nan, math.nan
         self._step, self._versions, self._version = -1, 0, 0
         self._gradient: weakref.ref[Tensor] | None = None
-        self._probe: Any = None
+        self.probe: Any = None
 
-    def begin(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]], hook: Any) -> None:
-        """Notes the weights after a step, and the gradient of one parameter."""
-        self._step, self._versions, self.kept = step, _versions(leaves), math.nan
+    def begin(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> nn.Parameter | None:
+        """Notes the weights after a step, and the gradient of one parameter, which it returns."""
+        self._step, self._versions, self.kept, self.discarded = step, _versions(leaves), math.nan, math.nan
         self.end()
-        held = [parameter for _, parameter in leaves if parameter.grad is not None]
-        if held and held[0].grad is not None:
-            self._gradient, self._version = weakref.ref(held[0].grad), held[0].grad._version
-            self._probe = held[0].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        for _, parameter in leaves:
+            if parameter.grad is not None:
+                self._gradient, self._version = weakref.ref(parameter.grad), parameter.grad._version
+                return parameter
+        return None
 
     def see(self, step: int, leaves: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Looks at the weights before the next step."""
@@ -107,15 +113,19 @@ class _SinceStep:
         The backward of another loss may add to gradients before they are cleared, as to those of a discriminator. So each is seen.
         """
         gradient = parameter.grad
-        if self.kept != 0 and self._gradient is not None and gradient is not None:
-            self.kept = float(gradient is self._gradient() and gradient._version == self._version + 1)
-            self._version = gradient._version
+        if self._gradient is None or gradient is None:
+            return
+        added = gradient is self._gradient() and gradient._version == self._version + 1
+        if self.kept != 0:
+            self.kept = float(added)
+        self.discarded = 0.0 if math.isnan(self.discarded) else self.discarded + (not added)
+        self._gradient, self._version = weakref.ref(gradient), gradient._version
 
     def end(self) -> None:
         """Takes the hook off."""
-        if self._probe is not None:
-            remove(self._probe)
-        self._probe = self._gradient = None
+        if self.probe is not None:
+            remove(self.probe)
+        self.probe = self._gradient = None
 
 
 class StepMonitor(OptimizerMonitor):
@@ -187,7 +197,9 @@ class StepMonitor(OptimizerMonitor):
         leaves = [(path, parameter) for path, parameter in self._parameters(module) if id(parameter) in mine]
         if self._due(module, self._training(module), weakref.ref(optimizer)):
             self._see(Call("step", module, values=(self._facts(module, optimizer, since, leaves),)))
-        since.begin(self.clock.step, leaves, self._hook(since.accumulated))
+        if (parameter := since.begin(self.clock.step, leaves)) is not None:
+            hook = self._hook(since.accumulated)
+            since.probe = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _facts(
         self, module: nn.Module, optimizer: Optimizer, since: _SinceStep, leaves: Sequence[tuple[str, nn.Parameter]]
@@ -203,6 +215,7 @@ class StepMonitor(OptimizerMonitor):
             "optimizer": float(since.number),
             "rate": max((_number(group.get("lr")) for group in groups), default=math.nan),
             "decay": max((_number(group.get("weight_decay", 0.0)) for group in groups), default=0.0),
+            "coupled": float(any("eps" in group and not _is_decoupled(optimizer, group) for group in groups)),
             "ascends": float(any(group.get("maximize", False) for group in groups)),
             "held": float(len(held)),
             "trainable": float(sum(parameter.requires_grad for parameter in of_net.values())),
@@ -210,6 +223,7 @@ class StepMonitor(OptimizerMonitor):
             "without gradient": float(sum(parameter.grad is None for parameter in held)),
             "kept": since.kept,
             "written": since.written,
+            "discarded": since.discarded,
             "evaluating": 1.0 - share_in_mode(module),
             "coarse": coarse / elements if elements else 0.0,
             "norms": float(len(norms)),
@@ -219,6 +233,11 @@ class StepMonitor(OptimizerMonitor):
             "momentum": max((_number(group.get("momentum", group.get("betas", (0.0,))[0])) for group in groups), default=math.nan),
             "second momentum": min((_number(group.get("betas", (None, None))[1]) for group in groups), default=math.nan),
         }
+
+
+def _is_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether the optimizer takes the weight decay off the weights themselves. Others than PyTorch's are known by their names."""
+    return bool(group.get("decoupled_weight_decay", type(optimizer).__name__ not in COUPLED))
 
 
 def _as_row(facts: dict[str, float]) -> Tensor:
